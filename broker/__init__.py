@@ -1,10 +1,10 @@
-"""Write a messaging application once, run it on any broker by changing one URL.
+"""Write a messaging application once and run it on any broker by changing one URL.
 
     async with broker.connect("nats://localhost:4222") as bus:
         await bus.topic("orders").publish(b"...", key="42")
 
-`broker.blocking` has the same surface without `await`; `broker.codecs` types the payloads;
-`broker.testing` is the conformance kit for authors of backends.
+`broker.blocking` is the same API without `await`. `broker.codecs` has codecs for typed payloads. `broker.testing` is
+the conformance kit for authors of backends.
 """
 
 from broker.bus import Bus, Health, connect

@@ -1,7 +1,6 @@
-"""`AdminFacade`: what `bus.admin` is; provisioning and operations, with names and options checked before any I/O.
+"""`AdminFacade`, the type of `bus.admin`: provisioning and operations. Names and options are checked before any I/O.
 
-Calls may run side by side. `ensure_` and `delete_` may be repeated; a cancelled call may have taken effect. Failures
-are the classes of `broker.errors`, as the backend reports them. A redrive is described in `broker.redrive`.
+Calls may run concurrently. The `ensure_` and `delete_` methods are idempotent. A cancelled call may have taken effect.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["AdminFacade"]
 
 
 class AdminFacade:
-    """Provisioning and operations of one bus."""
+    """Provisioning and operations on the broker of a bus."""
 
     def __init__(self, bus: RedriveBus) -> None:
         self._bus = bus
@@ -30,13 +29,14 @@ class AdminFacade:
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
     ) -> TopicInfo:
-        """Create the topic if it is missing, and bring an existing one to what is given.
+        """Create the topic, or change an existing one to the given options.
 
-        :param partitions: how many; None is the broker's default, or what the topic has. They can only be added.
-        :param retention: how long messages are kept; None is the broker's default, or what the topic has.
-        :param options: the broker's own, as its page of the documentation lists them.
-        :raises ConfigurationError: the name or an option cannot be used.
-        :raises Unsupported: the broker cannot change an existing topic that way.
+        :param partitions: number of partitions, which can only grow. None is the broker's default for a new topic, and
+            keeps an existing one.
+        :param retention: how long the broker keeps messages; None as for `partitions`.
+        :param options: options of this broker only; see its page of the documentation.
+        :raises ConfigurationError: the name or an option is invalid.
+        :raises Unsupported: the broker cannot change the existing topic.
         """
         check_name(name, "topic")
         check_count("partitions", partitions, optional=True)
@@ -46,23 +46,26 @@ class AdminFacade:
         return await self._spi.ensure_topic(name, partitions=partitions, retention=retention, options=options)
 
     async def delete_topic(self, name: str) -> None:
-        """Delete the topic with all that is in it; no error if there is none."""
+        """Delete the topic and its messages. A missing topic is no error."""
         await self._spi.delete_topic(check_name(name, "topic"))
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted; one that is not portable is a native name, which the other calls take."""
+        """The names of all topics, sorted. Names that are not portable are native names, which all calls accept."""
         return sorted(map(known_name, await self._spi.list_topics()))
 
     async def describe_topic(self, name: str) -> TopicInfo:
-        """What the broker says of it. :raises TopicNotFound: there is none."""
+        """Partitions, number of messages, size and settings of a topic.
+
+        :raises TopicNotFound: the topic does not exist.
+        """
         return await self._spi.describe_topic(check_name(name, "topic"))
 
     async def topic_identity(self, name: str) -> str | None:
-        """What tells the topic from another that has its name at another time; None if the broker does not tell.
+        """An id that differs from that of an earlier or later topic of the same name; None if the broker has none.
 
-        It is that of `describe_topic`, for fewer requests where the backend can.
+        The same as `describe_topic(name).identity`, with fewer requests on some backends.
 
-        :raises TopicNotFound: there is none.
+        :raises TopicNotFound: the topic does not exist.
         """
         check_name(name, "topic")
         if isinstance(self._spi, TellsIdentity):
@@ -72,12 +75,12 @@ class AdminFacade:
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start = "earliest", **options: Any
     ) -> SubscriptionInfo:
-        """Create the subscription if it is missing; an existing one keeps its position.
+        """Create the subscription; an existing one keeps its position.
 
-        :param start: where a new one begins: "earliest", "latest" or a timezone-aware time.
-        :param options: the broker's own.
-        :raises TopicNotFound: there is no such topic.
-        :raises Unsupported: the backend cannot begin there.
+        :param start: where a new subscription begins: "earliest", "latest" or a timezone-aware time.
+        :param options: options of this broker only; see its page of the documentation.
+        :raises TopicNotFound: the topic does not exist.
+        :raises Unsupported: the broker cannot start there.
         """
         check_name(topic, "topic")
         check_name(name, "subscription")
@@ -85,41 +88,47 @@ class AdminFacade:
         return await self._spi.ensure_subscription(topic, name, start=start, options=options)
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        """Delete the subscription and its position; no error if there is none."""
+        """Delete the subscription and its position. A missing subscription is no error."""
         await self._spi.delete_subscription(check_name(topic, "topic"), check_name(name, "subscription"))
 
     async def subscriptions(self, topic: str) -> list[str]:
-        """The names of a topic's subscriptions and groups, sorted; native names as in `topics`.
+        """The names of the subscriptions and groups of a topic, sorted; native names as in `topics`.
 
-        :raises TopicNotFound: there is no such topic.
+        :raises TopicNotFound: the topic does not exist.
         """
         return sorted(map(known_name, await self._spi.list_subscriptions(check_name(topic, "topic"))))
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """What the broker says of it. :raises NotFound: there is no such topic or subscription."""
+        """Settings and state of a subscription.
+
+        :raises NotFound: the topic or subscription does not exist.
+        """
         return await self._spi.describe_subscription(check_name(topic, "topic"), check_name(name, "subscription"))
 
     async def purge(self, topic: str) -> int | None:
-        """Remove all messages of the topic; how many there were, if the broker tells."""
+        """Remove all messages of the topic; return their number, or None if the broker does not report it."""
         return await self._spi.purge(check_name(topic, "topic"))
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """How far behind a subscription or group is. :raises NotFound: there is no such topic or subscription."""
+        """How far a subscription or group is behind.
+
+        :raises NotFound: the topic or subscription does not exist.
+        """
         return await self._spi.lag(check_name(topic, "topic"), check_name(subscription, "subscription"))
 
     async def groups(self) -> list[GroupInfo]:
-        """All groups of record consumers and their state, by name, which is native as in `topics`.
+        """All groups of record consumers and their state, sorted by name; native names as in `topics`.
 
-        :raises Unsupported: the backend cannot tell.
+        :raises Unsupported: the backend has no group administration.
         """
         groups = await self._group_spi.list_groups()
         return sorted((replace(group, name=known_name(group.name)) for group in groups), key=lambda group: group.name)
 
     async def describe_group(self, name: str) -> GroupInfo:
-        """Members, positions and lag of a group, over all topics.
+        """Members, positions and lag of a group over all topics.
 
-        :raises SubscriptionNotFound: there is no such group.
-        :raises Unsupported: the backend cannot tell.
+        :raises SubscriptionNotFound: the group does not exist.
+        :raises Unsupported: the backend has no group administration.
         """
         return await self._group_spi.describe_group(check_name(name, "group"))
 
@@ -133,19 +142,19 @@ class AdminFacade:
         partitions: Sequence[int] = (),
         dry_run: bool = False,
     ) -> list[PositionChange]:
-        """Put the positions of a group that does not run elsewhere; what becomes of each partition.
+        """Move the positions of a group without members; return the change of each partition.
 
         :param to: "earliest", "latest", a timezone-aware time, or the offset to read next.
-        :param shift: instead of `to`: so many offsets on, or back if negative; it ends at the bounds of the log.
-        :param topics: of these topics, and a missing group is made; of all that it has positions on if empty.
-        :param partitions: only these of each topic.
-        :param dry_run: change nothing, and tell what would become of it.
-        :raises ConfigurationError: neither or both of `to` and `shift` are given, or one cannot be used.
-        :raises SubscriptionNotFound: there is no such group, and no topic is named.
-        :raises NotFound: there is no such topic or partition.
+        :param shift: instead of `to`: the number of offsets to move, negative to go back; bounded by the log.
+        :param topics: only these topics, and create a missing group; by default all topics with a position.
+        :param partitions: only these partitions of each topic.
+        :param dry_run: return the changes without making them.
+        :raises ConfigurationError: `to` and `shift` are both given or both missing, or an argument is invalid.
+        :raises SubscriptionNotFound: the group does not exist, and `topics` is empty.
+        :raises NotFound: a topic or partition does not exist.
         :raises OffsetOutOfRange: a partition does not hold the offset.
         :raises BackendError: the group has members.
-        :raises Unsupported: the backend cannot do it.
+        :raises Unsupported: the backend has no group administration.
         """
         check_name(name, "group")
         for what, several in (("topics", topics), ("partitions", partitions)):
@@ -159,34 +168,36 @@ class AdminFacade:
             raise ConfigurationError(f"shift is {shift!r}", advice="It takes an int, negative to go back")
         if isinstance(to, int):
             if not is_whole(to) or to < 0:
-                raise ConfigurationError(f"to is {to!r}", advice="An offset is an int of 0 or more; shift goes back")
+                raise ConfigurationError(
+                    f"to is {to!r}", advice="An offset is an int of 0 or more; use shift to go back"
+                )
         elif to is not None:
             check_start(to, "to", also="an offset")
         for number in partitions:
             if not is_whole(number) or number < 0:
-                raise ConfigurationError(f"partitions has {number!r}", advice="They are numbers from 0")
+                raise ConfigurationError(f"partitions contains {number!r}", advice="It takes ints of 0 or more")
         reset = GroupReset(to=to, shift=shift, topics=tuple(topics), partitions=tuple(partitions))
         return list(await self._group_spi.reset_group(name, reset, dry_run=dry_run))
 
     async def delete_group(self, name: str) -> None:
-        """Delete a group with its positions on all topics; no error if there is none.
+        """Delete a group and its positions on all topics. A missing group is no error.
 
-        :raises BackendError: it has members.
-        :raises Unsupported: the backend cannot do it.
+        :raises BackendError: the group has members.
+        :raises Unsupported: the backend has no group administration.
         """
         await self._group_spi.delete_group(check_name(name, "group"))
 
     async def redrive(
         self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
     ) -> Redriven:
-        """Publish dead letters to the topic each came from; every subscription of that topic sees them.
+        """Publish each dead letter to the topic it came from; every subscription of that topic receives the message.
 
-        A letter is settled after its message was published: an interruption may repeat some and loses none. What cannot
-        be moved stays in place and is counted in the report.
+        A letter is settled after its message was published: an interruption may repeat messages and loses none. Letters
+        that cannot be moved stay, and the report counts them. See `broker.redrive`.
 
-        :param limit: stop after so many moved; None moves all.
-        :param progress: called with the number moved so far.
-        :raises TopicNotFound: there is no such dead-letter topic.
+        :param limit: stop after this many letters were moved; None moves all.
+        :param progress: called with the number of letters moved so far.
+        :raises TopicNotFound: the dead-letter topic does not exist.
         """
         check_name(dead_letter_topic, "topic")
         check_count("limit", limit, optional=True)
@@ -194,11 +205,11 @@ class AdminFacade:
         return await redrive(self._bus, dead_letter_topic, limit=limit, progress=progress)
 
     async def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
-        """The oldest dead letters that a redrive would look at, with their reasons; none is settled or moved.
+        """The oldest dead letters that `redrive` would move. None is settled or moved.
 
-        Not while a redrive of the same topic runs: they share a subscription, so each gets what the other has not.
+        Do not call this while a redrive of the topic runs: both use one subscription and take letters from each other.
 
-        :raises TopicNotFound: there is no such dead-letter topic.
+        :raises TopicNotFound: the dead-letter topic does not exist.
         """
         check_name(dead_letter_topic, "topic")
         check_count("limit", limit)
@@ -213,8 +224,8 @@ class AdminFacade:
         spi, records = self._spi, self._bus.capabilities.records
         if records is None or not records.group_admin or not isinstance(spi, GroupAdminSpi):
             raise Unsupported(
-                f"{self._bus.capabilities.backend} does not administer groups apart from topics",
-                advice="Use the subscriptions of a topic: admin.subscriptions(topic), admin.lag(topic, name)",
+                f"{self._bus.capabilities.backend} has no group administration",
+                advice="Use admin.subscriptions(topic) and admin.lag(topic, name)",
             )
         return spi
 
@@ -224,7 +235,7 @@ class AdminFacade:
             families = (capabilities.messages, capabilities.records)
             if not any(family is not None and family.start_time for family in families):
                 raise Unsupported(
-                    f"{capabilities.backend} cannot begin at a time", advice='Use start="earliest" or start="latest"'
+                    f"{capabilities.backend} cannot start at a time", advice='Use start="earliest" or start="latest"'
                 )
 
 

@@ -1,4 +1,4 @@
-"""Records as Arrow columns. Pure; safe from any thread. Needs pyarrow, which nothing else in `broker` imports."""
+"""Records as Arrow columns. Pure functions, safe from any thread. The only module of `broker` that imports pyarrow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["COLUMNS", "asked", "check_columns", "record_schema", "records_to_arr
 
 @cache
 def record_schema(*columns: str) -> Any:
-    """The one schema of records: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
+    """The `pyarrow.Schema` of records: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
 
-    Times are microseconds in UTC; key, data and times may be null. It is a `pyarrow.Schema`.
+    Times are microseconds in UTC; key, data and times may be null.
 
-    :param columns: only these, in this order.
-    :raises ConfigurationError: there is no such column.
+    :param columns: only these columns, in this order.
+    :raises ConfigurationError: a column does not exist.
     :raises MissingClient: pyarrow is not installed.
     """
     arrow = _pyarrow()
@@ -44,14 +44,14 @@ def record_schema(*columns: str) -> Any:
 
 
 def check_columns(names: Iterable[str], known: Collection[str]) -> None:
-    """:raises ConfigurationError: one of them is not known."""
+    """:raises ConfigurationError: one of the names is unknown."""
     for name in names:
         if name not in known:
-            raise ConfigurationError(f"Records have no column {name!r}", advice=f"They have {', '.join(known)}")
+            raise ConfigurationError(f"Records have no column {name!r}", advice=f"The columns are {', '.join(known)}")
 
 
 class Row(Envelope, Protocol):
-    """What a record is to this module."""
+    """The part of `Record` that this module reads."""
 
     @property
     def partition(self) -> int: ...
@@ -64,7 +64,7 @@ class Row(Envelope, Protocol):
 
 
 class Run(Protocol):
-    """What a run of records is to this module: as `broker.records.RecordRun`."""
+    """The part of `broker.records.RecordRun` that this module reads."""
 
     @property
     def topic(self) -> str: ...
@@ -75,8 +75,10 @@ class Run(Protocol):
 
 
 def asked(name: str) -> Callable[[Sequence[Any]], list[Any]]:
-    """A column of what records or messages tell. A view that has a method of the plural name tells it of many at once,
-    and times as microseconds since 1970."""
+    """A function that reads the attribute `name` of many records or messages.
+
+    If their view has a method of the plural name, one call reads all; it returns times as microseconds since 1970.
+    """
 
     def column(rows: Sequence[Any]) -> list[Any]:
         quick = getattr(getattr(rows[0], "view", None), f"{name}s", None) if rows else None
@@ -103,10 +105,10 @@ _MOSTLY_EQUAL: Final = frozenset({"topic", "partition"})
 
 
 def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = None) -> Any:
-    """The records as a `pyarrow.Table` of `record_schema()`, one row each, in their order.
+    """The records as a `pyarrow.Table` of `record_schema()`, one row each, in order.
 
-    :param columns: only these, in this order; what is not asked for is not read of the records either.
-    :raises ConfigurationError: there is no such column.
+    :param columns: only these columns, in this order; other columns cost nothing.
+    :raises ConfigurationError: a column does not exist.
     :raises MissingClient: pyarrow is not installed.
     """
     arrow = _pyarrow()
@@ -116,7 +118,7 @@ def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = Non
 
 
 def _array(arrow: Any, name: str, records: Sequence[Row]) -> Any:
-    # What is made of runs tells columns without making its rows.
+    # Runs return columns without creating records.
     runs = getattr(records, "runs", None)
     if runs:
         arrays = [_of_run(arrow, name, run) for run in runs]
@@ -126,7 +128,7 @@ def _array(arrow: Any, name: str, records: Sequence[Row]) -> Any:
             return arrow.concat_arrays(arrays)
     values = _COLUMNS[name](records)
     if name in _MOSTLY_EQUAL and values and values.count(values[0]) == len(values):
-        # Most batches are of one partition, and to convert a value costs more than to compare it.
+        # Most batches are of one partition, and comparing values is cheaper than converting them.
         return _repeated(name, values[0], len(values))
     return _converted(arrow, name, values)
 
@@ -153,13 +155,13 @@ def _type(name: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _repeated(name: str, value: object, count: int) -> Any:
-    """Batches have few lengths, and arrays do not change."""
+    """Cached, because batches have few different lengths and arrays are immutable."""
     arrow = _pyarrow()
     return arrow.repeat(arrow.scalar(value, _type(name)), count)
 
 
 def _maps(arrow: Any, mappings: Sequence[Mapping[str, str]]) -> Any:
-    # Arrow converts texts several times as quickly as pairs of texts.
+    # Arrow converts strings several times as fast as pairs of strings.
     names: list[str] = []
     values: list[str] = []
     ends = [0]

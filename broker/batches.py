@@ -1,7 +1,4 @@
-"""A fixed sequence of what was handed over together: the part that batches of messages and of records share.
-
-Holds no lock and does no I/O; any thread may read it.
-"""
+"""`Batch`: the base class of `MessageBatch` and `RecordBatch`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ S = TypeVar("S")
 
 
 class Batch(Sequence[S], Generic[S]):
-    """The items in order; a slice is a plain sequence of them."""
+    """An immutable sequence of messages or records. A slice is a plain sequence. Any thread may read a batch."""
 
     __slots__ = ("_items",)
 

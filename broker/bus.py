@@ -1,7 +1,6 @@
-"""`connect` and `Bus`: one connection to one broker, and everything that stands on it.
+"""`connect` and `Bus`: a connection to a broker, with its topics, consumers and administration.
 
-A bus belongs to the event loop in which it was opened; its objects may be shared between the tasks of that loop.
-Closing it closes consumers, then flushes and closes topics, then the connection; it may be repeated.
+A bus belongs to the event loop that opened it; tasks of that loop may share the bus and its objects.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer of `bus.health()`."""
+    """The result of `bus.health()`: `seconds` is the round trip, None if it failed."""
 
     ok: bool
     seconds: float | None
@@ -56,10 +55,10 @@ class Health:
 
 
 def connect(target: str | BackendSettings | None = None) -> Bus:
-    """Choose a broker: `async with connect("nats://localhost:4222") as bus:`. No I/O before the block.
+    """Create a bus: `async with connect("nats://localhost:4222") as bus:`. Connects when the block is entered.
 
-    :param target: a URL, a settings object of a backend, or None for the environment variable BROKER_URL.
-    :raises UnknownScheme, UnknownSetting, InvalidSetting, MissingClient: what is wrong and how to mend it.
+    :param target: a URL, the settings object of a backend, or None for the URL in the environment variable BROKER_URL.
+    :raises UnknownScheme, UnknownSetting, InvalidSetting, MissingClient: the error says what to correct.
     """
     backend_type, settings = read_target(target)
     hooks = Hooks()
@@ -67,10 +66,10 @@ def connect(target: str | BackendSettings | None = None) -> Bus:
 
 
 class Bus:
-    """One connection to one broker.
+    """A connection to a broker.
 
-    :ivar hooks: where observers of this bus register.
-    :ivar url: the URL it was made from, with secrets masked; only the scheme if it was made from settings.
+    :ivar hooks: the listeners and interceptors of this bus.
+    :ivar url: the URL, with secrets masked; only the scheme if the bus was created from a settings object.
     """
 
     def __init__(self, backend: Backend, hooks: Hooks, *, url: str = "") -> None:
@@ -85,16 +84,16 @@ class Bus:
         self._admin = AdminFacade(self)
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
-        # An open consumer is held by who opened it; one that nobody opened is nobody's to close.
+        # Weak: the application holds its open consumers, and only those need a close.
         self._consumers: WeakSet[MessageConsumer[Any] | RecordConsumer[Any]] = WeakSet()
 
     # -- life --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect; `async with` does it.
+        """Connect; `async with` calls this.
 
         :raises ConnectionFailed: the server cannot be reached.
-        :raises AuthenticationFailed: it refused the credentials.
+        :raises AuthenticationFailed: the server rejected the credentials.
         """
         self._check_not_closing()
         async with self._opening:
@@ -107,12 +106,13 @@ class Bus:
                 self._opened = True
 
     async def close(self) -> None:
-        """Close consumers, which lets running handlers end; then flush and close topics; then disconnect.
+        """Close all consumers, flush and close all topics, then disconnect.
 
-        Consumers are closed side by side, each within its `close_timeout`, and handlers may still publish meanwhile.
-        Cancelling the caller does not stop it; a second call waits for the first. A handler that calls it goes on.
+        Consumers close concurrently, each waiting for its running handlers up to `close_timeout`; handlers may still
+        publish. Cancelling the call does not stop the close; a second call waits for the first. A call from a handler
+        does not wait.
 
-        :raises PublishError: something enqueued was not published and nobody looked at its future.
+        :raises PublishError: queued messages failed, and the outcomes of their futures were not retrieved.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="broker-bus-close")
@@ -142,7 +142,7 @@ class Bus:
         await self.close()
 
     async def health(self) -> Health:
-        """One round trip to the server; never raises a BrokerError."""
+        """Make one round trip to the server. Raises no `BrokerError`."""
         try:
             self._check_open()
             seconds = await self._backend.check_health()
@@ -156,12 +156,12 @@ class Bus:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this broker can do."""
+        """The capabilities of this broker."""
         return self._backend.capabilities
 
     @property
     def backend(self) -> Backend:
-        """The backend itself, for what only it can do."""
+        """The backend, for features that only this broker has."""
         return self._backend
 
     # -- publishing --------------------------------------------------------------------------------------
@@ -171,13 +171,13 @@ class Bus:
     @overload
     def topic(self, name: str, codec: Codec[T]) -> TopicFacade[T]: ...
     def topic(self, name: str, codec: Codec[Any] | None = None) -> TopicFacade[Any]:
-        """A topic to publish to, without I/O; a missing one shows at the first publish.
+        """A topic to publish to. Does no I/O: a missing topic raises at the first publish.
 
-        The same object for the same name and an equal codec until it is closed, at the latest with the bus. A codec
-        of your own that is made for each call needs `__eq__` and `__hash__`, or each has a topic of its own.
+        Calls with the same name and an equal codec return the same object until it is closed. A codec that you create
+        for each call needs `__eq__` and `__hash__`; otherwise each call creates a new topic.
 
         :raises InvalidName: the name is not portable.
-        :raises ConfigurationError: the codec is none.
+        :raises ConfigurationError: `codec` is not a codec.
         """
         check_name(name, "topic")
         key = (name, codec_key(codec))
@@ -189,7 +189,7 @@ class Bus:
         return topic
 
     def transactional_publisher(self, transactional_id: str) -> AbstractAsyncContextManager[TransactionalPublisher]:
-        """A publisher whose transactions carry this id; opening it fences an older one of the same id.
+        """A transactional publisher, for `async with`. Opening it fences an older publisher with the same id.
 
         :raises Unsupported: the broker has no transactions.
         """
@@ -235,29 +235,28 @@ class Bus:
         close_timeout: float = 30.0,
         blocked_after: float = 30.0,
     ) -> MessageConsumer[Any]:
-        """A consumer of individually settled messages; opened by `async with`, without I/O before.
+        """A consumer of messages that are settled one by one. Does no I/O: `async with` opens the consumer.
 
-        :param topics: one or several; `max_outstanding` is shared evenly between them.
-        :param subscription: consumers of one subscription share its messages; each subscription gets all.
-            It persists after the close; `ephemeral()` gives this consumer one of its own.
-        :param retry: what happens when a handler raises; `Retry()` if None.
-        :param retry_topics: where messages that failed wait for their next try, durably; these topics must exist.
-        :param dead_letter: the topic for exhausted, rejected and undecodable messages, which must exist; `DROP`
-            acknowledges them; None brings them back at the longest backoff.
-        :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel; the next one
-            follows when the last is settled and its handler has ended.
-        :param start: where a new subscription begins: "earliest", "latest" or a time.
+        :param topics: one or several topics; they share `max_outstanding` evenly.
+        :param subscription: consumers of a subscription share its messages; every subscription receives all messages.
+            The subscription persists after the close; `ephemeral()` is one for this consumer only.
+        :param retry: how failed messages are retried; None is `Retry()`.
+        :param retry_topics: existing topics on which failed messages wait durably for their next attempt.
+        :param dead_letter: the existing topic for exhausted, rejected and undecodable messages. `DROP` acks them
+            instead; None redelivers them at the longest backoff.
+        :param ordered_by_key: deliver the messages of a key one at a time, in order; different keys in parallel.
+        :param start: where a new subscription begins: "earliest", "latest" or a timezone-aware time.
         :param create: create a missing subscription; False raises SubscriptionNotFound at open.
-        :param max_outstanding: the most messages fetched and not settled, buffered ones included.
-        :param max_outstanding_bytes: likewise in bytes; may be exceeded by one message.
-        :param prefetch: bounds the buffer below `max_outstanding`; it holds about two seconds of work in any case.
-        :param max_lease: seconds from hand-over for which a message's lease is renewed.
-        :param confirm_acks: have the broker answer acks; None takes what it does at no extra price.
-        :param stop_when_idle: end after so many seconds in which nothing came and nothing was unsettled.
-        :param close_timeout: seconds that running handlers get when the consumer closes or fails.
-        :param blocked_after: seconds without room to fetch after which a warning names what was forgotten unsettled.
-        :raises ConfigurationError: a name or an option cannot be used.
-        :raises Unsupported: the broker cannot honour an option.
+        :param max_outstanding: maximum number of fetched and unsettled messages, including buffered ones.
+        :param max_outstanding_bytes: maximum size of these messages in bytes; one message may exceed it.
+        :param prefetch: maximum number of buffered messages; by default about two seconds of work.
+        :param max_lease: seconds from delivery for which the consumer renews the lease of a message.
+        :param confirm_acks: wait for the broker to confirm acks; None does so if it costs nothing.
+        :param stop_when_idle: end after this many seconds without new and without unsettled messages.
+        :param close_timeout: seconds that running handlers have to end when the consumer closes or fails.
+        :param blocked_after: seconds without fetching, because of `max_outstanding`, before a FlowBlocked event.
+        :raises ConfigurationError: a name or an option is invalid.
+        :raises Unsupported: the broker does not support an option.
         """
         self._check_not_closing()
         consumer = self._consumer_factory.make(
@@ -311,17 +310,20 @@ class Bus:
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
     ) -> RecordConsumer[Any]:
-        """A consumer of an ordered, partitioned log; opened by `async with`, without I/O before.
+        """A consumer of records of a partitioned log. Does no I/O: `async with` joins the group.
 
-        :param group: its members share the partitions; its committed positions persist.
-        :param start: where a group without a committed position begins.
-        :param isolation: whether records of open and aborted transactions are seen.
+        :param group: its members share the partitions; its committed positions persist. `ephemeral()` is a group for
+            this consumer only.
+        :param start: where a partition without a committed position begins: "earliest", "latest" or a time.
+        :param isolation: "read_uncommitted" also returns records of open and aborted transactions.
         :param on_decode_error: "raise", or the name of a topic to which undecodable records are dead-lettered.
-        :param on_revoking: awaited with the partitions that are about to be given up, while what was handed over of
-            them can still be committed; cut off at the broker's deadline.
-        :param max_buffered: the most records held ready.
-        :raises ConfigurationError: a name or an option cannot be used.
-        :raises Unsupported: the broker has no log, or cannot honour an option.
+        :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still
+            be committed; bounded by the broker's deadline.
+        :param max_buffered: maximum number of buffered records.
+        :param stop_when_idle: end after this many seconds without records.
+        :param close_timeout: seconds that pending commits have to end at the close.
+        :raises ConfigurationError: a name or an option is invalid.
+        :raises Unsupported: the broker has no log, or does not support an option.
         """
         self._check_not_closing()
         check_start(start)
@@ -349,9 +351,9 @@ class Bus:
 
     @property
     def log(self) -> LogReaderFacade:
-        """Reads of a topic's log without a group.
+        """Reads topics by position, without a group.
 
-        :raises Unsupported: the broker has no log that can be read so.
+        :raises Unsupported: the broker has no readable log.
         """
         if not self._record_family().log_reader:
             raise self._unsupported("reading the log", "records.log_reader")
@@ -386,11 +388,11 @@ class Bus:
 
     def _check_not_closing(self) -> None:
         if self._closing is not None:
-            raise Closed("The bus is closed", advice="Make a new one with connect(...)")
+            raise Closed("The bus is closed", advice="Create a new one with connect(...)")
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("The bus is closed", advice="Make a new one with connect(...)")
+            raise Closed("The bus is closed", advice="Create a new one with connect(...)")
         if not self._opened:
             raise Closed("The bus is not open", advice="Use it as `async with connect(...) as bus:`")
 

@@ -1,7 +1,6 @@
-"""What an option, a field or an argument takes: one wording for every refusal, with name, value and mend. Pure.
+"""Checks of options and arguments. Every error names the option, its value and the values that it takes. Pure.
 
-The `is_` functions answer for any value and never raise; the `check_` functions raise ConfigurationError and nothing
-else, whatever they are given.
+The `is_` functions accept any value and never raise; the `check_` functions raise nothing but ConfigurationError.
 """
 
 from __future__ import annotations
@@ -31,75 +30,75 @@ __all__ = [
 ]
 
 _LARGEST: Final = sys.float_info.max
-"""The clock of the loop is a float, and an int may be larger than any."""
+"""The event loop's clock is a float; an int may exceed its range."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an int; a bool is none."""
+    """Whether the value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether it is an int or a float, and neither NaN nor infinite; a bool is none."""
-    # Compared, since an int may be too large for the functions that take a float.
+    """Whether the value is an int or a finite float, and not a bool."""
+    # math.isfinite raises OverflowError for a large int.
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def refused(name: str, value: object, takes: str) -> ConfigurationError:
-    """The error that names the option, its value, and what it takes."""
+    """The error that names an option, its value and the values that it takes."""
     return ConfigurationError(f"{name} is {value!r}", advice=f"It takes {takes}")
 
 
 def check_count(name: str, value: object, *, optional: bool = False) -> None:
-    """:raises ConfigurationError: it is no int of 1 or more, nor None where that is allowed."""
+    """:raises ConfigurationError: the value is not an int of 1 or more (or None, if optional)."""
     if not (is_whole(value) and value >= 1) and not (optional and value is None):
         raise refused(name, value, "an int of 1 or more" + _or_none(optional))
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False, optional: bool = False) -> None:
-    """:raises ConfigurationError: it is no finite time above 0 (or 0, where that is allowed), nor None likewise."""
+    """:raises ConfigurationError: the value is not a finite number above 0 (or 0, or None, where allowed)."""
     enough = is_finite(value) and (0 < value <= _LARGEST or (zero and value == 0))
     if not enough and not (optional and value is None):
         raise refused(name, value, ("seconds, 0 or more" if zero else "seconds above 0") + _or_none(optional))
 
 
 def check_patience(name: str, value: object) -> None:
-    """How long a call waits; what is below 0 is over at once, as in asyncio.
+    """Check a timeout. A negative timeout ends at once, as in asyncio.
 
-    :raises ConfigurationError: it is neither a number nor None.
+    :raises ConfigurationError: the value is neither a number nor None.
     """
     if value is None or (isinstance(value, float) and not math.isnan(value)):
         return
     if not (is_whole(value) and -_LARGEST <= value <= _LARGEST):
-        raise refused(name, value, "seconds, or None to wait for ever")
+        raise refused(name, value, "seconds, or None to wait forever")
 
 
 def check_flag(name: str, value: object, *, optional: bool = False) -> None:
-    """:raises ConfigurationError: it is neither True nor False, nor None where that is allowed."""
+    """:raises ConfigurationError: the value is not a bool (or None, if optional)."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise refused(name, value, "True or False" + _or_none(optional))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """:raises ConfigurationError: it is none of these."""
+    """:raises ConfigurationError: the value is not one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise refused(name, value, " or ".join(f'"{choice}"' for choice in choices))
 
 
 def check_text(name: str, value: object) -> None:
-    """:raises ConfigurationError: it is no str."""
+    """:raises ConfigurationError: the value is not a str."""
     if not isinstance(value, str):
         raise refused(name, value, "a str")
 
 
 def check_callable(name: str, value: object, *, optional: bool = False) -> None:
-    """:raises ConfigurationError: it cannot be called, and is not None where that is allowed."""
+    """:raises ConfigurationError: the value is not callable (or None, if optional)."""
     if not callable(value) and not (optional and value is None):
         raise refused(name, value, "a function" + _or_none(optional))
 
 
 def check_time(name: str, value: object) -> None:
-    """:raises ConfigurationError: it is no datetime with a timezone."""
+    """:raises ConfigurationError: the value is not a timezone-aware datetime."""
     if not isinstance(value, datetime):
         raise refused(name, value, "a datetime with a timezone")
     if value.tzinfo is None:
@@ -107,23 +106,21 @@ def check_time(name: str, value: object) -> None:
 
 
 def check_codec(value: object) -> None:
-    """:raises ConfigurationError: it is neither a codec nor None, or the class of one instead of an object."""
+    """:raises ConfigurationError: the value is neither a codec nor None, or is a class where an instance is needed."""
     if value is None:
         return
-    made_by: Any = get_origin(value) or value
-    if inspect.isclass(made_by):
-        # A class whose two methods need no object is a codec as it is.
-        methods = [inspect.getattr_static(made_by, name, None) for name in ("encode", "decode")]
+    codec_class: Any = get_origin(value) or value
+    if inspect.isclass(codec_class):
+        # A class with two static or class methods is itself a codec.
+        methods = [inspect.getattr_static(codec_class, name, None) for name in ("encode", "decode")]
         if not all(isinstance(method, staticmethod | classmethod) for method in methods):
-            raise ConfigurationError(f"codec is the class {made_by.__name__}", advice=f"Write {_call(made_by, value)}")
+            types = [getattr(one, "__name__", repr(one)) for one in getattr(value, "__args__", ())]
+            name = codec_class.__name__
+            raise ConfigurationError(
+                f"codec is the class {name}", advice=f"Pass an instance: {name}({', '.join(types)})"
+            )
     if not (callable(getattr(value, "encode", None)) and callable(getattr(value, "decode", None))):
         raise refused("codec", value, "an object with encode and decode, or None")
-
-
-def _call(made_by: type, value: Any) -> str:
-    """How to make an object of the class that was given, perhaps with types in brackets."""
-    types = [getattr(one, "__name__", repr(one)) for one in getattr(value, "__args__", ())]
-    return f"{made_by.__name__}({', '.join(types)})"
 
 
 def _or_none(optional: bool) -> str:

@@ -1,11 +1,12 @@
-"""Codecs: how payloads become bytes and come back.
+"""Codecs turn payloads into bytes and back.
 
-A codec is pure, quick and keeps no state between calls, so one may be shared by topics, consumers and threads. `decode`
-raises `DecodeError` with the reason for bytes that it cannot read, which makes the message a poison message:
-consumers dead-letter it. `encode` raises `InvalidMessage` for a payload that it cannot write.
+A codec is stateless: topics, consumers and threads may share one. `decode` raises `DecodeError` for bytes that it
+cannot decode; consumers dead-letter such a message. `encode` raises `InvalidMessage` for a payload that it cannot
+encode.
 
-A tombstone (`data is None`) has no payload. `Json(T)` reads it as None if `T` admits None, and writes None as a
-tombstone; any other codec raises `DecodeError` for it. To see tombstones as they are, consume without a codec.
+A tombstone (`data is None`) has no payload. If `T` includes None, `Json(T)` decodes a tombstone as None and encodes
+None as a tombstone. Every other codec raises `DecodeError` for a tombstone. Without a codec, tombstones have the
+payload None.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ T = TypeVar("T", default=Any)
 
 
 class Bytes:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     __slots__ = ()
 
@@ -38,7 +39,7 @@ class Bytes:
         return bytes(payload)
 
     def decode(self, data: bytes | None) -> bytes:
-        """:raises DecodeError: it is a tombstone."""
+        """:raises DecodeError: the message is a tombstone."""
         return _present("Bytes", data)
 
     def __eq__(self, other: object) -> bool:
@@ -52,12 +53,12 @@ class Bytes:
 
 
 class Text:
-    """Text in UTF-8; bytes that are not UTF-8 are undecodable, and never replaced."""
+    """Text in UTF-8. Invalid UTF-8 raises `DecodeError`; no character is replaced."""
 
     __slots__ = ()
 
     def encode(self, payload: str) -> bytes:
-        """:raises InvalidMessage: the payload is not a str, or holds a lone surrogate."""
+        """:raises InvalidMessage: the payload is not a str, or contains a lone surrogate."""
         if not isinstance(payload, str):
             raise _not_encodable("Text", payload)
         try:
@@ -66,11 +67,11 @@ class Text:
             raise _not_encodable("Text", payload, error) from error
 
     def decode(self, data: bytes | None) -> str:
-        """:raises DecodeError: it is not UTF-8, or a tombstone."""
+        """:raises DecodeError: the bytes are not UTF-8, or the message is a tombstone."""
         try:
             return _present("Text", data).decode()
         except UnicodeDecodeError as error:
-            raise DecodeError(f"Text() cannot read the payload: {error}", native=error) from error
+            raise DecodeError(f"Text() cannot decode the payload: {error}", native=error) from error
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Text)
@@ -83,12 +84,12 @@ class Text:
 
 
 class Json(Generic[T]):
-    """JSON of type `T`: a msgspec Struct, dataclass, TypedDict, builtin, a pydantic model, or a union of them.
+    """JSON of type `T`: a msgspec Struct, dataclass, TypedDict, builtin, pydantic model, or a union of these.
 
-    Decoding validates; encoding trusts the type checker. Models with aliases are written and read by alias.
-    Without a type it is anything that JSON can say.
+    Decoding validates; encoding trusts the type checker. Fields with an alias use the alias. Without a type, any JSON
+    value.
 
-    :raises ConfigurationError: the type cannot be told apart in JSON, such as a union of two untagged Structs.
+    :raises ConfigurationError: JSON cannot represent the type, for instance a union of two untagged Structs.
     """
 
     __slots__ = ("_admits_none", "_engine", "type")
@@ -106,13 +107,13 @@ class Json(Generic[T]):
             self._engine: _Engine = _PydanticEngine(type) if _mentions_pydantic(type) else _MsgspecEngine(type)
         except Exception as error:
             raise ConfigurationError(
-                f"Json cannot read and write {type!r}: {error}",
+                f"Json does not support the type {type!r}: {error}",
                 native=error,
-                advice="Tag the structs of a union (`class A(msgspec.Struct, tag=True)`), or use pydantic models",
+                advice="Tag the Structs of a union (`class A(msgspec.Struct, tag=True)`), or use pydantic models",
             ) from error
 
     def encode(self, payload: T) -> bytes | None:
-        """:raises InvalidMessage: the payload cannot be written as JSON."""
+        """:raises InvalidMessage: the payload cannot be encoded as JSON."""
         if payload is None and self._admits_none:
             return None
         try:
@@ -121,7 +122,7 @@ class Json(Generic[T]):
             raise _not_encodable(repr(self), payload, error) from error
 
     def decode(self, data: bytes | None) -> T:
-        """:raises DecodeError: it is not JSON, not of type `T`, or a tombstone that `T` does not admit."""
+        """:raises DecodeError: the bytes are not JSON of type `T`, or the message is a tombstone that `T` excludes."""
         if data is None and self._admits_none:
             return cast("T", None)
         try:
@@ -129,10 +130,10 @@ class Json(Generic[T]):
         except (ValueError, RecursionError) as error:
             if isinstance(error, DecodeError):
                 raise
-            raise DecodeError(f"{self!r} cannot read the payload: {_reason(error)}", native=error) from error
+            raise DecodeError(f"{self!r} cannot decode the payload: {_reason(error)}", native=error) from error
 
     def __eq__(self, other: object) -> bool:
-        """Codecs of one type are one and the same to `bus.topic`."""
+        """`bus.topic` returns the same topic for equal codecs."""
         return isinstance(other, Json) and bool(self.type == cast("Json[Any]", other).type)
 
     def __hash__(self) -> int:
@@ -183,7 +184,7 @@ def _admits_none(type: Any) -> bool:
 def _present(codec: str, data: bytes | None) -> bytes:
     if data is None:
         raise DecodeError(
-            f"{codec} cannot read a tombstone (a message without data)",
+            f"{codec} cannot decode a tombstone (a message without data)",
             advice="Consume without a codec, or with Json(T | None)",
         )
     return data
@@ -196,9 +197,9 @@ def _reason(error: BaseException) -> str:
 def _not_encodable(codec: str, payload: object, error: BaseException | None = None) -> InvalidMessage:
     detail = f": {_reason(error)}" if error is not None else ""
     return InvalidMessage(
-        f"{codec} cannot write a payload of type {type(payload).__name__}{detail}",
+        f"{codec} cannot encode a payload of type {type(payload).__name__}{detail}",
         native=error,
-        advice="Publish what the topic's codec is for",
+        advice="Publish a payload of the codec's type, or open the topic with another codec",
     )
 
 

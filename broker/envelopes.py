@@ -1,4 +1,4 @@
-"""What messages and records share, and how a backend shows the lazy part of either. No state, no I/O."""
+"""`Envelope`, the part that messages and records share, and `View`, through which a backend reads its raw messages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 RESERVED_PREFIX: Final = "anybroker-"
-"""Attributes under this prefix carry what a broker has no place for (key, times); users never see or set them."""
+"""Prefix of attributes for fields that a broker lacks (key, times). Applications never see or set them."""
 DEAD_LETTER_PREFIX: Final = "dead-letter-"
-"""Attributes under this prefix tell why and whence a dead letter came; `redrive` removes them. Users set none."""
+"""Prefix of the attributes of a dead letter: its reason and origin. `redrive` removes them. Reserved."""
 RETRY_LETTER_PREFIX: Final = "retry-letter-"
-"""Attributes under this prefix tell when a message on a retry topic is due, and whence it came. Users set none."""
+"""Prefix of the attributes of a message on a retry topic: its due time and origin. Reserved."""
 
 _OF_DEAD_LETTERS: Final = f"{DEAD_LETTER_PREFIX}topic"
 _OF_RETRY_LETTERS: Final = f"{RETRY_LETTER_PREFIX}topic"
@@ -42,7 +42,7 @@ UNSET: Final = _Unset()
 
 
 class Envelope(Protocol):
-    """What a Message and a Record have in common."""
+    """The attributes that `Message` and `Record` share."""
 
     @property
     def topic(self) -> str: ...
@@ -61,7 +61,7 @@ class Envelope(Protocol):
 
 
 class View(Protocol):
-    """How a backend shows the lazy part of its own raw messages; one stateless object for all of them."""
+    """Reads the attributes of a backend's raw messages on demand. One stateless object serves all messages."""
 
     def id(self, raw: Any, /) -> str: ...
     def key(self, raw: Any, /) -> bytes | None: ...
@@ -73,9 +73,9 @@ class View(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a message lay first in the log of its topic.
+    """The original position of a message in the log of its topic.
 
-    :ivar partition: None where the broker has none, or does not tell it with a message.
+    :ivar partition: None if the broker has no partitions, or does not report them with a message.
     """
 
     partition: int | None
@@ -84,16 +84,16 @@ class Place(NamedTuple):
 
 @runtime_checkable
 class TellsPlace(Protocol):
-    """A view that knows where its messages lay first; optional."""
+    """A `View` that knows the original positions of its messages; optional."""
 
     def place(self, raw: Any, /) -> Place | None: ...
 
 
 def is_letter(attributes: Mapping[str, str]) -> bool:
-    """Whether they are those of a dead letter or of a message on a retry topic: every one of these tells its topic."""
+    """Whether the attributes are those of a dead letter or of a message on a retry topic."""
     return _OF_DEAD_LETTERS in attributes or _OF_RETRY_LETTERS in attributes
 
 
 def brief(data: bytes | None) -> str:
-    """A body as it is shown to people."""
+    """A body, shortened for people."""
     return repr(data) if data is None or len(data) <= 32 else f"{data[:32]!r}… ({len(data)} bytes)"

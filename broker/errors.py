@@ -1,35 +1,35 @@
 """Every error that `broker` raises, as one tree.
 
     BrokerError
-    ├── ConfigurationError (ValueError)      settings, URLs, options
-    │   ├── UnknownScheme                    no backend answers to the URL's scheme
-    │   ├── UnknownSetting                   a parameter that the backend does not have
-    │   ├── InvalidSetting                   a parameter whose value cannot be used
-    │   ├── InvalidName                      a topic or subscription name that is not portable
+    ├── ConfigurationError (ValueError)      invalid settings, URL or options
+    │   ├── UnknownScheme                    no backend has the URL's scheme
+    │   ├── UnknownSetting                   the backend has no such parameter
+    │   ├── InvalidSetting                   the value of a parameter is invalid
+    │   ├── InvalidName                      a topic, subscription or group name is invalid
     │   └── MissingClient                    the backend's client library is not installed
-    ├── Unsupported                          the backend cannot honour what was asked for
-    ├── InvalidMessage (ValueError)          a message that cannot be carried as it is
-    │   └── MessageTooLarge                  … because it is larger than the broker takes
+    ├── Unsupported                          the backend lacks the feature
+    ├── InvalidMessage (ValueError)          the message is invalid
+    │   └── MessageTooLarge                  the message exceeds a limit of the broker
     ├── ConnectionFailed                     no server, or the connection broke (retriable)
-    ├── AuthenticationFailed                 the server refused who we are
-    ├── NotAuthorized                        the server knows us and refuses the operation
+    ├── AuthenticationFailed                 the server rejected the credentials
+    ├── NotAuthorized                        the server rejected the operation
     ├── NotFound
     │   ├── TopicNotFound
     │   └── SubscriptionNotFound
     ├── OperationTimeout (TimeoutError)      no answer in time; the outcome is unknown (retriable)
-    ├── PublishError                         some messages of a batch failed; tells each one's fate
-    ├── SettleError                          an ack, nack, reject or commit was not carried out
-    │   ├── LeaseLost                        the message or partition is no longer ours
-    │   └── AlreadySettled                   it was settled the other way before
-    ├── DecodeError (ValueError)             a payload that its codec cannot read
-    ├── OffsetOutOfRange                     the log no longer, or not yet, holds that position
-    ├── TransactionAborted                   undone and rewound: do it again (retriable)
-    ├── TransactionFatal                     this producer is fenced or broken: make a new one
-    ├── Closed                               the object was closed before the call
-    └── BackendError                         anything else a backend reports
+    ├── PublishError                         some messages of a batch failed; `outcomes` has each result
+    ├── SettleError                          an ack, nack, reject or commit failed
+    │   ├── LeaseLost                        the consumer no longer holds the message or partition
+    │   └── AlreadySettled                   the message was settled differently before
+    ├── DecodeError (ValueError)             the codec cannot decode the payload
+    ├── OffsetOutOfRange                     the log does not hold the position
+    ├── TransactionAborted                   the transaction was rolled back: repeat the work (retriable)
+    ├── TransactionFatal                     the publisher is fenced or broken: open a new one
+    ├── Closed                               the object is closed
+    └── BackendError                         any other error of a backend
 
-Each carries `retriable` (whether the same call may succeed later without a change), `native` (the
-client library's own exception, or None) and `advice` (what to do, one sentence).
+Every error has `retriable` (whether the same call may succeed later), `native` (the exception of the client library,
+or None) and `advice` (one sentence that says what to do).
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ __all__ = [
 
 
 class BrokerError(Exception):
-    """Base of every error raised by `broker` and its backends.
+    """Base class of all errors of `broker` and its backends.
 
-    :ivar retriable: whether the same call may succeed later without a change.
-    :ivar native: the client library's own exception, if one caused this.
-    :ivar advice: what the reader should do about it, one sentence; may be empty.
+    :ivar retriable: whether the same call may succeed later.
+    :ivar native: the exception of the client library that caused this error, or None.
+    :ivar advice: one sentence that says what to do; may be empty.
     """
 
     default_retriable: ClassVar[bool] = False
@@ -100,29 +100,29 @@ class BrokerError(Exception):
 
 
 class ConfigurationError(BrokerError, ValueError):
-    """Settings, a URL or options that cannot be used."""
+    """A setting, URL, name or option is invalid."""
 
 
 class UnknownScheme(ConfigurationError):
-    """No built-in backend and no entry point answers to the URL's scheme."""
+    """No backend has the URL's scheme."""
 
 
 class UnknownSetting(ConfigurationError):
-    """A URL parameter or setting that the backend does not have."""
+    """The backend has no such setting or URL parameter."""
 
 
 class InvalidSetting(ConfigurationError):
-    """A setting whose value cannot be used."""
+    """The value of a setting is invalid."""
 
 
 class InvalidName(ConfigurationError):
-    """A topic, subscription or group name that is not portable, or that is another's.
+    """A topic, subscription or group name is not portable, or reserved.
 
-    :ivar topic: the topic that nobody may consume, where that is what is wrong.
+    :ivar topic: the reserved topic that no application may consume, or None.
     """
 
-    portable_advice = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all"
-    default_advice = f"{portable_advice}; a name in the broker's own form goes through native_name(...)"
+    portable_advice = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 characters in all"
+    default_advice = f"{portable_advice}; or pass native_name(...) for a name in the broker's own form"
 
     def __init__(
         self,
@@ -138,42 +138,42 @@ class InvalidName(ConfigurationError):
 
 
 class MissingClient(ConfigurationError):
-    """The backend's client library is not installed; the advice is the exact pip line."""
+    """The client library of the backend is not installed; the advice is the pip command."""
 
 
 class Unsupported(BrokerError):
-    """The backend cannot honour what was asked for; see `bus.capabilities`."""
+    """The backend lacks a feature; see `bus.capabilities`."""
 
 
 class InvalidMessage(BrokerError, ValueError):
-    """A message that cannot be carried as it is."""
+    """A message is invalid, or the broker cannot carry it."""
 
 
 class MessageTooLarge(InvalidMessage):
-    """A body, key, id or attribute larger than the broker takes."""
+    """A message, or its body, key, id or an attribute, exceeds a limit of the broker."""
 
 
 class ConnectionFailed(BrokerError):
-    """The server cannot be reached, or the connection broke and did not come back."""
+    """The server cannot be reached, or the connection broke and could not be restored."""
 
     default_retriable = True
-    default_advice = "Check that the server runs and that the URL names it"
+    default_advice = "Check that the server is running and that the URL is correct"
 
 
 class AuthenticationFailed(BrokerError):
-    """The server refused the credentials, or wants some."""
+    """The server rejected the credentials, or requires credentials."""
 
-    default_advice = "Check the credentials and the security settings of the URL"
+    default_advice = "Check the credentials and the security settings"
 
 
 class NotAuthorized(BrokerError):
-    """The server accepts the credentials but not the operation."""
+    """The credentials do not permit the operation."""
 
-    default_advice = "Grant this user the permission on the topic or subscription"
+    default_advice = "Grant this user permission on the topic or subscription"
 
 
 class NotFound(BrokerError):
-    """What was named does not exist on the server."""
+    """A topic, partition, subscription or group does not exist."""
 
 
 class TopicNotFound(NotFound):
@@ -183,13 +183,13 @@ class TopicNotFound(NotFound):
 
 
 class SubscriptionNotFound(NotFound):
-    """The subscription does not exist, and the consumer was told not to create it."""
+    """The subscription or group does not exist."""
 
     default_advice = "Create it with `await bus.admin.ensure_subscription(topic, name)`"
 
 
 class OperationTimeout(BrokerError, TimeoutError):
-    """The server did not answer in time; whether it acted is unknown."""
+    """The server did not answer in time; the outcome is unknown."""
 
     default_retriable = True
 
@@ -197,8 +197,8 @@ class OperationTimeout(BrokerError, TimeoutError):
 class PublishError(BrokerError):
     """Some messages of a batch were not published.
 
-    :ivar outcomes: one entry per message of the batch, in its order: the Receipt of a message that is on the
-        broker (None where no receipts were asked for), or the error of one that is not.
+    :ivar outcomes: the result of each message, in the order of the batch: a `Receipt` (None with `receipts=False`) if
+        the message is on the broker, otherwise its error.
     """
 
     def __init__(self, outcomes: Sequence[Receipt | BrokerError | None]) -> None:
@@ -208,62 +208,61 @@ class PublishError(BrokerError):
             f"{len(failed)} of {len(outcomes)} messages were not published; first: {first.message}",
             retriable=all(error.retriable for error in failed),
             native=first.native,
-            advice=first.advice or "See `outcomes` for the fate of each message",
+            advice=first.advice or "`outcomes` has the result of each message",
         )
         self.outcomes = tuple(outcomes)
 
 
 class SettleError(BrokerError):
-    """An ack, nack, reject, extension or commit was not carried out."""
+    """An ack, nack, reject, lease extension or commit failed."""
 
 
 class LeaseLost(SettleError):
-    """The message, or its partition, is no longer held here: the broker gives it to somebody again."""
+    """The consumer no longer holds the message or partition; the broker delivers the message again."""
 
     default_advice = (
-        "Make the work repeatable, since it runs again; raise max_lease or call extend() for messages whose lease is "
-        "renewed, and be done sooner where capabilities.messages.lease is fixed"
+        "Make the work idempotent, because the message is delivered again; raise max_lease or call extend(), or finish "
+        'sooner if capabilities.messages.lease is "fixed"'
     )
 
 
 class AlreadySettled(SettleError):
-    """The message was settled another way before."""
+    """The message was settled differently before."""
 
     default_advice = "Settle each message once"
 
 
 class DecodeError(BrokerError, ValueError):
-    """A payload that the codec cannot read.
+    """The codec cannot decode the payload.
 
-    :ivar record: of Kafka's `GroupConsumer`: the `Record`, handed over with the error, to be marked like any other;
-        None elsewhere.
+    :ivar record: the `Record`, if Kafka's `GroupConsumer` raised the error: mark it like any other. None otherwise.
     """
 
     record: Any = None
 
 
 class OffsetOutOfRange(BrokerError):
-    """The position was removed by retention, or lies beyond the end of the log."""
+    """Retention removed the position, or it is beyond the end of the log."""
 
-    default_advice = "Ask `bounds(topic)` for what the log holds, and decide what the loss means"
+    default_advice = "Call `bounds(topic)` for the offsets that the log holds, and choose where to continue"
 
 
 class TransactionAborted(BrokerError):
-    """The transaction was undone and its consumer rewound: do the work again."""
+    """The transaction was rolled back and its consumer rewound: repeat the work."""
 
     default_retriable = True
     default_advice = "Read the records again and repeat the work"
 
 
 class TransactionFatal(BrokerError):
-    """The transactional publisher was fenced by another of the same id, or is broken for good."""
+    """The publisher was fenced by a newer one with the same id, or cannot recover."""
 
-    default_advice = "Close this publisher; open a new one only if no other process uses its id"
+    default_advice = "Close this publisher; open a new one only if no other process uses its transactional id"
 
 
 class Closed(BrokerError):
-    """The bus, topic or consumer was closed before the call."""
+    """The bus, topic, consumer or transaction is closed."""
 
 
 class BackendError(BrokerError):
-    """What a backend reports and no other class describes; `native` has the detail."""
+    """Any other error of a backend; `native` has the details."""

@@ -1,4 +1,4 @@
-"""Prometheus' text format, version 0.0.4, of numbers and histograms by name and labels. Pure."""
+"""Metrics in the text format of Prometheus, version 0.0.4. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from broker.driver.queue_tracking import Histogram
 __all__ = ["CONTENT_TYPE", "Series", "prometheus_text"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Of the text, for the header of an answer."""
+"""The HTTP content type of the text."""
 
 _NO_HELP: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Series(NamedTuple):
-    """The name of a metric, and the labels, as names and values, that tell one of its numbers from the others."""
+    """The name of a metric, with its labels as pairs of name and value."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, name: str, **labels: str) -> Series:
-        """With these labels."""
+        """The series `name` with these labels."""
         return cls(name, tuple(labels.items()))
 
 
 def prometheus_text(metrics: Mapping[Series, float | Histogram], help: Mapping[str, str] = _NO_HELP) -> str:
-    """The metrics as text; names that end in `_total` are counters, and other numbers gauges.
+    """The metrics as text. Names that end in `_total` are counters, other numbers gauges.
 
-    :param help: what metrics mean, by name; those that it leaves out have no HELP line.
+    :param help: the HELP text of each metric by name; optional for every metric.
     """
     by_name: dict[str, list[tuple[Series, float | Histogram]]] = {}
     for series, value in metrics.items():
@@ -66,8 +66,8 @@ def _histogram(name: str, labels: tuple[tuple[str, str], ...], value: Histogram)
 
 
 def _sample(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
-    told = ",".join(f'{label}="{_escaped(text, quotes=True)}"' for label, text in labels)
-    return f"{name}{{{told}}} {value:.17g}" if told else f"{name} {value:.17g}"
+    pairs = ",".join(f'{label}="{_escaped(text, quotes=True)}"' for label, text in labels)
+    return f"{name}{{{pairs}}} {value:.17g}" if pairs else f"{name} {value:.17g}"
 
 
 def _escaped(text: str, *, quotes: bool = False) -> str:

@@ -1,7 +1,6 @@
-"""Events and interceptors, for logs, metrics and tracing. They cost one truth test when nobody listens.
+"""Events and interceptors, for logs, metrics and tracing. Without listeners an event costs one truth test.
 
-Callbacks run on the event loop, in the place where the thing happened: they return at once and do not
-raise (what they raise is logged and swallowed, since an observer must not change what it observes).
+Callbacks run on the event loop, synchronously, and must return at once. The bus logs and swallows their exceptions.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ logger = logging.getLogger("broker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something worth telling an operator."""
+    """Base class of all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected(Event):
-    """The connection is up; `again` after a break."""
+    """The connection is up; `again` after it broke."""
 
     server: str
     again: bool = False
@@ -71,7 +70,7 @@ class Disconnected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed(Event):
-    """A retriable error while fetching; the fetch is repeated after `pause` seconds."""
+    """A fetch failed with a retriable error; the consumer repeats it after `pause` seconds."""
 
     topic: str
     error: BaseException
@@ -80,7 +79,7 @@ class FetchFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published(Event):
-    """A call to publish ended; `outcomes` has a Receipt or an error per message, or None where there is no receipt."""
+    """A call to publish ended; `outcomes` has a `Receipt`, an error, or None (without receipts) for each message."""
 
     topic: str
     outcomes: Sequence[Receipt | BaseException | None]
@@ -89,10 +88,10 @@ class Published(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Event):
-    """Messages came; one event per fetch, and one for each message that comes again from the consumer's memory.
+    """Messages arrived: one event per fetch, and one for each message that is retried from the consumer's memory.
 
-    :ivar topic: what the consumer was opened for: the topic, or the topics of a group's records served as messages.
-    :ivar bytes: of those that the broker sent; 0 for what comes from memory.
+    :ivar topic: the topic of the consumer; all its topics, if it serves the records of a group as messages.
+    :ivar bytes: size of the messages that the broker sent; 0 for a retry from memory.
     """
 
     topic: str
@@ -112,7 +111,7 @@ class RecordsReceived(Event):
 class PositionsCommitted(Event):
     """The broker stored positions of a group; one event per commit.
 
-    :ivar positions: by topic and partition, the next offset to read.
+    :ivar positions: the next offset to read, by topic and partition.
     """
 
     positions: Mapping[tuple[str, int], int]
@@ -125,20 +124,20 @@ class HandlerFailed(Event):
     message: Message[Any]
     error: BaseException
     failures: int
-    """How often it has failed here, this time included."""
+    """How often the message has failed in this consumer, this time included."""
     retry_in: float | None
-    """Seconds until it comes again; None if it does not, or if it was settled, or lost, before the handler raised."""
+    """Seconds until redelivery; None if there is none, or if the message was settled or lost before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled(Event):
-    """Messages were settled; one event per batch. Those that were refused are told by `SettleFailed` alone.
+    """Messages were settled; one event per batch. A refused settlement is a `SettleFailed` instead.
 
-    :ivar topic: as of `Received`.
-    :ivar acked: those that do not come again, given up and sent to retry topics ones included.
-    :ivar nacked: those that come again after a delay, whether the broker or the consumer's memory keeps it.
-    :ivar released: those that were given back unhandled.
-    :ivar handled: those among the acked that were acked by whoever handled them.
+    :ivar topic: as in `Received`.
+    :ivar acked: messages that are not redelivered, including dead-lettered ones and those sent to a retry topic.
+    :ivar nacked: messages that are redelivered after a delay, by the broker or from the consumer's memory.
+    :ivar released: messages that were given back unhandled.
+    :ivar handled: the acked messages that a handler or the application acked.
     """
 
     topic: str
@@ -150,7 +149,7 @@ class Settled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleFailed(Event):
-    """A settlement that nobody awaits was refused or got no answer."""
+    """A settlement that no call awaits was refused, or got no answer."""
 
     message: Message[Any]
     error: BaseException
@@ -158,7 +157,7 @@ class SettleFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseExpired(Event):
-    """A message is no longer held here, because `max_lease` passed or the broker took it back."""
+    """The consumer lost a message, because `max_lease` passed or the broker revoked it."""
 
     message: Message[Any]
     reason: str
@@ -166,16 +165,16 @@ class LeaseExpired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesNotRenewed(Event):
-    """Leases of messages that are held could not be renewed, and may end; it is tried again in a third of a lease."""
+    """Leases could not be renewed and may end; the consumer tries again after a third of a lease."""
 
     messages: Sequence[Message[Any]]
     error: BaseException
-    """What is told of the first of them."""
+    """The error of the first message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettered(Event):
-    """A message was written to the dead letters, or dropped by `DROP` (`target` is None)."""
+    """A message was written to the dead-letter topic, or dropped by `DROP` (`target` is None)."""
 
     message: Message[Any]
     target: str | None
@@ -184,7 +183,7 @@ class DeadLettered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFailed(Event):
-    """Writing a dead letter failed; the write is repeated after `pause` seconds, the original is not acked."""
+    """Writing a dead letter failed; the consumer repeats it after `pause` seconds and does not ack the message."""
 
     message: Message[Any]
     target: str
@@ -194,7 +193,7 @@ class DeadLetterFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled(Event):
-    """A message was written to a retry topic, where it waits for `delay` seconds at least."""
+    """A message was written to a retry topic, where it waits for at least `delay` seconds."""
 
     message: Message[Any]
     target: str
@@ -204,7 +203,7 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryWriteFailed(Event):
-    """Writing to a retry topic failed; the write is repeated after `pause` seconds, the original is not acked."""
+    """Writing to a retry topic failed; the consumer repeats it after `pause` seconds and does not ack the message."""
 
     message: Message[Any]
     target: str
@@ -214,7 +213,7 @@ class RetryWriteFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowBlocked(Event):
-    """Nothing is fetched because too many messages are unsettled; `oldest` are those held longest."""
+    """Nothing is fetched, because too many messages are unsettled; `oldest` are those held longest."""
 
     outstanding: int
     oldest: Sequence[Message[Any]]
@@ -223,7 +222,7 @@ class FlowBlocked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAssigned(Event):
-    """Partitions were given to this member; `current` is all it has now."""
+    """Partitions were assigned to this member; `current` is its whole assignment."""
 
     partitions: Sequence[tuple[str, int]]
     current: Sequence[tuple[str, int]]
@@ -231,7 +230,7 @@ class PartitionsAssigned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsRevoked(Event):
-    """Partitions are being given up; reported before they are released."""
+    """Partitions are being revoked; reported before the member releases them."""
 
     partitions: Sequence[tuple[str, int]]
     current: Sequence[tuple[str, int]]
@@ -239,7 +238,7 @@ class PartitionsRevoked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsLost(Event):
-    """Partitions went to another member before they could be given up."""
+    """Partitions went to another member before this one could release them."""
 
     partitions: Sequence[tuple[str, int]]
     current: Sequence[tuple[str, int]]
@@ -247,7 +246,7 @@ class PartitionsLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionReset(Event):
-    """A group's position was not in the log any more, or not yet, and reading goes on elsewhere: records may be lost.
+    """The log did not hold a group's position, and reading continues elsewhere: records may be lost.
 
     :ivar policy: "earliest" or "latest", as configured.
     """
@@ -260,17 +259,17 @@ class PositionReset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Event):
-    """Anything else that an operator should read."""
+    """Any other warning for an operator."""
 
     text: str
 
 
 class HeldMessages(Protocol):
-    """What one source of a consumer has fetched and not settled, as of now; may be read from any thread."""
+    """The fetched and unsettled messages of one source of a consumer; may be read from any thread."""
 
     @property
     def topic(self) -> str:
-        """As of `Received`."""
+        """As in `Received`."""
         ...
 
     @property
@@ -280,9 +279,9 @@ class HeldMessages(Protocol):
 
 
 class Hooks:
-    """Where observers register; one per bus.
+    """The listeners and interceptors of a bus.
 
-    Test `hooks.listening` before building an event, so that nothing is built for nobody.
+    Test `hooks.listening` before building an event: without listeners no event is needed.
     """
 
     __slots__ = ("_handling", "_held", "_listeners", "_publishing", "listening")
@@ -308,25 +307,31 @@ class Hooks:
     def on_publish(
         self, interceptor: Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]
     ) -> Callable[[], None]:
-        """Let `interceptor(topic, messages)` replace messages before they go, for instance to add trace headers."""
+        """Let `interceptor(topic, messages)` replace messages before they are sent, for instance to add trace headers.
+
+        Returns the function that removes the interceptor.
+        """
         self._publishing.append(interceptor)
         return lambda: self._publishing.remove(interceptor)
 
     def around_handling(
         self, interceptor: Callable[[Message[Any]], AbstractContextManager[object]]
     ) -> Callable[[], None]:
-        """Enter `interceptor(message)` around every handler and `async with message` block."""
+        """Enter the context manager `interceptor(message)` around every handler and `async with message` block.
+
+        Returns the function that removes the interceptor.
+        """
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
 
     def show_held(self, held: HeldMessages) -> Callable[[], None]:
-        """Let observers see what a consumer holds; returns the function that ends that."""
+        """Show the messages that a consumer holds in `held`; returns the function that removes them."""
         self._held.append(held)
         return lambda: self._held.remove(held)
 
     @property
     def held(self) -> Sequence[HeldMessages]:
-        """What the open consumers hold, one for each source; may be read from any thread."""
+        """The messages that open consumers hold, one entry for each source; may be read from any thread."""
         return tuple(self._held)
 
     @property
@@ -338,7 +343,7 @@ class Hooks:
         return self._handling
 
     def emit(self, event: Event) -> None:
-        """Give the event to every listener."""
+        """Call every listener with the event."""
         for listener in tuple(self._listeners):
             try:
                 listener(event)

@@ -1,8 +1,7 @@
-"""Messages that are settled one by one.
+"""`Message` and `MessageBatch`: messages that are settled one by one.
 
-Objects here hold no lock: use them from the event loop that made them (`broker.blocking` crosses threads for
-you). Awaiting a settlement may be cancelled; the settlement itself goes on, because it belongs to the consumer
-from the moment of the call.
+Use them on the event loop that created them; `broker.blocking` has thread-safe ones. Cancelling a call that settles
+does not cancel the settlement, which the consumer carries out.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ T = TypeVar("T", default=bytes)
 
 
 class SettleState(IntEnum):
-    """Where a message stands."""
+    """The state of a message."""
 
     OPEN = 0
     SETTLING = 1
     SETTLED = 2
     UNKNOWN = 3
-    """Asked for, but the answer was lost: it may come again."""
+    """The broker did not answer: the message may be redelivered."""
     LOST = 4
-    """Its lease ended first: it comes again."""
+    """The lease ended before the message was settled: the message is redelivered."""
 
 
 class Outcome(IntEnum):
@@ -43,19 +42,19 @@ class Outcome(IntEnum):
 
     ACK = 0
     NACK = 1
-    """Handled and failed: deliver again, after the delay."""
+    """Failed: redeliver the message after the delay."""
     REJECT = 2
-    """Never deliver again: dead-letter it."""
+    """Dead-letter the message; do not redeliver it."""
     RELEASE = 3
-    """Not handled at all: deliver again at once; counts as an attempt only where the broker cannot help it."""
+    """Not handled: redeliver the message at once. Counts as an attempt if the broker cannot avoid that."""
 
 
 class MessageOwner(Protocol):
-    """The consumer that handed a message over; it carries out what the message is asked to do."""
+    """The consumer that delivered a message; it settles the message and extends its lease."""
 
     @property
     def topic(self) -> str:
-        """What it was opened for, as events of the hooks name it."""
+        """The topic of the consumer, as in events of the hooks."""
         ...
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None: ...
@@ -65,26 +64,29 @@ class MessageOwner(Protocol):
         ...
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
-        """It ends; True swallows the error."""
+        """The block ends; True swallows the error."""
         ...
 
 
 class BatchOwner(Protocol):
-    """The consumer that handed a batch over."""
+    """The consumer that delivered a batch."""
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None: ...
 
 
 class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
-    """A unit that is settled on its own.
+    """A delivered message, settled on its own.
 
-    The fields are set by the backend and the core; applications read `topic`, `key`, `data`, `payload`,
-    `attributes`, `id`, `delivery_attempt`, `publish_time`, `broker_time`, `native`, `state` and `lease_lost`.
+    The backend and the core set the fields. Applications read `topic`, `key`, `data`, `payload`, `attributes`, `id`,
+    `delivery_attempt`, `publish_time`, `broker_time`, `native`, `state` and `lease_lost`.
 
-    Used as `async with message:` its ack is sent when the block ends; it is settled by the consumer's retry
-    policy when the block raises an `Exception`, which is reported to the hooks and not raised further; so is an
-    ack that the broker refuses, since the message comes again and the loop around the block is to go on.
-    Cancellation gives the message back and goes on.
+    How an `async with message:` block ends:
+
+    | the block | the message | raised |
+    |---|---|---|
+    | ends | is acked | nothing; a refused ack is an event, and the message is redelivered |
+    | raises an `Exception` | is settled by the retry policy | nothing; the exception is an event |
+    | is cancelled, or raises another `BaseException` | is released | the same exception |
     """
 
     topic: str
@@ -94,25 +96,25 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     lease: Any = None
     """The backend's lease handle; messages may share one."""
     size: int = 0
-    """Bytes counted by flow control."""
+    """Size in bytes for flow control."""
     owner: MessageOwner | None = None
     state: SettleState = SettleState.OPEN
     outcome: Outcome | None = None
     decoded: Any = UNSET
     lease_ends: float | None = None
-    """Loop time at which renewal stops; None before hand-over or where there is no bound."""
+    """Loop time at which renewal stops; None before delivery, or without a limit."""
     in_use: bool = False
-    """A handler, or an `async with` block, is working on it: a close waits for that."""
+    """A handler or an `async with` block is working on the message; a close waits for it."""
     retries: int = 0
-    """How often it was handed over again from memory, without the broker."""
+    """Number of redeliveries from the consumer's memory, without the broker."""
     scope: Any = None
-    """What the hooks entered around its handling."""
+    """The context manager of the interceptors around its handling."""
     received_at: float | None = None
-    """The reading of `time.monotonic` when it came; None where nobody listened to the hooks then."""
+    """`time.monotonic()` at the fetch; None if the hooks had no listener."""
 
     @property
     def id(self) -> str:
-        """The publisher's id if it gave one, else the broker's; the same on every redelivery."""
+        """The publisher's id, otherwise the broker's; the same on every redelivery."""
         return self.view.id(self.raw)
 
     @property
@@ -135,7 +137,7 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
 
     @property
     def delivery_attempt(self) -> int | None:
-        """How many times it was delivered, this time and retries from memory included; None where nobody counts."""
+        """Number of deliveries, including this one and retries from memory; None if the broker does not count."""
         attempt = self.view.delivery_attempt(self.raw)
         return None if attempt is None else attempt + self.retries
 
@@ -146,50 +148,50 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
 
     @property
     def payload(self) -> T:
-        """The body as the consumer's codec decoded it; the bytes themselves without a codec."""
+        """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
         decoded = self.decoded
         return self.data if decoded is UNSET else decoded  # pyright: ignore[reportReturnType]
 
     @property
     def lease_lost(self) -> bool:
-        """Whether somebody else may have it by now: stop the work, an ack will be refused."""
+        """Whether another consumer may have the message: stop the work, an ack will fail."""
         return self.state is SettleState.LOST
 
     async def ack(self) -> None:
-        """Say that it was handled. Harmless when it was acked before.
+        """Acknowledge the message as handled. A second ack does nothing.
 
-        :raises LeaseLost: its lease ended, or the broker refused the ack; it comes again.
-        :raises AlreadySettled: it was settled another way.
-        :raises SettleError: the broker did not confirm (only where acks are confirmed).
+        :raises LeaseLost: the lease ended, or the broker refused the ack; the message is redelivered.
+        :raises AlreadySettled: the message was settled differently.
+        :raises SettleError: the broker did not confirm the ack (only with confirmed acks).
         """
         await self._settle(Outcome.ACK, None, "")
 
     async def nack(self, delay: float | None = None) -> None:
-        """Have it delivered again.
+        """Have the message redelivered.
 
-        :param delay: seconds to wait first; None leaves that to the retry policy's first step.
-        :raises Unsupported: nobody can keep a delay that long.
+        :param delay: seconds until redelivery; None is the first delay of the retry policy.
+        :raises Unsupported: the delay exceeds the longest one that the broker or the lease supports.
         :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
         """
         await self._settle(Outcome.NACK, delay, "")
 
     async def reject(self, reason: str = "rejected") -> None:
-        """Give up on it: it goes to the dead letters with this reason. Returns when it is there, and settled.
+        """Dead-letter the message with this reason. Returns when the letter is written and the message settled.
 
-        :raises ConfigurationError: the reason is no str.
-        :raises LeaseLost: its lease ended; it comes again, beside its letter if that was written by then.
-        :raises AlreadySettled: it was settled another way.
-        :raises SettleError: its letter is written, and it may come again beside it; or the consumer was closed first.
+        :raises ConfigurationError: the reason is not a str.
+        :raises LeaseLost: the lease ended; the message is redelivered, even if its letter was already written.
+        :raises AlreadySettled: the message was settled differently.
+        :raises SettleError: the letter is written but the message may be redelivered, or the consumer closed first.
         """
         if not isinstance(reason, str):
             raise refused("reason", reason, "a str, such as str(error)")
         await self._settle(Outcome.REJECT, None, reason)
 
     async def extend(self, seconds: float) -> None:
-        """Keep the lease renewed until `seconds` from now, beyond `max_lease` if need be.
+        """Renew the lease until `seconds` from now, even beyond `max_lease`.
 
-        :raises LeaseLost: it was lost before.
-        :raises Unsupported: nobody can renew it here (`capabilities.messages.lease` is "fixed").
+        :raises LeaseLost: the lease has already ended.
+        :raises Unsupported: leases cannot be renewed (`capabilities.messages.lease` is "fixed").
         """
         if self.state is SettleState.LOST:
             raise LeaseLost(f"Message {self.id!r} of topic {self.topic!r} was lost before it was extended")
@@ -204,10 +206,10 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
             self.state = SettleState.SETTLED
 
     def begin_settling(self, outcome: Outcome) -> bool:
-        """Move from open to settling; False if it is being, or was, settled the same way before.
+        """Change the state from open to settling; False if the message is already settled, or settling, the same way.
 
-        :raises LeaseLost: its lease ended.
-        :raises AlreadySettled: it was settled another way.
+        :raises LeaseLost: the lease ended.
+        :raises AlreadySettled: the message was settled differently.
         """
         if self.state is SettleState.OPEN:
             self.state = SettleState.SETTLING
@@ -216,9 +218,9 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         if self.state is SettleState.LOST:
             raise LeaseLost(f"Message {self.id!r} of topic {self.topic!r} was lost before it was settled")
         if self.outcome is not outcome:
-            was = "another way" if self.outcome is None else f"with {self.outcome.name.lower()}"
+            how = "differently" if self.outcome is None else f"with {self.outcome.name.lower()}"
             raise AlreadySettled(
-                f"Message {self.id!r} of topic {self.topic!r} was settled {was} before {outcome.name.lower()}"
+                f"Message {self.id!r} of topic {self.topic!r} was settled {how} before {outcome.name.lower()}"
             )
         return False
 
@@ -244,7 +246,7 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
 
 
 class MessageBatch(Batch[Message[T]], Generic[T]):
-    """Messages handed over together, to be settled together or one by one."""
+    """Messages delivered together, to be settled together or one by one."""
 
     __slots__ = ("_owner",)
 
@@ -253,16 +255,16 @@ class MessageBatch(Batch[Message[T]], Generic[T]):
         self._owner = owner
 
     async def ack(self) -> None:
-        """Ack those that are still open.
+        """Ack the messages that are still open.
 
-        :raises SettleError: the first failure, after all were tried; each message's `state` tells its own.
+        :raises SettleError: the first failure, after all messages were tried; `state` has the result of each.
         """
         await self._settle(Outcome.ACK, None)
 
     async def nack(self, delay: float | None = None) -> None:
-        """Have those that are still open delivered again, after `delay` seconds.
+        """Have the messages that are still open redelivered after `delay` seconds.
 
-        :raises SettleError: the first failure, after all were tried.
+        :raises SettleError: the first failure, after all messages were tried.
         """
         await self._settle(Outcome.NACK, delay)
 

@@ -1,12 +1,10 @@
-"""`Metrics`: what the publishers and consumers of a bus do, counted for those who watch over them, on every backend.
+"""`Metrics`: counters, gauges and histograms of the publishers and consumers of a bus, on every backend.
 
     metrics = Metrics(bus)
     metrics.text()  # for Prometheus
 
-*Concurrency.* It counts on the event loop of the bus, under a lock that is held for one event, and may be read from any
-thread; of a blocking bus, too. *Failure.* It changes nothing of what it observes: what goes wrong in it is logged.
-*Cost.* One call for each batch, and two entries in a histogram for each message that is acked; without a `Metrics`, or
-another listener, nothing is counted.
+*Concurrency.* Counts on the event loop of the bus, under a lock; may be read from any thread. *Failure.* Never affects
+the bus: its own failures are logged. *Cost.* One call per batch, and two histogram entries per acked message.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from broker.messages import Message
 __all__ = ["CONTENT_TYPE", "HELP", "OTHER", "Histogram", "Metrics", "Series"]
 
 OTHER: Final = "(other)"
-"""The label of all topics that came when there were `max_topics`."""
+"""The label of all topics beyond the first `max_topics`."""
 
 _PREFIX: Final = "anybroker_"
 _BOUNDS: Final = (
@@ -60,47 +58,47 @@ _BOUNDS: Final = (
 )
 
 _PUBLISHING: Final = {
-    "published_messages_total": "Messages that the broker took, each time it did.",
-    "publish_failures_total": "Messages of calls to the broker that were not taken, or of which nobody knows.",
-    "publish_seconds": "How long a call to the broker took, of one message or a batch.",
+    "published_messages_total": "Messages that the broker accepted; a repetition counts again.",
+    "publish_failures_total": "Messages that failed to be published, or whose outcome is unknown.",
+    "publish_seconds": "Duration of a call that published one message or a batch.",
 }
 _CONSUMING: Final = {
-    "received_messages_total": "Messages that came, by what is known of this delivery: first, redelivery or unknown.",
-    "received_bytes_total": "Bytes of the messages that the broker sent.",
-    "acked_messages_total": "Messages that do not come again: acked, given up, or sent to a retry topic.",
-    "nacked_messages_total": "Messages that were to come again after a delay, as handlers' failures had it or nack().",
+    "received_messages_total": "Messages received, by delivery: first, redelivery, or unknown.",
+    "received_bytes_total": "Bytes of the messages received from the broker.",
+    "acked_messages_total": "Messages that are not redelivered: acked, dead-lettered, dropped, or on a retry topic.",
+    "nacked_messages_total": "Messages to redeliver after a delay, because their handler failed or called nack().",
     "released_messages_total": "Messages that were given back unhandled.",
-    "settle_failures_total": "Messages whose settlement was refused, or not answered.",
-    "handler_failures_total": "Handlers, and blocks of messages, that raised.",
-    "dead_lettered_messages_total": "Messages that were given up and written to the dead letters.",
-    "dropped_messages_total": "Messages that were given up and dropped.",
-    "dead_letter_failures_total": "Writes of dead letters that failed, and are repeated.",
+    "settle_failures_total": "Messages whose settlement was refused, or got no answer.",
+    "handler_failures_total": "Handlers and message blocks that raised.",
+    "dead_lettered_messages_total": "Messages that were written to a dead-letter topic.",
+    "dropped_messages_total": "Messages that were dropped instead of dead-lettered.",
+    "dead_letter_failures_total": "Failed writes of dead letters, which are repeated.",
     "retries_scheduled_total": "Messages that were written to a retry topic.",
-    "retry_write_failures_total": "Writes to retry topics that failed, and are repeated.",
-    "lost_leases_total": "Messages that were not ours any more before they were settled.",
-    "lease_renewal_failures_total": "Messages whose leases could not be renewed, each time.",
-    "flow_blocked_total": "Times that nothing was fetched for long since too many messages were unsettled.",
+    "retry_write_failures_total": "Failed writes to retry topics, which are repeated.",
+    "lost_leases_total": "Messages whose lease was lost before they were settled.",
+    "lease_renewal_failures_total": "Leases that could not be renewed, counted per attempt.",
+    "flow_blocked_total": "Times that fetching stopped, because too many messages were unsettled.",
     "in_flight_messages": "Messages that are fetched and not settled.",
     "in_flight_bytes": "Bytes of the messages that are fetched and not settled.",
-    "end_to_end_seconds": "From the publish time of a message, by its producer's clock, to its ack.",
-    "received_to_acked_seconds": "From when a message was fetched to its ack.",
-    "retry_delay_seconds": "The delay after which a message whose handler failed was to come again.",
+    "end_to_end_seconds": "Time from the publish time of a message, by its producer's clock, to its ack.",
+    "received_to_acked_seconds": "Time from the fetch of a message to its ack.",
+    "retry_delay_seconds": "Delay until a message is redelivered, after its handler failed.",
 }
 _RECORDS: Final = {
-    "received_records_total": "Records that were fetched.",
-    "commits_total": "Positions of partitions that the broker stored.",
+    "received_records_total": "Records received.",
+    "commits_total": "Committed positions of partitions.",
 }
 _SOURCES: Final = {
     "fetch_failures_total": "Fetches that failed and were repeated.",
-    "position_resets_total": "Positions that were not in the log, so that reading went on elsewhere.",
-    "partitions_assigned_total": "Partitions that were given to consumers.",
-    "partitions_revoked_total": "Partitions that were given up.",
-    "partitions_lost_total": "Partitions that went to others before they could be given up.",
+    "position_resets_total": "Positions that the log did not hold, so that reading continued elsewhere.",
+    "partitions_assigned_total": "Partitions assigned to consumers.",
+    "partitions_revoked_total": "Partitions revoked from consumers.",
+    "partitions_lost_total": "Partitions lost to another member before they could be released.",
 }
 _CONNECTIONS: Final = {
     "disconnects_total": "Times that the connection broke.",
-    "reconnects_total": "Times that it came back.",
-    "warnings_total": "Warned events: what else an operator should read.",
+    "reconnects_total": "Times that the connection was restored.",
+    "warnings_total": "Other warnings (Warned events).",
 }
 _GAUGES: Final = ("in_flight_messages", "in_flight_bytes")
 _BY_DELIVERY: Final = "received_messages_total"
@@ -112,35 +110,35 @@ HELP: Final[Mapping[str, str]] = MappingProxyType(
         for name, text in table.items()
     }
 )
-"""Every metric there is, and what it means."""
+"""The name and description of every metric."""
 
 
 class Observed(Protocol):
-    """A bus, or a blocking one."""
+    """A `broker.Bus` or `broker.blocking.Bus`."""
 
     @property
     def hooks(self) -> Hooks: ...
 
 
 class Metrics:
-    """Counts from when it is made, until `close`.
+    """Counts from its construction until `close`.
 
     :param observed: buses, or their hooks; several are counted together.
-    :param max_topics: the most topics that are told apart, by publishers, consumers of messages and consumers of
-        records each; those that come later are counted together as `OTHER`.
-    :raises ConfigurationError: `max_topics` is no whole number from 1 on.
+    :param max_topics: the number of topics with a label of their own, for publishers, message consumers and record
+        consumers each. Later topics are counted together as `OTHER`.
+    :raises ConfigurationError: `max_topics` is not an int of 1 or more.
     """
 
     def __init__(self, *observed: Observed | Hooks, max_topics: int = 100) -> None:
         check_count("max_topics", max_topics)
-        # Reentrant, for whoever reads in a signal handler or a finalizer.
+        # Reentrant, for reads in a signal handler or a finalizer.
         self._lock = threading.RLock()
         self._publishing = _Table(_PUBLISHING, max_topics)
         self._consuming = _Table(_CONSUMING, max_topics)
         self._records = _Table(_RECORDS, max_topics)
         self._sources = _Table(_SOURCES, max_topics)
         self._connections = _Counts(_CONNECTIONS)
-        # One look-up for each event, of which most are one of a few kinds.
+        # One lookup per event.
         self._by_event: dict[type[Event], Callable[[Any], None]] = {
             Published: self._published,
             Received: self._received,
@@ -169,15 +167,15 @@ class Metrics:
         self._removers = [hooks.listen(self._count) for hooks in self._hooks]
 
     def close(self) -> None:
-        """Count nothing more; what was counted can still be read. May be called twice."""
+        """Stop counting; the metrics can still be read. May be called twice."""
         while self._removers:
             self._removers.pop()()
 
     def read(self) -> dict[Series, float | Histogram]:
-        """All there is, as of now: `read()[Series.of("anybroker_acked_messages_total", topic="orders")]`.
+        """All metrics, as of now: `read()[Series.of("anybroker_acked_messages_total", topic="orders")]`.
 
-        What ends in `_total`, and histograms, only count up; the others are gauges. A topic is there, with all that is
-        told of it, from when something was published to it or a consumer of it opened. The histograms are copies.
+        Names that end in `_total` and histograms only grow; the others are gauges. A topic appears, with all its
+        metrics, at its first publish or when a consumer of it opens. Histograms are copies.
         """
         found: dict[Series, float | Histogram] = {}
         with self._lock:
@@ -202,7 +200,7 @@ class Metrics:
         return found
 
     def text(self) -> str:
-        """The same in the text format of Prometheus, which is served with `CONTENT_TYPE`."""
+        """All metrics in the text format of Prometheus; serve it with `CONTENT_TYPE`."""
         return prometheus_text(self.read(), HELP)
 
     # -- counting ----------------------------------------------------------------------------------------
@@ -245,7 +243,7 @@ class Metrics:
             if (received_at := message.received_at) is not None:
                 held.add(now - received_at)
             if (published := message.publish_time) is not None:
-                # The clocks of two machines may say that it was acked before it was published.
+                # The clocks of producer and consumer may differ.
                 end_to_end.add(max(0.0, wall_clock - published.timestamp()))
 
     def _records_received(self, event: RecordsReceived) -> None:
@@ -270,7 +268,7 @@ class Metrics:
             self._consuming.of(_topic_of(message)).add("lease_renewal_failures_total")
 
     def _blocked(self, event: FlowBlocked) -> None:
-        # They are of one source.
+        # All messages of one event are of one source.
         self._consuming.of(_topic_of(event.oldest[0])).add("flow_blocked_total")
 
     def _fetch_failed(self, event: FetchFailed) -> None:
@@ -294,7 +292,7 @@ class Metrics:
         return count
 
     def _held(self) -> dict[str, tuple[int, int]]:
-        """Messages and bytes by topic; consumers that are closed hold none."""
+        """Held messages and bytes by topic."""
         open_ones = [held for hooks in self._hooks for held in hooks.held]
         for held in open_ones:
             self._consuming.of(held.topic)
@@ -317,7 +315,7 @@ class _OfPartitions(Protocol):
 
 
 class _Counts:
-    """The counters and histograms of one topic, at 0."""
+    """The counters and histograms of one topic."""
 
     __slots__ = ("deliveries", "histograms", "numbers")
 
@@ -334,7 +332,7 @@ class _Counts:
 
 
 class _Table:
-    """Counts by topic, of at most so many topics and the rest together."""
+    """Counts for at most `most` topics, and for all other topics together."""
 
     def __init__(self, names: Mapping[str, str], most: int) -> None:
         self._names = names
@@ -342,7 +340,7 @@ class _Table:
         self.topics: dict[str, _Counts] = {}
 
     def label(self, topic: str) -> str:
-        """What the topic is counted as."""
+        """The label that counts the topic."""
         return topic if topic in self.topics or len(self.topics) < self._most else OTHER
 
     def of(self, topic: str) -> _Counts:
@@ -354,7 +352,7 @@ class _Table:
 
 
 def _topic_of(message: Message[Any]) -> str:
-    """As `Received` and `Settled` name it, where a consumer has it."""
+    """The topic as `Received` and `Settled` name it."""
     return message.topic if message.owner is None else message.owner.topic
 
 

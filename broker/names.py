@@ -1,4 +1,4 @@
-"""Portable names of topics, subscriptions and groups; pure functions, safe from any thread."""
+"""Names of topics, subscriptions and groups. Pure functions, safe from any thread."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = [
 ]
 
 REDRIVE_SUBSCRIPTION: Final = "anybroker-redrive"
-"""The subscription of a dead-letter topic that redrives read."""
+"""The subscription that redrives use on a dead-letter topic."""
 
 _PORTABLE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{2,199}")
 
 _UNSENDABLE: Final = re.compile(r"[\0\ud800-\udfff]")
-"""A client in C would take a name for one that ends before the NUL, and act on that."""
+"""A client written in C would use the part of the name before the NUL."""
 
 
 class NativeName(str):
-    """A name in the broker's own form, passed to the server as it is."""
+    """A name in the broker's own form, sent to the server unchanged."""
 
     __slots__ = ()
 
 
 class Ephemeral:
-    """The subscription that each consumer gets for itself; it is deleted by the broker after its close."""
+    """A subscription or group of one consumer, which the broker deletes after the close; see `ephemeral()`."""
 
     __slots__ = ()
 
@@ -46,32 +46,32 @@ EPHEMERAL: Final = Ephemeral()
 
 
 def ephemeral() -> Ephemeral:
-    """Ask for a subscription or group of this consumer's own, which goes with it.
+    """Request a subscription or group for this consumer only, deleted after the close.
 
-    It begins where `start` says, like any new one: with all that the topic has, unless told otherwise.
+    As every new subscription it begins at `start`, by default with the earliest message of the topic.
     """
     return EPHEMERAL
 
 
 def native_name(name: str) -> NativeName:
-    """Mark a name as the broker's own, so that no portable rule is applied to it.
+    """Mark a name as the broker's own; it need not be portable.
 
-    :raises InvalidName: the name is empty or no str, or no broker can have it.
+    :raises InvalidName: the name is not a str, is empty, or contains a NUL or a lone surrogate.
     """
     _check_type(name, "native")
     if not name:
-        raise InvalidName("A native name is empty", advice="Give the name the broker uses")
+        raise InvalidName("The native name is empty", advice="Pass the broker's own name")
     if _UNSENDABLE.search(name):
         raise InvalidName(
-            f"The native name {name!r} has a NUL or a lone surrogate", advice="Give the name the broker uses"
+            f"The native name {name!r} contains a NUL or a lone surrogate", advice="Pass the broker's own name"
         )
     return NativeName(name)
 
 
 def known_name(name: str) -> str:
-    """The name of something that exists already: one that is not portable is the broker's own.
+    """A name of something that exists: a name that is not portable becomes a native name.
 
-    :raises InvalidName: no broker can have it.
+    :raises InvalidName: the name is invalid even as a native name.
     """
     return name if isinstance(name, NativeName) or _PORTABLE.fullmatch(name) else native_name(name)
 
@@ -79,8 +79,8 @@ def known_name(name: str) -> str:
 def check_name(name: str, what: str) -> str:
     """Return the name if it is portable or native.
 
-    :param what: what the name is of, for the error: 'topic', 'subscription', 'group'.
-    :raises InvalidName: it is neither, or no str.
+    :param what: the kind of name, for the error: 'topic', 'subscription' or 'group'.
+    :raises InvalidName: the name is neither portable nor native, or not a str.
     """
     _check_type(name, what)
     if isinstance(name, NativeName) or _PORTABLE.fullmatch(name):

@@ -1,4 +1,4 @@
-"""`OutboundMessage`: what is published, checked when it is made. Immutable; safe from any thread."""
+"""`OutboundMessage`: a message to publish, validated when it is created. Immutable; safe from any thread."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from broker.errors import InvalidMessage
 __all__ = ["OutboundMessage", "check_batch"]
 
 _OF_LETTERS: Final = {prefix: f"{prefix}topic" for prefix in (DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX)}
-"""Every letter has its kind's; one that is forwarded keeps what it tells."""
+"""Only letters have these attributes; a forwarded letter keeps all that begin with the prefix."""
 _RESERVED: Final = (RESERVED_PREFIX, *_OF_LETTERS)
 _SHOWN: Final = 100
-"""Characters of a wrong value that an error shows."""
+"""Maximum length of a value in an error."""
 
 
 class OutboundMessage:
-    """A message to be published; immutable once made.
+    """A message to publish; immutable.
 
-    :param data: the body; None is a tombstone where the broker has one (`capabilities.publish.tombstones`).
-    :param key: identity for partitioning and order; `str` is encoded as UTF-8. None and empty differ.
-    :param attributes: text to text; they come back equal on every backend.
-    :param id: what consumers see as `message.id`, and what the broker deduplicates by where it can.
-    :param deliver_at: not before this moment (timezone-aware), where the broker schedules.
-    :param ttl: seconds after which the broker may drop it, where it can.
-    :param partition: the partition to append to, where the broker has them; otherwise the key decides.
-    :param publish_time: the producer's clock (timezone-aware); set when the message is published, if None.
-    :ivar plain: it is a body and a key and nothing else, as most messages are; backends take the short way with it.
-    :raises InvalidMessage: a field has the wrong type, is no UTF-8 text, or is a reserved attribute name.
+    :param data: the body; None is a tombstone (`capabilities.publish.tombstones`).
+    :param key: selects the partition, and orders messages; a str is encoded as UTF-8. None is not the empty key.
+    :param attributes: str to str; the same on every backend.
+    :param id: `message.id` at the consumer; brokers with deduplication use it.
+    :param deliver_at: earliest time of delivery, timezone-aware (`capabilities.publish.deliver_at`).
+    :param ttl: seconds after which the broker may drop the message (`capabilities.publish.ttl`).
+    :param partition: the partition to append to (`capabilities.publish.partitions`); by default the key decides.
+    :param publish_time: the producer's time, timezone-aware; by default the time of publishing.
+    :param native: an object of the client library to forward, as `from_message` sets it.
+    :ivar plain: the message has only a body and a key, for which backends have a fast path.
+    :raises InvalidMessage: a field has the wrong type, is not valid UTF-8, or an attribute name is reserved.
     """
 
     __slots__ = ("attributes", "data", "deliver_at", "id", "key", "native", "partition", "plain", "publish_time", "ttl")
@@ -91,11 +92,11 @@ class OutboundMessage:
 
     @classmethod
     def from_message(cls, message: Envelope) -> OutboundMessage:
-        """Copy a received message or record for forwarding: body, key, attributes, producer's time and id.
+        """Copy a received message or record for forwarding: body, key, attributes, id and publish time.
 
-        `native` rides along, so that a backend of the same kind can forward what this model cannot show.
+        Also keeps `native`, from which a backend of the same kind forwards what `OutboundMessage` cannot express.
 
-        :raises InvalidMessage: it is neither.
+        :raises InvalidMessage: `message` is neither a message nor a record.
         """
         try:
             data, native = message.data, message.native
@@ -159,34 +160,34 @@ def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
         if type(name) is not str or type(value) is not str:
             _wrong(f"attributes[{name!r}]", value, "a str under a str name")
         if not name:
-            raise InvalidMessage("An attribute name is empty", advice="Give every attribute a name")
+            raise InvalidMessage("An attribute has an empty name", advice="Give every attribute a name")
         if name.startswith(_RESERVED):
             prefix = next(prefix for prefix in _RESERVED if name.startswith(prefix))
             if _OF_LETTERS.get(prefix) not in copy:
                 raise InvalidMessage(
-                    f"Attribute {name!r} begins with the reserved prefix {prefix!r}", advice="Rename it"
+                    f"Attribute {name!r} begins with the reserved prefix {prefix!r}", advice="Rename the attribute"
                 )
         try:
-            # ASCII is the common case and needs no encoding to be known as valid.
+            # ASCII is the common case and needs no encoding.
             _ = (name.isascii() and value.isascii()) or (name.encode(), value.encode())
         except UnicodeEncodeError as error:
             raise InvalidMessage(
-                f"Attribute {name!r} cannot be written as UTF-8", native=error, advice="Remove the lone surrogate"
+                f"Attribute {name!r} cannot be encoded as UTF-8", native=error, advice="Remove the lone surrogate"
             ) from None
     return MappingProxyType(copy)
 
 
 def check_batch(payloads: object) -> None:
-    """Refuse what is no batch: a body is a sequence too, and would become a message per byte or character.
+    """Check that a batch is a sequence of messages. A single body is one too, and would become a message per byte.
 
-    :raises InvalidMessage: it is one body or message, or has no length.
+    :raises InvalidMessage: `payloads` is a single body or message, or not a sequence.
     """
     if isinstance(payloads, (list, tuple)):
         return
     if not isinstance(payloads, Sequence) or isinstance(payloads, (bytes, bytearray, memoryview, str)):
         raise InvalidMessage(
-            f"The batch is {_shown(payloads)} of type {type(payloads).__name__}; a batch is a list of messages",  # pyright: ignore[reportUnknownArgumentType]
-            advice="Give [message, …], or list(...) of what makes them",
+            f"The batch is {_shown(payloads)} of type {type(payloads).__name__}",  # pyright: ignore[reportUnknownArgumentType]
+            advice="It takes a list of messages: [message, …], or list(iterator)",
         )
 
 
@@ -196,7 +197,7 @@ def _wrong(field: str, value: object, wanted: str) -> NoReturn:
 
 def _not_text(field: str, value: str, error: UnicodeEncodeError) -> NoReturn:
     raise InvalidMessage(
-        f"{field} {_shown(value)} cannot be written as UTF-8", native=error, advice="Remove the lone surrogate"
+        f"{field} {_shown(value)} cannot be encoded as UTF-8", native=error, advice="Remove the lone surrogate"
     ) from None
 
 

@@ -1,11 +1,16 @@
-"""The protocols that application code types against, and nothing else.
+"""The protocols that applications type against.
 
-The facade satisfies all of them, and so do the hand-written fakes of an application's own tests. Take
-the narrowest that will do: a function that publishes takes a `Topic`, one that drains takes a `MessageStream`.
+The bus and its objects satisfy them, and so do hand-written fakes in an application's tests. Use the narrowest one: a
+function that publishes takes a `Topic`, a function that reads to the end takes a `MessageStream`.
 
-All of them: calls come from one event loop. Idle is an answer (None or an empty batch), a close ends an iteration,
-`Closed` is what a call after it raises, cancellation is `asyncio.CancelledError`, any other error a
-`BrokerError`. A cancelled or abandoned call loses no message: what was not handed over is given back.
+All calls come from one event loop.
+
+| event | shows as |
+|---|---|
+| idle until the timeout | None, or an empty batch |
+| close | the iteration ends; a later call raises `Closed` |
+| cancellation | `asyncio.CancelledError`; no message is lost: undelivered messages are given back |
+| any other error | `BrokerError` |
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 from typing_extensions import TypeVar
 
@@ -54,23 +59,26 @@ T_co = TypeVar("T_co", covariant=True, default=bytes)
 T_contra = TypeVar("T_contra", contravariant=True, default=bytes)
 
 Handler = Callable[[Message[T]], Awaitable[object]]
-"""Handles one message: returning acks it, raising settles it by the retry policy."""
+"""Handles one message. Returning acks the message; raising settles it by the retry policy."""
 BatchHandler = Callable[[MessageBatch[T]], Awaitable["Sequence[BaseException | None] | None"]]
-"""Handles a batch: None acks all that it left open; a sequence tells per message None (ack) or the failure."""
+"""Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
 
 
 @runtime_checkable
 class Codec(Protocol[T]):
-    """Turns payloads into bytes and back. Both ways are pure and quick: they run on the event loop."""
+    """Turns payloads into bytes and back. Both methods run on the event loop, so they must be fast."""
 
-    def encode(self, payload: T) -> bytes | None: ...
+    def encode(self, payload: T) -> bytes | None:
+        """:raises InvalidMessage: the payload cannot be encoded."""
+        ...
+
     def decode(self, data: bytes | None) -> T:
-        """:raises DecodeError: the bytes are not what this codec reads."""
+        """:raises DecodeError: the bytes cannot be decoded."""
         ...
 
 
 class Topic(Protocol[T_contra]):
-    """A place to publish to. Safe to share between tasks; order per key is that of the calls."""
+    """A topic to publish to. Tasks may share it; messages of a key are published in the order of the calls."""
 
     @property
     def name(self) -> str: ...
@@ -82,26 +90,34 @@ class Topic(Protocol[T_contra]):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Publish one message and wait until the broker has it.
+        """Publish one message; return when the broker has stored it. A cancelled call may have published.
 
-        `key` and `attributes` go with a payload; an OutboundMessage carries its own.
-        A cancelled call may have published.
-
-        :raises BrokerError: it is not on the broker, or nobody knows (OperationTimeout).
+        :param key: the key of a payload; an `OutboundMessage` has its own.
+        :param attributes: the attributes of a payload, likewise.
+        :raises OperationTimeout: no answer in time; the message may be on the broker.
+        :raises BrokerError: the message was not published.
         """
         ...
 
-    async def publish_batch(self, payloads: Sequence[T_contra | OutboundMessage]) -> list[Receipt]:
-        """Publish many, in order per key; a receipt each.
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: Literal[False]
+    ) -> None: ...
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """Publish many messages, in order per key; return a receipt for each.
 
-        :raises PublishError: some failed; `outcomes` tells the fate of each.
-        """
-        ...
-
-    async def publish_all(self, payloads: Sequence[T_contra | OutboundMessage]) -> None:
-        """Publish many, in order per key, without receipts, which is quicker on some brokers.
-
-        :raises PublishError: some failed; `outcomes` tells the fate of each.
+        :param receipts: False returns None, which is faster on some brokers.
+        :raises PublishError: some messages failed; `outcomes` has the result of each.
         """
         ...
 
@@ -112,24 +128,24 @@ class Topic(Protocol[T_contra]):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> asyncio.Future[Receipt]:
-        """Hand one message to the publishing pipeline; awaiting the call is the back-pressure, the future the receipt.
+        """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
-        Messages of one key leave in the order of the calls. Cancelling the call while it waits to be let in queues
-        nothing; right after that, its message goes all the same. A future that nobody looked at before `flush` or
-        `close` has its failure raised there.
+        Messages of a key are published in the order of the calls. A call cancelled while it waits for room queues
+        nothing; cancelled later, its message is published all the same. `flush` and `close` raise the failure of a
+        future whose outcome was not retrieved.
         """
         ...
 
     async def flush(self) -> None:
-        """Wait until everything enqueued is on the broker.
+        """Wait until all queued messages are on the broker.
 
-        :raises PublishError: something was not, and nobody looked at its future.
+        :raises PublishError: some messages failed, and the outcomes of their futures were not retrieved.
         """
         ...
 
 
 class Publisher(Protocol):
-    """Opens topics, without I/O."""
+    """Opens topics, without I/O; `broker.Bus` is one."""
 
     def topic(self, name: str) -> Topic[bytes]: ...
 
@@ -145,39 +161,58 @@ class Transaction(Protocol):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt: ...
-    async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]: ...
-    async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None: ...
-    async def ack(self, message: Message[Any]) -> None:
-        """Ack a message by the commit: it counts together with what was published, or neither does.
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[False]
+    ) -> None: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """As `Topic.publish_batch`. A message that fails aborts the transaction at the end of its block."""
+        ...
 
-        :raises Unsupported: messages of this consumer cannot be acked in it; says why.
+    async def ack(self, message: Message[Any]) -> None:
+        """Ack a message with the commit of the transaction: its ack and the published messages count, or neither.
+
+        :raises Unsupported: the transaction cannot ack messages of this consumer; the error says why.
         :raises LeaseLost, AlreadySettled: the message is not open.
         """
         ...
 
     async def ack_batch(self, messages: Iterable[Message[Any]]) -> None:
-        """The same of many; of all or, if it raises, of none."""
+        """`ack` for many messages: for all of them or, if the call raises, for none."""
         ...
 
 
 class TransactionalPublisher(Protocol):
-    """Publishes so that readers of committed data see all of a transaction or nothing."""
+    """Publishes in transactions: readers of committed data see all messages of a transaction, or none."""
 
     def transaction(self, consumer: BatchedRecordStream[Any] | None = None) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction; with a consumer, the positions of the records it handed over are committed in it.
+        """A transaction, for `async with`. Leaving the block commits.
 
-        Leaving the block commits. An exception inside it aborts, rewinds the consumer to its committed
-        positions, and is raised further; messages that were to be acked in it are open again.
+        An exception in the block aborts the transaction, rewinds the consumer to its committed positions and is raised
+        again; messages acked in the transaction are open again.
 
-        :raises TransactionAborted: it was undone and rewound; do the work again.
-        :raises TransactionFatal: this publisher is fenced; make a new one.
+        :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
+        :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
+        :raises TransactionFatal: the publisher is fenced; open a new one.
         """
         ...
 
 
 class MessageIterator(Protocol[T]):
+    """Returns messages one by one."""
+
     async def next_message(self, timeout: float | None = None) -> Message[T] | None:
-        """The next message; None after `timeout` idle seconds. None as timeout waits for ever.
+        """The next message, or None after `timeout` idle seconds. Without a timeout it waits forever.
 
         :raises Closed: the consumer was closed.
         """
@@ -185,72 +220,86 @@ class MessageIterator(Protocol[T]):
 
 
 class BatchedMessageIterator(Protocol[T]):
+    """Returns messages in batches."""
+
     async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[T]:
-        """What is there, at least one and at most `max_messages`; empty after `timeout` idle seconds."""
+        """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds."""
         ...
 
 
 class MessageStream(Protocol[T]):
-    """`async for message in stream:`; it ends when the consumer is closed."""
+    """`async for message in stream:`; ends when the consumer is closed."""
 
     def __aiter__(self) -> AsyncIterator[Message[T]]: ...
 
 
 class BatchedMessageStream(Protocol[T]):
-    """`async for batch in stream.batches():`; it ends when the consumer is closed."""
+    """`async for batch in stream.batches():`; ends when the consumer is closed."""
 
     def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[T]]: ...
 
 
 class Receiver(Protocol[T]):
+    """Calls a handler with messages."""
+
     async def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
-        """Run the handler on every message, `concurrency` at once, until the consumer is closed."""
+        """Call the handler with every message, up to `concurrency` at once, until the consumer is closed."""
         ...
 
 
 class BatchedReceiver(Protocol[T]):
+    """Calls a handler with batches of messages."""
+
     async def receive_batches(
         self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1
     ) -> None: ...
 
 
 class RecordIterator(Protocol[T]):
+    """Returns records one by one."""
+
     async def next_record(self, timeout: float | None = None) -> Record[T] | None: ...
 
 
 class BatchedRecordIterator(Protocol[T]):
+    """Returns records in batches."""
+
     async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]: ...
 
 
 class RecordStream(Protocol[T]):
+    """`async for record in stream:`; ends when the consumer is closed."""
+
     def __aiter__(self) -> AsyncIterator[Record[T]]: ...
 
 
 class BatchedRecordStream(Protocol[T]):
+    """`async for batch in stream.batches():`; ends when the consumer is closed."""
+
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]: ...
 
 
 class LogReader(Protocol):
-    """Reads a topic's log without a group."""
+    """Reads the log of a topic without a group."""
 
     async def partitions(self, topic: str) -> Sequence[int]: ...
     async def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """The first readable offset of each partition, and the position after its last."""
+        """The first readable offset of each partition, and the position after its last record."""
         ...
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]: ...
     def read(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None, *, max_records: int = 1000
     ) -> AsyncIterator[RecordBatch[bytes]]:
-        """Records with start <= offset < stop in batches; None means the bound the log has now.
+        """The records with start <= offset < stop, in batches. None is the first or last position of the log now.
 
-        :raises OffsetOutOfRange: retention removed `start`, or `stop` lies beyond the end.
+        :raises OffsetOutOfRange: retention removed `start`, or `stop` is beyond the end.
         """
         ...
 
 
 class RedriveReport(Protocol):
-    """What a redrive did."""
+    """The result of a redrive."""
 
     @property
     def moved(self) -> int: ...
@@ -258,12 +307,12 @@ class RedriveReport(Protocol):
     def by_topic(self) -> Mapping[str, int]: ...
     @property
     def skipped(self) -> int:
-        """Messages without an origin; they stay in the dead-letter topic."""
+        """Messages without an origin, which stay in the dead-letter topic."""
         ...
 
 
 class Admin(Protocol):
-    """Provisioning and operations. `ensure_` and `delete_` may be repeated; the rest raises NotFound."""
+    """Provisioning and operations. The `ensure_` and `delete_` methods are idempotent; the others raise NotFound."""
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
@@ -286,12 +335,12 @@ class Admin(Protocol):
         limit: int | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> RedriveReport:
-        """Publish dead letters to the topic each came from; every subscription of that topic sees them."""
+        """Publish each dead letter to the topic it came from; every subscription of that topic receives the message."""
         ...
 
 
 class GroupAdmin(Protocol):
-    """Groups of record consumers over all topics, where `capabilities.records.group_admin` says so."""
+    """Administration of groups of record consumers over all topics (`capabilities.records.group_admin`)."""
 
     async def groups(self) -> list[GroupInfo]: ...
     async def describe_group(self, name: str) -> GroupInfo: ...

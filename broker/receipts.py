@@ -1,4 +1,4 @@
-"""`Receipt`: the broker's word that it has a message. Immutable; safe from any thread."""
+"""`Receipt`: the broker's confirmation of a published message. Immutable; safe from any thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The broker has the message.
+    """The broker has stored the message.
 
-    :ivar id: the message's id as consumers will see it.
-    :ivar partition: where it was appended, None where the broker has no partitions.
-    :ivar offset: its position in the log, None where the broker has no log.
-    :ivar duplicate: the broker had a message of this id already and dropped this one.
-    :ivar timestamp: the time that the broker keeps with it, in milliseconds since 1970; None where it tells none.
+    :ivar id: the message's id, as consumers see it.
+    :ivar partition: the partition of the message; None if the broker has no partitions.
+    :ivar offset: its position in the log; None if the broker has no log.
+    :ivar duplicate: the broker dropped this message, because it already had one with the same id.
+    :ivar timestamp: the time that the broker stored with the message, in milliseconds since 1970; None if unknown.
     """
 
     id: str
@@ -30,5 +30,5 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime | None:
-        """The time that the broker keeps with it, UTC: its own clock's, or the producer's where it takes that."""
+        """The time that the broker stored with the message, UTC: its own, or on some brokers the producer's."""
         return None if self.timestamp is None else _EPOCH + timedelta(milliseconds=self.timestamp)

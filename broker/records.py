@@ -1,7 +1,7 @@
-"""Records of a log: what is read of a partition in order, and committed.
+"""`Record` and `RecordBatch`: entries of a partitioned log, read in order and committed by position.
 
-Objects here hold no lock: use them from the event loop that made them. Awaiting a commit may be cancelled; the commit
-itself goes on, because it belongs to the consumer from the moment of the call.
+Use them on the event loop that created them. Cancelling a call that commits does not cancel the commit, which the
+consumer carries out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns",
 T = TypeVar("T", default=bytes)
 
 _ROW: Final = (*COLUMNS, "payload")
-"""What `RecordBatch.rows` has."""
+"""The columns of `RecordBatch.rows`."""
 
 
 class RecordOwner(Protocol):
-    """The consumer that handed a record over."""
+    """The consumer that delivered a record; it commits."""
 
     async def commit_records(self, records: Sequence[Record[Any]]) -> None: ...
 
@@ -38,7 +38,7 @@ class RecordOwner(Protocol):
 class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
     """An entry of an ordered, partitioned log.
 
-    `offset` only grows within a partition; it is not dense, but `offset + 1` is a legal position.
+    Offsets grow within a partition and may have gaps; `offset + 1` is always a valid position.
     """
 
     topic: str
@@ -52,11 +52,11 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
     owner: RecordOwner | None = None
     decoded: Any = UNSET
     generation: int = 0
-    """Which assignment of the partition handed it over; a commit of an older one is refused."""
+    """The assignment of the partition that delivered the record; commits of an older assignment raise LeaseLost."""
 
     @property
     def id(self) -> str:
-        """The publisher's id if it gave one, else one made of partition and offset."""
+        """The publisher's id, otherwise one made of partition and offset."""
         return self.view.id(self.raw)
 
     @property
@@ -80,15 +80,15 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
 
     @property
     def payload(self) -> T:
-        """The body as the consumer's codec decoded it; the bytes themselves without a codec."""
+        """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
         decoded = self.decoded
         return self.data if decoded is UNSET else decoded  # pyright: ignore[reportReturnType]
 
     async def commit(self) -> None:
-        """Settle this record and every lower offset of its partition.
+        """Commit the position after this record, which settles all lower offsets of the partition.
 
-        :raises LeaseLost: the partition was taken away since; its new owner reads the record again.
-        :raises BrokerError: the broker did not take the commit; it can be repeated.
+        :raises LeaseLost: the partition was revoked; its new owner reads the record again.
+        :raises BrokerError: the commit failed; it may be repeated.
         """
         if self.owner is not None:
             await self.owner.commit_records((self,))
@@ -98,7 +98,7 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
 
 
 class RecordRun(Protocol):
-    """Records of one partition in their order, one at least, that are made when somebody looks at them."""
+    """One or more records of a partition, in order. `Record` objects are created on demand."""
 
     @property
     def topic(self) -> str: ...
@@ -106,37 +106,40 @@ class RecordRun(Protocol):
     def partition(self) -> int: ...
     @property
     def size(self) -> int:
-        """Their bytes, as `Record.size` counts them."""
+        """Size in bytes, as in `Record.size`."""
         ...
 
     @property
     def last(self) -> int:
-        """The offset of the last."""
+        """The offset of the last record."""
         ...
 
     def __len__(self) -> int: ...
     def split(self, count: int) -> tuple[RecordRun, RecordRun]:
-        """The first so many, and the rest; neither is empty."""
+        """The first `count` records, and the rest; neither is empty."""
         ...
 
     def make(self, owner: Any, generation: int) -> list[Record[Any]]:
-        """The records, bound to their consumer and assignment; new ones with each call."""
+        """New `Record` objects, bound to their consumer and assignment."""
         ...
 
     def values(self, name: str) -> Iterable[Any] | None:
-        """What each has under this name, one after another; None if the records themselves are to be asked."""
+        """The attribute `name` of each record; None if it must be read from the `Record` objects."""
         ...
 
     def column(self, name: str) -> Sequence[Any] | None:
-        """The same for Arrow, where times may be microseconds since 1970, and offsets without gaps a `range`; None as
-        for `values`. Nobody asks for topic and partition."""
+        """The same for Arrow: times may be microseconds since 1970, and offsets without gaps a `range`.
+
+        Never called for topic and partition.
+        """
         ...
 
 
 class RecordsOfRuns(Sequence[Record[Any]]):
-    """Records that were handed over together, made run by run when somebody looks at them, and kept.
+    """A sequence of runs; the `Record` objects of a run are created on demand and kept.
 
-    :param runs: with the assignment that each was handed over in. :param owner: what the records are bound to.
+    :param runs: the runs, each with the generation of its assignment.
+    :param owner: the consumer of the records.
     """
 
     __slots__ = ("_all", "_made", "_owner", "_runs")
@@ -173,11 +176,11 @@ class RecordsOfRuns(Sequence[Record[Any]]):
 
     @property
     def runs(self) -> list[RecordRun]:
-        """Which tell columns without making records."""
+        """The runs, which return columns without creating `Record` objects."""
         return [run for run, _ in self._runs]
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """What each record has under these names; records are made where a run does not tell."""
+        """The attributes `names` of each record; creates `Record` objects only if a run lacks an attribute."""
         return chain.from_iterable(map(partial(self._rows_of, names), range(len(self._runs))))
 
     def _rows_of(self, names: Sequence[str], index: int) -> Iterator[tuple[Any, ...]]:
@@ -209,26 +212,26 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
         self._owner = owner
 
     async def commit(self) -> None:
-        """Settle all records of the batch and every lower offset of their partitions.
+        """Commit the positions after the batch, which settles all lower offsets of its partitions.
 
-        :raises LeaseLost: a partition was taken away since; the commits of the others were carried out.
+        :raises LeaseLost: a partition was revoked; the other partitions are committed.
+        :raises BrokerError: the commit failed; it may be repeated.
         """
         if self._owner is not None:
             records = self._items
-            # All below a record is settled with it.
+            # Committing a record settles all lower offsets.
             await self._owner.commit_records(records.last_of_each() if isinstance(records, RecordsOfRuns) else records)
 
     def rows(self, *columns: str) -> Iterator[tuple[Any, ...]]:
-        """These columns of each record, as a tuple in that order: the quickest way to read a batch.
+        """Iterate over the records as tuples of these columns: the fastest way to read a batch.
 
-        `for key, data, offset in batch.rows("key", "data", "offset")` makes no `Record` where the backend can do
-        without. Each call begins anew.
+        `for key, data, offset in batch.rows("key", "data", "offset")` creates no `Record` objects on some backends.
 
         :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time or broker_time.
-        :raises ConfigurationError: there is no such column, or none was named.
+        :raises ConfigurationError: a column does not exist, or `columns` is empty.
         """
         if not columns:
-            raise ConfigurationError("rows() needs a column at least", advice=f"There are {', '.join(_ROW)}")
+            raise ConfigurationError("rows() was called without a column", advice=f"The columns are {', '.join(_ROW)}")
         check_columns(columns, _ROW)
         records = self._items
         if isinstance(records, RecordsOfRuns):
@@ -240,8 +243,8 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
 
         Columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
 
-        :param columns: only these, in this order. Ids, attributes and times cost several times what the others do.
-        :raises ConfigurationError: there is no such column.
+        :param columns: only these columns, in this order; ids, attributes and times are the slow ones.
+        :raises ConfigurationError: a column does not exist.
         :raises MissingClient: pyarrow is not installed.
         """
         return records_to_arrow(self._items, columns)
@@ -250,10 +253,10 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
 def undecodable(record: Record[Any], error: Exception, otherwise: str) -> DecodeError:
     """The error of a record whose payload cannot be decoded.
 
-    :param otherwise: what to do where neither producer nor codec can be mended.
+    :param otherwise: advice for when neither the producer nor the codec can be fixed.
     """
     return DecodeError(
         f"Record {record.topic!r}[{record.partition}]@{record.offset} cannot be decoded: {error}",
         native=error,
-        advice=f"Mend the producer or the codec, or {otherwise}",
+        advice=f"Fix the producer or the codec, or {otherwise}",
     )

@@ -1,19 +1,18 @@
-"""Dead letters: look at them, and publish them again to where they came from.
+"""List dead letters, and redrive them: publish each to the topic it came from.
 
-*Which letters.* A redrive has a subscription of its own on the dead-letter topic, `anybroker-redrive`, made at its
-first use and kept: what it moved is settled there, so a second redrive moves only what came since. On a broker without
-history it is made by the first consumer that has this topic for its dead letters, and has what came since then.
-Listing shows what that subscription has still to move; before the first redrive it reads the log, where there is one,
-and makes nothing.
+*Subscription.* Redrives use the subscription `anybroker-redrive` of the dead-letter topic, and settle there the letters
+that they moved. The first redrive creates it; on a broker without history the first consumer with this dead-letter
+topic does, so that redrives see the letters since then. Listing shows the letters that the subscription has not
+settled. Before the first redrive, listing reads the log if the broker has one, and creates nothing.
 
-*Delivery.* A letter is published first and settled afterwards: an interruption may repeat some, and loses none.
-Every subscription of the origin sees the message again. It gets an id made from its letter's id: a broker that
-deduplicates does not take it for the original, and does drop the repetition of an interrupted redrive.
+*Delivery.* A letter is published first and settled afterwards: an interruption may repeat messages and loses none.
+Every subscription of the origin receives the message again. Its id is derived from the letter's id, so that a broker
+with deduplication does not drop the message as a copy of the original, but does drop a repetition.
 
-*Left in place.* Letters without an origin, letters whose publish failed, and letters of messages that
-this very redrive moved (they failed again meanwhile; moving them would never end). They stay unsettled until the end,
-and are given back then. A redrive that holds 10,000 of them ends early. What another redrive holds, or one that was
-killed and whose leases have not ended, is not waited for: `Redriven.elsewhere` counts it.
+*Letters that stay.* Letters without an origin, letters whose publish failed, and letters of messages that failed again
+during this redrive. The redrive holds them unsettled and gives them back at its end; it ends early when it holds
+10,000. It does not wait for letters that another redrive holds, or held when it was killed: `Redriven.elsewhere` counts
+them.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ _MOST_LEFT: Final = 10_000
 _IDLE: Final = 1.0
 _MOST_IDLE_ROUNDS: Final = 10
 _DIGITS: Final = 40
-"""The most of a number that is read: anybody may write a letter."""
+"""Maximum length of a number in a letter, since any program may write letters."""
 _REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
 
 
 @dataclass(slots=True)
 class Redriven:
-    """What a redrive did.
+    """The result of a redrive.
 
-    :ivar moved: letters published to their origin.
-    :ivar by_topic: these, by origin.
-    :ivar skipped: messages without an origin; they stay.
+    :ivar moved: letters published to the topic they came from.
+    :ivar by_topic: the number of moved letters by topic.
+    :ivar skipped: messages without an origin, which stay.
     :ivar failed: letters that could not be published, or failed again during the redrive; they stay.
-    :ivar errors: the last error of publishing, by origin.
-    :ivar repeatable: moved letters whose settling was not confirmed; a later redrive may move them again.
-    :ivar elsewhere: letters that another redrive holds, or held when it died: they were not moved here, and come again
-        when their leases end. 0 where the broker does not tell, and where `limit` was reached.
+    :ivar errors: the last publish error by topic.
+    :ivar repeatable: moved letters whose ack was not confirmed; a later redrive may move them again.
+    :ivar elsewhere: letters that another redrive holds, or held when it was killed; they are redelivered when their
+        leases end. 0 if the broker does not report them, or if `limit` was reached.
     """
 
     moved: int = 0
@@ -77,12 +76,16 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One dead letter, told apart into the original and what became of it; None is what it does not tell.
+    """A dead letter: the original message, and why it failed. None for fields that the letter lacks.
 
-    :ivar topic: where the original came from.
-    :ivar partition: in which it lay first there, and `offset` where.
-    :ivar id: the original's id.
-    :ivar attributes: the original's own.
+    :ivar topic: the topic of the original message.
+    :ivar subscription: the subscription whose consumer gave up the message.
+    :ivar attempts: number of deliveries.
+    :ivar partition: the original partition.
+    :ivar offset: the original offset.
+    :ivar id: the id of the original message.
+    :ivar time: when the letter was written.
+    :ivar attributes: the attributes of the original message.
     """
 
     topic: str | None
@@ -100,14 +103,14 @@ class DeadLetter:
 
     @classmethod
     def from_envelope(cls, letter: Envelope) -> DeadLetter:
-        """Read a letter; what a foreign writer left out or wrote otherwise becomes None."""
+        """Read a letter. Missing and malformed fields become None."""
         attributes = letter.attributes
-        told = {
+        texts = {
             name: attributes.get(DEAD_LETTER_PREFIX + name)
             for name in ("topic", "subscription", "reason", "error", "id")
         }
         return cls(
-            **told,
+            **texts,
             attempts=_number(attributes, "attempts"),
             partition=_number(attributes, "partition"),
             offset=_number(attributes, "offset"),
@@ -119,7 +122,7 @@ class DeadLetter:
 
 
 def redriven_message(letter: Message[Any]) -> OutboundMessage:
-    """The original of a letter, ready to be published again."""
+    """The original message of a letter, to be published again with a new id."""
     original_id = letter.attributes.get(f"{DEAD_LETTER_PREFIX}id") or letter.id
     stem = _REDRIVEN_SUFFIX.sub("", original_id)[:80]
     digest = hashlib.blake2s(letter.id.encode(), digest_size=8).hexdigest()
@@ -134,7 +137,7 @@ def redriven_message(letter: Message[Any]) -> OutboundMessage:
 
 
 class RedriveBus(Protocol):
-    """What a redrive needs of the bus."""
+    """The part of the bus that a redrive uses."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -151,7 +154,7 @@ class RedriveBus(Protocol):
 async def redrive(
     bus: RedriveBus, dead_letter_topic: str, *, limit: int | None, progress: Callable[[int], object] | None
 ) -> Redriven:
-    """Move letters until there are none, or `limit` were moved; see the module for what moving means."""
+    """Move letters until there are none, or `limit` were moved."""
     run = _Run(bus)
     async with _letters(bus, dead_letter_topic) as letters:
         while (limit is None or run.report.moved < limit) and len(run.left) < _MOST_LEFT:
@@ -167,7 +170,7 @@ async def redrive(
 
 
 async def list_dead_letters(bus: RedriveBus, dead_letter_topic: str, *, limit: int) -> list[DeadLetter]:
-    """The oldest `limit` letters that a redrive would look at; nothing is settled or moved."""
+    """The oldest `limit` letters that a redrive would move; nothing is settled or moved."""
     records = bus.capabilities.records
     before = await _redriven_before(bus, dead_letter_topic)
     if records is not None and records.log_reader and not before:
@@ -184,7 +187,7 @@ async def list_dead_letters(bus: RedriveBus, dead_letter_topic: str, *, limit: i
 
 
 async def _redriven_before(bus: RedriveBus, topic: str) -> bool:
-    """Whether redrives have their subscription there."""
+    """Whether the topic has the subscription of redrives."""
     family, admin = bus.capabilities.messages, bus.backend.admin()
     if family is None or family.subscription_admin:
         return REDRIVE_SUBSCRIPTION in await admin.list_subscriptions(topic)
@@ -196,7 +199,7 @@ async def _redriven_before(bus: RedriveBus, topic: str) -> bool:
 
 
 class _Run:
-    """One redrive under way."""
+    """A running redrive."""
 
     def __init__(self, bus: RedriveBus) -> None:
         self.report = Redriven()
@@ -256,13 +259,13 @@ def _letters(bus: RedriveBus, topic: str) -> MessageConsumer[bytes]:
     family = bus.capabilities.messages
     if family is None:
         raise Unsupported(
-            f"{bus.capabilities.backend} has no Message family, which dead letters are read by",
+            f"{bus.capabilities.backend} has no Message family, which a redrive needs",
             advice="Read the dead-letter topic with bus.records(...)",
         )
     return bus.messages(
         topic,
         subscription=REDRIVE_SUBSCRIPTION,
-        # Listing hands letters out and back any number of times; that is no reason to give them up.
+        # Listing delivers and releases letters any number of times; they must not be dead-lettered for that.
         retry=Retry(max_deliveries=1_000_000),
         confirm_acks=confirms(family),
         max_outstanding=_MOST_LEFT + 2 * _BATCH,
@@ -273,7 +276,7 @@ def _letters(bus: RedriveBus, topic: str) -> MessageConsumer[bytes]:
 async def _next_letters(
     bus: RedriveBus, letters: MessageConsumer[bytes], topic: str, most: int, *, held: int
 ) -> Sequence[Message[bytes]]:
-    """The next letters; none when the broker has nothing but the `held` ones, or gives nothing for long."""
+    """The next letters; none if the broker has only the `held` ones, or delivers nothing for 10 s."""
     for idle in range(_MOST_IDLE_ROUNDS):
         if await _is_drained(bus, topic, held=held, idle=idle > 0):
             break
@@ -289,14 +292,14 @@ async def _is_drained(bus: RedriveBus, topic: str, *, held: int, idle: bool) -> 
     except BrokerError:
         return idle
     if lag.unsettled is None:
-        # What waits includes what is held here, once what was finished beside it has been committed.
+        # Without `unsettled`, `waiting` includes the held letters.
         return lag.waiting <= held
-    # What is delivered and not held here may lie in the consumer's buffer, or with another redrive.
+    # Unsettled letters that are not held may be in the consumer's buffer, or with another redrive.
     return lag.waiting == 0 and (idle or lag.unsettled == held)
 
 
 async def _elsewhere(bus: RedriveBus, topic: str, *, held: int) -> int:
-    """How many letters are there that have not come, beside those `held` here."""
+    """The number of letters on the broker that this redrive does not hold."""
     try:
         lag = await bus.backend.admin().lag(topic, REDRIVE_SUBSCRIPTION)
     except BrokerError:

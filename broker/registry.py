@@ -41,7 +41,7 @@ ENTRY_POINT_GROUP: Final = "broker.backends"
 
 
 class BackendType(Protocol):
-    """A backend class: what a scheme leads to."""
+    """The class of a backend."""
 
     @property
     def settings_type(self) -> type[BackendSettings]: ...
@@ -52,7 +52,7 @@ class _BuiltIn(NamedTuple):
     target: str
     extra: str
     clients: tuple[str, ...] = ()
-    """Top-level modules that the extra installs."""
+    """Top-level modules of the client library."""
 
 
 _INMEM = _BuiltIn("broker_inmem.backend:InmemBackend", "inmem")
@@ -79,19 +79,19 @@ _registered: dict[str, str | BackendType] = {}
 
 
 def register(scheme: str, target: str | BackendType) -> Callable[[], None]:
-    """Make a scheme known in this process, for tests and plug-ins; returns the function that undoes it.
+    """Register a backend for a scheme in this process; returns the function that removes it.
 
     :param target: the backend class, or `module:Class`, which is imported at first use.
-    :raises ConfigurationError: the scheme is built in, is not a legal one, or `target` is not of that form.
+    :raises ConfigurationError: the scheme is built in or invalid, or `target` does not name a class.
     """
     if scheme in _BUILT_IN:
-        raise ConfigurationError(f"The scheme {scheme!r} is built in", advice="Register under another name")
+        raise ConfigurationError(f"The scheme {scheme!r} is built in", advice="Register another scheme")
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
         raise ConfigurationError(
-            f"{scheme!r} is not a scheme", advice="Use a lower-case letter, then letters, digits, '+', '.' or '-'"
+            f"The scheme {scheme!r} is invalid", advice="Use a lower-case letter, then letters, digits, '+', '.' or '-'"
         )
     if isinstance(target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", target):
-        raise ConfigurationError(f"{target!r} does not name a class", advice="Write it as 'module:Class'")
+        raise ConfigurationError(f"The target {target!r} does not name a class", advice="Write 'module:Class'")
     _registered[scheme] = target
 
     def undo() -> None:
@@ -102,15 +102,15 @@ def register(scheme: str, target: str | BackendType) -> Callable[[], None]:
 
 
 def schemes() -> list[str]:
-    """Every scheme that is known: built in, registered, and by entry point."""
+    """All schemes: built in, registered, and from entry points."""
     return sorted({*_BUILT_IN, *_registered, *_entry_points()})
 
 
 def load_backend(scheme: str) -> BackendType:
     """Import the backend class of a scheme.
 
-    :raises UnknownScheme: nobody answers to it; tells the nearest.
-    :raises MissingClient: the backend is there, its client library is not; the advice is the pip line.
+    :raises UnknownScheme: no backend has the scheme; the advice is the most similar one.
+    :raises MissingClient: the client library of the backend is not installed; the advice is the pip command.
     """
     built_in = _BUILT_IN.get(scheme)
     if built_in is not None:
@@ -124,30 +124,30 @@ def load_backend(scheme: str) -> BackendType:
     known = schemes()
     near = get_close_matches(scheme, known, 1, 0.5)
     raise UnknownScheme(
-        f"No backend answers to the scheme {scheme!r}",
+        f"No backend has the scheme {scheme!r}",
         advice=f"Did you mean {near[0]!r}?" if near else f"Known schemes: {', '.join(known)}",
     )
 
 
 def create_backend(target: str | BackendSettings | None, hooks: Hooks) -> Backend:
-    """Make the backend of a URL, of a settings object, or of the URL in BROKER_URL; no I/O but reading the environment.
+    """Create the backend of a URL, a settings object, or (None) the URL in BROKER_URL. Does not connect.
 
-    :raises ConfigurationError: one of its kinds; there is no BROKER_URL, or no such scheme, setting or client.
+    :raises ConfigurationError: BROKER_URL is not set, or the scheme, a setting or the client library is missing.
     """
     backend_type, settings = read_target(target)
     return backend_type(settings, hooks)
 
 
 def read_target(target: str | BackendSettings | None) -> tuple[BackendType, BackendSettings]:
-    """The backend class that `create_backend` makes, and the settings it gets.
+    """The class and the settings of the backend that `create_backend` creates.
 
-    :raises ConfigurationError: as there.
+    :raises ConfigurationError: as for `create_backend`.
     """
     if target is None:
         target = os.environ.get("BROKER_URL", "")
         if not target.strip():
             raise InvalidSetting(
-                "No broker was named and BROKER_URL is not set",
+                "No broker was named, and BROKER_URL is not set",
                 advice="Call connect(url), or set BROKER_URL, for instance to embedded:",
             )
     if isinstance(target, str):
@@ -155,19 +155,20 @@ def read_target(target: str | BackendSettings | None) -> tuple[BackendType, Back
         return backend_type, backend_type.settings_type.from_url(target)
     if not hasattr(target, "schemes"):
         raise ConfigurationError(
-            f"A {type(target).__name__} names no broker", advice="Give a URL or a backend's settings object"
+            f"The target of type {type(target).__name__} names no broker",
+            advice="Pass a URL or the settings object of a backend",
         )
     backend_type = load_backend(target.schemes[0])
     if not isinstance(target, backend_type.settings_type):
         raise ConfigurationError(
-            f"The backend of {target.schemes[0]!r} takes other settings than {type(target).__name__}",
-            advice=f"Make a {backend_type.settings_type.__name__}",
+            f"The backend of {target.schemes[0]!r} does not take settings of type {type(target).__name__}",
+            advice=f"Use {backend_type.settings_type.__name__}",
         )
     return backend_type, target
 
 
 def missing_client(extra: str, module: str, error: BaseException | None = None) -> MissingClient:
-    """The error that says which client is missing, and the line that installs it."""
+    """The error that names the missing client library and the pip command that installs it."""
     return MissingClient(
         f"The Python package that provides {module!r} is not installed",
         native=error,
@@ -208,14 +209,14 @@ def _import(scheme: str, target: str) -> BackendType:
         found = getattr(found, part, None)
     if not hasattr(found, "settings_type"):
         raise ConfigurationError(
-            f"The scheme {scheme!r} leads to {target!r}, which is not a backend class",
-            advice="A backend class has `settings_type` and is made as Class(settings, hooks)",
+            f"The target {target!r} of scheme {scheme!r} is not a backend class",
+            advice="A backend class has `settings_type` and is created as Class(settings, hooks)",
         )
     return found
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    # Imported here because it takes longer than all the rest of `import broker`.
+    # Imported late: this takes longer than the rest of `import broker`.
     from importlib.metadata import entry_points
 
     return {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,7 +1,7 @@
-"""Parsing and masking of broker URLs: `scheme://user:password@host:port,host:port/path?name=value`.
+"""Parses and masks broker URLs: `scheme://user:password@host:port,host:port/path?name=value`.
 
-Pure functions, safe from any thread. No error and no masked URL shows a password, a token or the value of
-a parameter whose name sounds secret, even if the URL is malformed.
+Pure functions, safe from any thread. Errors and masked URLs never show a password, a token or the value of a parameter
+with a secret name, even if the URL is malformed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHAPE: Final = "scheme://user:password@host:port/path?name=value"
 
 
 class Host(NamedTuple):
-    """One server of the list; `port` is None where the URL names none. An IPv6 address has no brackets here."""
+    """A server of a URL; `port` is None if the URL has none. IPv6 addresses are without brackets."""
 
     name: str
     port: int | None = None
@@ -41,10 +41,10 @@ class Host(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UrlParts:
-    """A URL taken apart; everything is percent-decoded.
+    """The parts of a URL, percent-decoded.
 
     :ivar path: with its leading slash; empty if the URL has none.
-    :ivar query: parameters in the URL's order.
+    :ivar query: the parameters, in the order of the URL.
     """
 
     scheme: str
@@ -56,9 +56,9 @@ class UrlParts:
 
 
 def scheme_of(url: str) -> str:
-    """The scheme in lower case.
+    """The scheme of a URL, in lower case.
 
-    :raises InvalidSetting: the text does not begin with one.
+    :raises InvalidSetting: the text does not begin with a scheme.
     """
     scheme, colon, _ = url.strip().partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):
@@ -69,23 +69,23 @@ def scheme_of(url: str) -> str:
 
 
 def parse_url(url: str) -> UrlParts:
-    """Take a URL apart.
+    """Split a URL into its parts.
 
-    :raises InvalidSetting: it is malformed; names the part, its value and what is accepted.
+    :raises InvalidSetting: the URL is malformed; the error names the part and says how to write it.
     """
     scheme = scheme_of(url)
     rest = url.strip().partition(":")[2]
     if "#" in rest:
         raise _invalid(url, "has a fragment", "Write '#' as %23")
     if _BAD_ESCAPE.search(rest):
-        raise _invalid(url, "has a '%' that begins no escape", "Write '%' as %25")
+        raise _invalid(url, "has a '%' that does not begin an escape", "Write '%' as %25")
     body, _, query = rest.partition("?")
     authority, path = "", body
     if body.startswith("//"):
         authority, slash, path = body[2:].partition("/")
         path = slash + path
     if "@" in path:
-        raise _invalid(url, "has an '@' behind the host", "Write '@' in a path as %40, and '/' in a password as %2F")
+        raise _invalid(url, "has an '@' after the host", "Write '@' in a path as %40, and '/' in a password as %2F")
     login, at, host_list = authority.rpartition("@")
     user, colon, password = login.partition(":")
     return UrlParts(
@@ -99,9 +99,11 @@ def parse_url(url: str) -> UrlParts:
 
 
 def mask_url(url: str, secret: Iterable[str] = ()) -> str:
-    """The URL with every secret replaced by `***`: the password, a user without one (it may be a token), the parameters
-    named in `secret` and those whose names sound secret, and the same in parameters that are URLs themselves. What
-    cannot be parsed is masked generously."""
+    """The URL with its secrets replaced by `***`.
+
+    Secrets are the password, a user without a password (which may be a token), the parameters in `secret`, parameters
+    with a secret name, and the same in parameters that are URLs. A malformed URL is masked generously.
+    """
     url = url.strip()
     try:
         parts = parse_url(url)
@@ -111,7 +113,7 @@ def mask_url(url: str, secret: Iterable[str] = ()) -> str:
     scheme, slashes, authority = head.partition("//")
     name, colon, _ = authority.partition(":")
     if "@" in written if colon else any("@" in item and "://" not in item for item in written.split("&")):
-        # What looks like host, port and query may be a user and a password with a '?' of its own.
+        # What looks like host, port and query may be a user and a password that contains '?'.
         return f"{scheme}{slashes}{name}{colon and colon + MASK}?{MASK}"
     if "@" in head:
         before, _, after = head.rpartition("@")
@@ -127,18 +129,18 @@ def mask_url(url: str, secret: Iterable[str] = ()) -> str:
 
 
 def mask_within(value: str) -> str:
-    """The value of a setting, masked if it is a URL or has one in it."""
+    """The value of a setting, masked if it is or contains a URL."""
     return mask_url(value) if "://" in value else value
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a parameter's name sounds as if its value were secret."""
+    """Whether the name of a parameter suggests a secret value."""
     return _SECRET_NAME.search(name) is not None
 
 
 def _mask_malformed(url: str) -> str:
     head, mark, _ = url.partition("?")
-    # An unescaped '/', '?' or '#' in a password splits it: everything up to the last '@' may belong to it.
+    # An unescaped '/', '?' or '#' splits a password: all up to the last '@' may belong to it.
     if "@" in url:
         scheme, slashes, _ = head.partition("//")
         opening = scheme + slashes if slashes else ""
@@ -154,16 +156,14 @@ def _parse_host(url: str, text: str) -> Host:
         name, colon, after = text.partition(":")
         port = after if colon else None
     if not name or (not bracketed and (":" in (port or "") or "[" in name or _BLANK.search(unquote(name)))):
-        raise _invalid(
-            url, "has a host that cannot be read", "Write host, host:port or [IPv6]:port, several split by commas"
-        )
+        raise _invalid(url, "has an invalid host", "Write host, host:port or [IPv6]:port; separate several with commas")
     if port is None:
         return Host(unquote(name))
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise _invalid(
             url,
             "has a port that is not a number from 1 to 65535",
-            "Write host:port; '/' and ':' in a password are %2F and %3A",
+            "Write host:port; write '/' and ':' in a password as %2F and %3A",
         )
     return Host(unquote(name), int(port))
 
@@ -180,7 +180,7 @@ def _parse_query(url: str, text: str) -> dict[str, str]:
                 "Write '&', '=', '?' and '@' in values and passwords as %26, %3D, %3F and %40",
             )
         if name in query:
-            raise _invalid(url, f"gives {name!r} twice", "Give each parameter once; a list is split by commas")
+            raise _invalid(url, f"has the parameter {name!r} twice", "Write it once; separate a list with commas")
         query[name] = unquote_plus(value)
     return query
 

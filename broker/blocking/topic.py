@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Final, Generic
+from typing import Final, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
@@ -83,23 +83,24 @@ class Topic(Generic[T]):
         """
         return self._portal.call(self._topic.publish, payload, key=key, attributes=attributes)
 
-    def publish_batch(self, payloads: Sequence[T | OutboundMessage]) -> list[Receipt]:
-        """Publish many, in order per key; a receipt each, in their order.
+    @overload
+    def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[False]) -> None: ...
+    @overload
+    def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: bool) -> list[Receipt] | None: ...
+    def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: bool = True) -> list[Receipt] | None:
+        """Publish many messages, in order per key; return their receipts in the order of the payloads.
 
-        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
-        :raises BrokerError: nothing was tried, for instance because there is no such topic.
+        :param receipts: False returns None, which is faster on some brokers.
+        :raises PublishError: some messages failed, the others are on the broker; `outcomes` has the result of each.
+        :raises InvalidMessage: `payloads` is not a list of messages; nothing was sent.
+        :raises BrokerError: nothing was sent, for instance because the topic does not exist.
         :raises Closed: the topic was closed before the call.
         """
-        return self._portal.call(self._topic.publish_batch, payloads)
-
-    def publish_all(self, payloads: Sequence[T | OutboundMessage]) -> None:
-        """Publish many, in order per key, without receipts, which is quicker on some brokers.
-
-        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
-        :raises BrokerError: nothing was tried, for instance because there is no such topic.
-        :raises Closed: the topic was closed before the call.
-        """
-        self._portal.call(self._topic.publish_all, payloads)
+        return self._portal.call(self._topic.publish_batch, payloads, receipts=receipts)
 
     def enqueue(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast, overload
 
 from broker import protocols
 from broker.blocking.portal import Portal
@@ -86,13 +86,27 @@ class Transaction:
         """Publish one message within the transaction."""
         return self._portal.call(self._opened.publish, topic, payload, key=key, attributes=attributes)
 
-    def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
-        """Publish many within the transaction."""
-        return self._portal.call(self._opened.publish_batch, topic, payloads)
+    @overload
+    def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[False]
+    ) -> None: ...
+    @overload
+    def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """Publish many messages in the transaction; return their receipts.
 
-    def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None:
-        """Publish many within the transaction, without receipts."""
-        self._portal.call(self._opened.publish_all, topic, payloads)
+        :param receipts: False returns None, which is faster on some brokers.
+        :raises PublishError: some messages failed; the transaction will be aborted.
+        """
+        return self._portal.call(self._opened.publish_batch, topic, payloads, receipts=receipts)
 
     def ack(self, message: BlockingMessage[Any]) -> None:
         """Ack a message by the commit: it counts together with what was published, or neither does.

@@ -1,7 +1,7 @@
-"""The root of the command line: options, built-in commands and those of other packages, loaded when named.
+"""The root command: global options, built-in commands and commands of other packages.
 
-A command's module is imported when the command is used or listed, so that `broker topics` pays for nothing else,
-and a broken plug-in spoils its own command only.
+The module of a command is imported when the command runs or is listed: `broker topics` loads nothing else, and a broken
+plug-in affects only its own command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from broker.cli.exits import Exit, Failure, sentence
+from broker.cli.errors import Exit, Failure, error_line
 from broker.cli.session import Config, Debug, Options, Url
 
 if TYPE_CHECKING:
@@ -23,25 +23,25 @@ __all__ = ["ENTRY_POINT_GROUP", "app", "run"]
 
 ENTRY_POINT_GROUP: Final = "broker.cli"
 
-BUILT_IN: Final = (
-    "topics",
-    "subscriptions",
-    "publish",
-    "consume",
-    "peek",
-    "lag",
-    "groups",
-    "dead",
-    "tracker",
-    "queue",
-    "pipeline",
-    "doctor",
-)
-"""Each is `app` of the module `broker.cli.NAME`."""
+BUILT_IN: Final = {
+    "topics": "topics:app",
+    "subscriptions": "subscriptions:app",
+    "publish": "publish:app",
+    "consume": "consume:app",
+    "peek": "peek:app",
+    "lag": "subscriptions:lag_app",
+    "groups": "groups:app",
+    "dead": "dead:app",
+    "tracker": "queue:tracker_app",
+    "queue": "queue:app",
+    "pipeline": "pipeline:app",
+    "doctor": "doctor:app",
+}
+"""Commands, as MODULE:ATTRIBUTE in `broker.cli`."""
 
 
 class _Commands(MutableMapping[str, Any]):
-    """The commands by name, each imported when it is asked for."""
+    """The commands by name, each imported when it is looked up."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -59,16 +59,20 @@ class _Commands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
             if name in BUILT_IN:
-                found = import_module(f"broker.cli.{name}").app
+                module, _, attribute = BUILT_IN[name].partition(":")
+                found = getattr(import_module(f"broker.cli.{module}"), attribute)
             else:
                 point = self._entry_points()[name]
                 try:
                     found = point.load()
                 except Exception as error:
-                    raise Failure(f"The command {name!r} of {point.value!r} cannot be loaded: {error}") from error
-            made = typer.main.get_command(found)
-            made.name = name
-            self._loaded[name] = made
+                    raise Failure(
+                        f"The command {name!r} of {point.value!r} cannot be loaded: {error}",
+                        advice="Fix or uninstall its package",
+                    ) from error
+            loaded = typer.main.get_command(found)
+            loaded.name = name
+            self._loaded[name] = loaded
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -89,7 +93,7 @@ class _Commands(MutableMapping[str, Any]):
 
 
 class _LazyGroup(TyperGroup):
-    """A group whose commands are loaded by name."""
+    """A group that loads its commands by name."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -102,7 +106,7 @@ class _LazyGroup(TyperGroup):
             try:
                 self.commands[name]
             except Failure as error:
-                typer.echo(sentence(error), err=True)
+                typer.echo(error_line(error), err=True)
             else:
                 names.append(name)
         return names
@@ -111,8 +115,8 @@ class _LazyGroup(TyperGroup):
 app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"anybroker {version('anybroker')}")
@@ -131,17 +135,18 @@ def root(
 ) -> None:
     """Work with the topics and messages of any broker.
 
-    The broker is named by --url or the variable BROKER_URL, such as nats://localhost:4222 or embedded:///var/lib/app.
+    Name the broker with --url or the variable BROKER_URL, for instance nats://localhost:4222 or
+    embedded:///var/lib/app.
 
-    Exit codes: 0 done, 1 failed, 2 usage or settings, 3 no such topic or subscription, 4 no connection,
-    5 refused, 6 not all was published, 130 interrupted, 141 the reader of the output went away, 143 terminated.
+    Exit codes: 0 done, 1 failed, 2 invalid usage or settings, 3 topic or subscription not found, 4 no connection,
+    5 refused by the server, 6 not all published, 130 interrupted, 141 output closed, 143 terminated.
     """
     del version
     context.obj = Options(url, config, debug)
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; every error is one sentence on standard error."""
+    """Run the command line and return its exit code; an error is one line on standard error."""
     try:
         code = app(arguments, prog_name="broker", standalone_mode=False)
         return code if isinstance(code, int) else Exit.DONE
@@ -152,18 +157,18 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return Exit.BROKEN_PIPE
     except Failure as error:
-        typer.echo(sentence(error), err=True)
+        typer.echo(error_line(error), err=True)
         return error.code
     except Exception as error:
-        # What the parser of the command line raises; its class differs between the versions of typer.
-        explain = getattr(error, "format_message", None)
-        if explain is None:
+        # A usage error; its class differs between the versions of typer.
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
             raise
-        text = explain()
+        text = format_message()
         if not text:
             return Exit.USAGE
         if text.startswith("Usage:"):
-            # No argument at all: the help is the answer.
+            # Without arguments typer raises the help.
             typer.echo(text, err=True)
             return Exit.USAGE
         path = getattr(getattr(error, "ctx", None), "command_path", "broker")

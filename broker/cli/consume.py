@@ -1,8 +1,7 @@
 """`broker consume`: print the messages of a subscription, or the records of a group, and settle what was printed.
 
-A message is acked, and a record committed, only after its whole line was handed to the operating system. On Ctrl-C,
-SIGTERM or a broken pipe what was printed is acked and the rest is given back; the last line may then be
-cut, and its message comes again.
+A message is acked, and a record committed, after its whole line was written. On Ctrl-C, SIGTERM or a broken pipe,
+printed messages are acked and the rest is released; a message whose line was cut is redelivered.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from broker.cli.exits import Exit, Failure
+from broker.cli.arguments import TopicName, parse_start
+from broker.cli.errors import Exit, Failure
 from broker.cli.rendering import envelope_json, envelope_line, json_line
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.times import parse_start
-from broker.cli.topics import TopicName
 from broker.messages import Message
 from broker.names import ephemeral
 from broker.records import Record, RecordBatch
@@ -28,7 +26,7 @@ app = new_app("consume")
 
 BATCH: Final = 100
 LOOK_SECONDS: Final = 1.0
-"""How often an idle command looks whether the reader of its output is still there."""
+"""How often an idle command checks whether the reader of its output is still there."""
 
 Render = Callable[[Message[Any] | Record[Any]], bytes]
 
@@ -43,62 +41,72 @@ async def consume(
         typer.Option(
             "--subscription",
             "-s",
-            help="Consume as this subscription; it is created if it is missing.",
+            metavar="NAME",
+            help="The subscription; a missing one is created.",
             show_default=False,
         ),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="With --records: the group whose position moves.", show_default=False),
+        typer.Option(
+            "--group", "-g", metavar="NAME", help="With --records: the group whose positions move.", show_default=False
+        ),
     ] = None,
     records: Annotated[
-        bool, typer.Option("--records", help="Read the log in order, with partition and offset.")
+        bool, typer.Option("--records", help="Read records of the log, in order, with partition and offset.")
     ] = False,
-    own: Annotated[
-        bool, typer.Option("--ephemeral", help="A subscription or group of its own, gone afterwards.")
-    ] = False,
+    use_ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Use a temporary subscription or group.")] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many.", show_default=False)
+        int | None,
+        typer.Option(
+            "--limit", "-n", metavar="COUNT", min=1, help="Stop after this many messages.", show_default=False
+        ),
     ] = None,
     stop_when_idle: Annotated[
         float | None,
         typer.Option(
-            "--stop-when-idle", metavar="SECONDS", min=0, help="Stop when nothing came for so long.", show_default=False
+            "--stop-when-idle",
+            metavar="SECONDS",
+            min=0,
+            help="Stop when no message arrived for this time.",
+            show_default=False,
         ),
     ] = None,
     start: Annotated[
         str, typer.Option(metavar="WHERE", help="Where a new subscription begins: earliest, latest or a time.")
     ] = "earliest",
-    no_create: Annotated[bool, typer.Option("--no-create", help="A missing subscription is an error.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the bodies as they are, each and a newline.")] = False,
+    no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the subscription does not exist.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print only the bodies, each followed by a newline.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print and ack messages as they come."""
+    """Print messages and ack them, until interrupted."""
     if as_json and raw:
-        raise Failure("--json and --raw exclude each other", code=Exit.USAGE)
+        raise Failure("--json and --raw exclude each other", advice="Give one of them", code=Exit.USAGE)
     if (records and subscription) or (group and not records):
         raise Failure(
-            "Messages have a --subscription, records a --group",
-            advice="Use --records --group NAME, or --subscription NAME",
+            "--subscription is for messages, --group for records",
+            advice="Use --subscription NAME, or --records --group NAME",
             code=Exit.USAGE,
         )
     name = group if records else subscription
-    if (name is None) is not own:
-        wanted = "--group NAME" if records else "--subscription NAME"
-        raise Failure(f"Say who reads: {wanted}, or --ephemeral", code=Exit.USAGE)
+    if (name is None) is not use_ephemeral:
+        option = "--group" if records else "--subscription"
+        given = f"Neither {option} nor --ephemeral is given"
+        if name is not None:
+            given = f"{option} and --ephemeral exclude each other"
+        raise Failure(given, advice=f"Give {option} NAME, or --ephemeral", code=Exit.USAGE)
     begin = parse_start(start)
-    render = _renderer(as_json, raw)
-    reading = _Reading(session, limit, stop_when_idle, render)
-    who = ephemeral() if name is None else name
+    loop = _PrintLoop(session, limit, stop_when_idle, _renderer(as_json, raw))
+    reader = ephemeral() if name is None else name
     if records:
-        async with session.bus.records(topic, group=who, start=begin) as log:
-            await reading.run(log.next_batch, _commit)
+        async with session.bus.records(topic, group=reader, start=begin) as log:
+            await loop.run(log.next_batch, _commit)
         return
     most = BATCH if limit is None else min(limit, BATCH)
     async with session.bus.messages(
-        topic, subscription=who, start=begin, create=not no_create, max_outstanding=most
+        topic, subscription=reader, start=begin, create=not no_create, max_outstanding=most
     ) as inbox:
-        await reading.run(inbox.next_batch, _ack)
+        await loop.run(inbox.next_batch, _ack)
 
 
 def _renderer(as_json: bool, raw: bool) -> Render:
@@ -120,14 +128,14 @@ async def _commit(batch: RecordBatch[Any], count: int) -> None:
     if count == len(batch):
         await batch.commit()
         return
-    # A commit settles every lower offset of its partition: the last printed one of each is enough.
+    # A commit settles all lower offsets of its partition.
     last = {(record.topic, record.partition): record for record in batch[:count]}
     for record in last.values():
         await record.commit()
 
 
-class _Reading:
-    """The loop: take a batch, print it, settle as much of it as was printed."""
+class _PrintLoop:
+    """Fetches batches, prints them, and settles the messages that were printed."""
 
     def __init__(self, session: Session, limit: int | None, idle: float | None, render: Render) -> None:
         self._session = session

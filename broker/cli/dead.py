@@ -1,8 +1,4 @@
-"""`broker dead`: look at dead letters, and send them back to where they came from.
-
-Listing settles and moves nothing. A redrive publishes each letter before it settles it, so an interruption may
-repeat some and loses none.
-"""
+"""`broker dead`: list dead letters and redrive them."""
 
 from __future__ import annotations
 
@@ -10,11 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.exits import Exit, describe
-from broker.cli.progress import counter
-from broker.cli.rendering import bytes_field, cut, escaped, json_line, json_text, printable, show_table, timestamp
+from broker.cli.arguments import parse_name
+from broker.cli.errors import Exit, error_json
+from broker.cli.rendering import (
+    bytes_field,
+    counter,
+    cut,
+    escaped,
+    json_line,
+    json_text,
+    printable,
+    show_table,
+    timestamp,
+)
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.topics import parse_name
 from broker.redrive import DeadLetter
 
 __all__ = ["app"]
@@ -22,15 +27,14 @@ __all__ = ["app"]
 app = new_app("dead", "List dead letters and redrive them.")
 
 CUT = 60
-"""Characters of an error or body that a table shows."""
-
+"""Maximum length of an error or body in a table."""
 
 DeadTopic = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
         parser=parse_name,
-        help="The dead-letter topic, such as orders.dead, or the broker's own name of one.",
+        help="Name of the dead-letter topic, such as orders.dead; one that is not portable is the broker's own name.",
         show_default=False,
     ),
 ]
@@ -41,20 +45,22 @@ async def list_dead(
     session: Session,
     topic: DeadTopic,
     *,
-    count: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show, the oldest first.")] = 20,
-    full: Annotated[bool, typer.Option("--full", help="Do not cut errors and bodies.")] = False,
+    count: Annotated[
+        int, typer.Option("--limit", "-n", metavar="COUNT", min=1, help="Show at most this many letters.")
+    ] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten errors and bodies.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show dead letters with reason, error, attempts and origin.
+    """List dead letters with reason, error, attempts and origin, oldest first.
 
-    These are the letters that a redrive would move next. Messages that tell neither reason nor origin are no dead
-    letters: they are counted and not shown.
+    A redrive would move these letters next. Messages with neither reason nor origin are not dead letters: they are
+    counted and not shown. Nothing is settled or moved.
     """
     found = await session.bus.admin.list_dead(topic, limit=count)
     letters = [letter for letter in found if letter.reason is not None or letter.topic is not None]
     foreign = len(found) - len(letters)
     if as_json:
-        await session.out.write(b"".join(json_line(letter_json(letter)) for letter in letters))
+        await session.out.write(b"".join(json_line(_letter_json(letter)) for letter in letters))
         if foreign:
             session.note(json_text({"topic": topic, "not_dead_letters": foreign, "message": _foreign(topic, foreign)}))
         return
@@ -72,14 +78,19 @@ async def redrive(
     topic: DeadTopic,
     *,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many.", show_default=False)
+        int | None,
+        typer.Option(
+            "--limit", "-n", metavar="COUNT", min=1, help="Stop after this many letters were moved.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish dead letters to the topic each came from.
+    """Publish each dead letter to the topic it came from.
 
-    Every subscription of that topic gets them. What cannot be moved stays. Exit code 1 if any could not, or is held by
-    another redrive.
+    Every subscription of that topic receives the message again. A letter is settled after its message was published:
+    an interruption may repeat messages and loses none.
+
+    Letters that cannot be moved stay. The exit code is 1 if there are any, or if another redrive holds letters.
     """
     with counter("Redriven", shown=session.interactive, total=limit) as count:
         report = await session.bus.admin.redrive(topic, limit=limit, progress=count)
@@ -91,7 +102,7 @@ async def redrive(
         "failed": report.failed,
         "repeatable": report.repeatable,
         "elsewhere": report.elsewhere,
-        "errors": {name: describe(error) for name, error in report.errors.items()},
+        "errors": {name: error_json(error) for name, error in report.errors.items()},
     }
     parts = [f"{moved} moved to {name!r}" for name, moved in sorted(report.by_topic.items())] or ["None moved"]
     if report.skipped:
@@ -102,8 +113,8 @@ async def redrive(
         parts.append(f"{report.repeatable} may be moved again by the next redrive")
     if report.elsewhere:
         parts.append(
-            f"{report.elsewhere} are held by another redrive, or were by one that was killed: redrive again when "
-            "their leases have ended"
+            f"{report.elsewhere} are held by another redrive, running or killed: redrive again when their leases have "
+            "ended"
         )
     session.answer(value, ", ".join(parts))
     for name, error in sorted(report.errors.items()):
@@ -113,8 +124,7 @@ async def redrive(
         session.code = Exit.FAILED
 
 
-def letter_json(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter for programs: the original, and what became of it; `topic` is the origin."""
+def _letter_json(letter: DeadLetter) -> dict[str, Any]:
     return {
         "topic": letter.topic,
         "subscription": letter.subscription,
@@ -134,13 +144,13 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
 def _foreign(topic: str, count: int) -> str:
     what = "1 message carries" if count == 1 else f"{count} messages carry"
     return (
-        f"{what} no dead-letter reason: not dead letters, and a redrive leaves them in {topic!r}; "
-        f"see them with `broker peek {topic}`"
+        f"{what} no dead-letter reason and would stay in {topic!r} at a redrive. Show messages with "
+        f"`broker peek {topic}`"
     )
 
 
 def _origin(letter: DeadLetter) -> str | None:
-    """Topic and place, such as `orders[2]@71`, as far as the letter tells them."""
+    """Topic, partition and offset, such as `orders[2]@71`, as far as the letter has them."""
     if letter.topic is None or letter.offset is None:
         return letter.topic
     partition = "" if letter.partition is None else f"[{letter.partition}]"
@@ -148,16 +158,16 @@ def _origin(letter: DeadLetter) -> str | None:
 
 
 def _row(letter: DeadLetter, limit: int | None) -> list[str]:
-    def told(text: str | None) -> str:
+    def shown(text: str | None) -> str:
         return cut(escaped(text), limit) if text else "-"
 
     return [
         escaped(letter.id or "-"),
         letter.time.strftime("%Y-%m-%d %H:%M:%S") if letter.time else "-",
-        told(letter.reason),
+        shown(letter.reason),
         "-" if letter.attempts is None else str(letter.attempts),
-        told("/".join(part for part in (_origin(letter), letter.subscription) if part)),
-        told(letter.error),
+        shown("/".join(part for part in (_origin(letter), letter.subscription) if part)),
+        shown(letter.error),
         printable(letter.key, limit),
         printable(letter.data, limit),
     ]

@@ -1,6 +1,6 @@
-"""`broker doctor`: what is configured and where from, whether the server answers, and what the backend can do.
+"""`broker doctor`: the settings and their origin, whether the server answers, and the capabilities of the backend.
 
-It changes nothing on the server. What fails is told with its mend, and everything found before is still shown.
+Changes nothing on the server. After a failure the results so far are shown, with what to do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import typer
 
-from broker.cli.exits import Exit, Failure, describe, exit_code
+from broker.cli.errors import Exit, Failure, error_json, exit_code
 from broker.cli.rendering import show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.errors import BrokerError
@@ -26,12 +26,15 @@ app = new_app("doctor")
 
 @command(app, "doctor", connect=False)
 async def doctor(session: Session, *, as_json: AsJson = False) -> None:
-    """Check settings and connection; show capabilities."""
+    """Check settings and connection.
+
+    Also shows the capabilities of the backend.
+    """
     report: dict[str, Any] = {"ok": False, "versions": _versions()}
     try:
         await _examine(session, report)
     except (BrokerError, Failure) as error:
-        report["error"] = describe(error)
+        report["error"] = error_json(error)
         session.code = exit_code(error)
     if as_json:
         session.answer(report, "")
@@ -74,7 +77,7 @@ def _versions() -> dict[str, str]:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of the capabilities under dotted names; a family that the backend lacks is None."""
+    """The fields of the capabilities, by dotted name."""
     for field in fields(value):
         entry = getattr(value, field.name)
         if is_dataclass(entry):
@@ -106,7 +109,7 @@ def _show(session: Session, report: dict[str, Any]) -> None:
         connected, trip = report["connect_seconds"] * 1000, report["round_trip_seconds"] * 1000
         typer.echo(f"Connected in {connected:.1f} ms, round trip {trip:.2f} ms. All is well.")
     else:
-        session.note(f"broker: connected, but the server is not well: {report['detail']}")
+        session.note(f"broker: connected, but the health check failed: {report['detail']}")
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""`broker groups`: the groups of record consumers over all topics. A few calls each; nothing is retried."""
+"""`broker groups`: list, describe, reset and delete groups of record consumers, over all topics."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.exits import Exit, Failure, describe
+from broker.cli.arguments import Yes, parse_name, parse_time
+from broker.cli.errors import Exit, Failure, error_json
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.times import parse_time
-from broker.cli.topics import Yes, parse_name
 from broker.driver.contract import Start
 from broker.driver.group_admin import GroupInfo, PositionChange
 
 __all__ = ["app"]
 
-app = new_app("groups", "List, describe, reset and delete groups of record consumers.")
+app = new_app("groups", "List, describe, reset and delete consumer groups.")
 
 GroupName = Annotated[
     str,
     typer.Argument(
-        metavar="GROUP", parser=parse_name, help="The group's name, or the broker's own.", show_default=False
+        metavar="GROUP",
+        parser=parse_name,
+        help="Name of the group; one that is not portable is the broker's own name.",
+        show_default=False,
     ),
 ]
 
 
 @command(app, "list")
 async def list_groups(session: Session, *, as_json: AsJson = False) -> None:
-    """Show every group and its state."""
+    """List all groups and their state."""
     groups = await session.bus.admin.groups()
     session.table(
         [{"group": group.name, "state": group.state, "native": dict(group.native)} for group in groups],
@@ -40,7 +42,7 @@ async def list_groups(session: Session, *, as_json: AsJson = False) -> None:
 
 @command(app, "describe")
 async def describe_group(session: Session, group: GroupName, *, as_json: AsJson = False) -> None:
-    """Show a group's members, positions and lag."""
+    """Show the members, positions and lag of a group."""
     info = await session.bus.admin.describe_group(group)
     rows: list[tuple[str, Any]] = [
         ("name", info.name),
@@ -65,13 +67,13 @@ async def reset(
         str | None,
         typer.Option(
             metavar="WHERE",
-            help="earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z.",
+            help="The new position: earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z.",
             show_default=False,
         ),
     ] = None,
     shift: Annotated[
         int | None,
-        typer.Option(metavar="COUNT", help="So many offsets on, or back if negative.", show_default=False),
+        typer.Option(metavar="COUNT", help="Move by this many offsets; negative to go back.", show_default=False),
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -80,22 +82,23 @@ async def reset(
             "-t",
             metavar="TOPIC",
             parser=parse_name,
-            help="Only this topic; may be repeated. Else all of the group's.",
+            help="Only this topic; may be repeated. By default all topics of the group.",
         ),
     ] = None,
     partition: Annotated[
         list[int] | None,
         typer.Option("--partition", "-p", metavar="NUMBER", help="Only this partition; may be repeated.", min=0),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes without making them.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put the positions of a group elsewhere; the group must not run."""
+    """Move the positions of a group that has no members."""
     if (to is None) == (shift is None):
-        raise Failure("Where to is not said, or twice", advice="Give --to or --shift", code=Exit.USAGE)
+        given = "Neither --to nor --shift is given" if to is None else "Both --to and --shift are given"
+        raise Failure(given, advice="Give --to or --shift", code=Exit.USAGE)
     admin = session.bus.admin
-    where = None if to is None else _parse_where(to)
+    where = None if to is None else _parse_position(to)
     topics, partitions = topic or [], partition or []
     changes = await admin.reset_group(group, to=where, shift=shift, topics=topics, partitions=partitions, dry_run=True)
     if not dry_run:
@@ -118,7 +121,7 @@ async def reset(
 
 @command(app, "delete")
 async def delete(session: Session, group: GroupName, *, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete a group with its positions on all topics; the group must not run."""
+    """Delete a group that has no members, and its positions on all topics."""
     admin = session.bus.admin
     info = await admin.describe_group(group)
     await session.confirm(f"Delete group {group!r} with its positions on {len(info.positions)} partitions?", yes)
@@ -126,7 +129,7 @@ async def delete(session: Session, group: GroupName, *, yes: Yes = False, as_jso
     session.answer({"deleted": group}, f"Deleted group {group!r}")
 
 
-def _parse_where(text: str) -> Start | int:
+def _parse_position(text: str) -> Start | int:
     if text == "earliest" or text == "latest":
         return text
     if text.isdecimal() and text.isascii():
@@ -135,15 +138,15 @@ def _parse_where(text: str) -> Start | int:
         return parse_time(text)
     except Failure:
         raise Failure(
-            f"--to {text!r} is no position",
-            advice="Use earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z",
+            f"--to is {text!r}",
+            advice="It takes earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z",
             code=Exit.USAGE,
         ) from None
 
 
 def _member(client: str, host: str, partitions: Any) -> str:
-    held = " ".join(f"{topic}[{partition}]" for topic, partition in partitions)
-    return f"{client} at {host}: {held or 'nothing'}"
+    assigned = " ".join(f"{topic}[{partition}]" for topic, partition in partitions)
+    return f"{client} at {host}: {assigned or 'no partition'}"
 
 
 def _group_json(info: GroupInfo) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def _change_json(group: str, change: PositionChange, dry_run: bool) -> dict[str,
         "before": change.before,
         "after": change.after,
         "dry_run": dry_run,
-        "error": None if change.error is None else describe(change.error),
+        "error": None if change.error is None else error_json(change.error),
     }
 
 

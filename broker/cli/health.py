@@ -1,7 +1,7 @@
-"""`HealthServer`: `/health` and `/metrics` of a process that runs on, for what starts and watches it. Nothing else.
+"""`HealthServer`: serves `/health` and `/metrics` over HTTP/1.1, one request per connection.
 
-HTTP/1.1 with one answer per connection, on asyncio; a request that is slow or large is dropped. `/health` is 200, or
-503 with the reason; `/metrics` is the text format of Prometheus. *Concurrency.* On the loop. *Close.* At once.
+`/health` is 200, or 503 with the reason; `/metrics` is in the text format of Prometheus. Slow and large requests are
+dropped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
-from broker.cli.exits import Exit, Failure
+from broker.cli.errors import Exit, Failure
 from broker.driver.queue_tracking import Histogram
 from broker.exposition import CONTENT_TYPE, Series, prometheus_text
 
@@ -23,9 +23,11 @@ _PREFIX: Final = "anybroker_queue_"
 
 
 class HealthServer:
-    """:param port: 0 is any that is free.
-    :param trouble: why it is not well; empty if it is.
-    :param metrics: by name; those that end in `_total` are counters, and other numbers gauges.
+    """Serves the health and the metrics of a tracker.
+
+    :param port: 0 is any free port.
+    :param trouble: returns the reason why the tracker is unhealthy; empty if it is healthy.
+    :param metrics: returns the metrics by name. Names that end in `_total` are counters, other numbers gauges.
     """
 
     def __init__(
@@ -44,13 +46,13 @@ class HealthServer:
 
     @property
     def url(self) -> str:
-        """Where it is; it is open."""
+        """The address of the open server."""
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
 
     async def __aenter__(self) -> Self:
-        """:raises Failure: the address cannot be used."""
+        """:raises Failure: the server cannot listen on the address."""
         try:
             self._server = await asyncio.start_server(self._serve, self._host.strip("[]"), self._port, limit=_LONGEST)
         except OSError as error:
@@ -80,14 +82,14 @@ class HealthServer:
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
-            status, body = 405, "GET /health or /metrics\n"
+            status, body = 405, "Use GET /health or GET /metrics\n"
         elif path == "/health":
             trouble = self._trouble()
             status, body = (503, trouble + "\n") if trouble else (200, "ok\n")
         elif path == "/metrics":
             status, body = 200, self._text()
         else:
-            status, body = 404, "There are /health and /metrics\n"
+            status, body = 404, "Use /health or /metrics\n"
         data = body.encode()
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n"

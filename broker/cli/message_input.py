@@ -1,7 +1,6 @@
-"""Turns arguments and lines of input into messages, and says exactly what is wrong with a line that cannot be one.
+"""Parses arguments and lines of input into messages.
 
-Pure but for reading the source. A bad line raises `BadLine` with its number, the field and the mend; the
-reader goes on behind it if it is asked for the next one.
+An invalid line yields a `BadLine`, which names the line, the field and what to do. Reading then continues.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, cast
 
-from broker.cli.exits import Exit, Failure
+from broker.cli.errors import Exit, Failure
 from broker.cli.streams import Source
 from broker.errors import InvalidMessage
 from broker.outbound import OutboundMessage
@@ -45,22 +44,22 @@ FIELDS: Final = (
     "ttl",
 )
 IGNORED: Final = ("topic", "partition", "offset", "broker_time", "delivery_attempt")
-"""What `consume --json` tells of a message's old place; it has no meaning for its new one."""
+"""Fields of `consume --json` that do not apply to a new message."""
 
 
 class BadLine(Failure):
-    """A line of input that is no message."""
+    """A line of input is not a valid message."""
 
-    def __init__(self, line: int, field: str | None, problem: str, mend: str) -> None:
+    def __init__(self, line: int, field: str | None, problem: str, advice: str) -> None:
         where = f"Line {line}" if field is None else f"Line {line}, field {field!r}"
-        super().__init__(f"{where}: {problem}", advice=mend, code=Exit.NOT_PUBLISHED)
+        super().__init__(f"{where}: {problem}", advice=advice, code=Exit.NOT_PUBLISHED)
         self.line = line
         self.field = field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What the options say of every message; a JSON line's own fields come first."""
+    """The fields that options set for every message; the fields of a JSON line win."""
 
     key: str | None = None
     attributes: Mapping[str, str] | None = None
@@ -70,7 +69,7 @@ class Common:
     partition: int | None = None
 
     def message(self, data: bytes | None, **own: Any) -> OutboundMessage:
-        """:raises InvalidMessage: a field cannot be used."""
+        """:raises InvalidMessage: a field is invalid."""
         fields: dict[str, Any] = {
             "key": self.key,
             "id": self.id,
@@ -84,16 +83,16 @@ class Common:
 
 
 class Item(NamedTuple):
-    """One message of the input and the number of its line, or argument; or what is wrong with the line."""
+    """A message, or the error of its line, with the number of the line or argument."""
 
     line: int
     message: OutboundMessage | BadLine
 
 
 def parse_attributes(pairs: Sequence[str]) -> dict[str, str]:
-    """`name=value` of the option --attribute.
+    """Parse the values of --attribute, `name=value`.
 
-    :raises Failure: one has no `=` or no name.
+    :raises Failure: a value has no `=` or no name.
     """
     attributes: dict[str, str] = {}
     for pair in pairs:
@@ -109,7 +108,7 @@ def parse_attributes(pairs: Sequence[str]) -> dict[str, str]:
 
 
 async def from_arguments(arguments: Sequence[str], common: Common) -> AsyncIterator[Item]:
-    """Each argument is the text of a message. Bytes that are no UTF-8 pass through as they are."""
+    """Each argument is the body of a message; bytes that are not UTF-8 stay unchanged."""
     for number, argument in enumerate(arguments, 1):
         yield Item(number, common.message(argument.encode("utf-8", "surrogateescape")))
 
@@ -123,12 +122,12 @@ async def from_lines(source: Source, common: Common) -> AsyncIterator[Item]:
 
 
 async def from_whole(source: Source, common: Common) -> AsyncIterator[Item]:
-    """All of the input is the body of one message."""
+    """The whole input is the body of one message."""
     yield Item(1, common.message(await source.read_all()))
 
 
 async def from_json_lines(source: Source, common: Common) -> AsyncIterator[Item]:
-    """Each line is a JSON object that describes a message; blank lines are skipped."""
+    """Each line is a message as a JSON object; blank lines are skipped."""
     number = 0
     async for line in source.lines():
         number += 1
@@ -141,15 +140,18 @@ async def from_json_lines(source: Source, common: Common) -> AsyncIterator[Item]
 
 
 def parse_json(line: bytes, number: int, common: Common) -> OutboundMessage:
-    """The message that a JSON line describes.
+    """Parse a message from a line of JSON.
 
-    :raises BadLine: it is no JSON object, or one of its fields cannot be used.
+    :raises BadLine: the line is not a JSON object, or a field is invalid.
     """
     try:
         parsed: object = json.loads(line)
     except UnicodeDecodeError as error:
         raise BadLine(
-            number, None, f"byte {error.start + 1} is not UTF-8", "Write JSON in UTF-8, binary bodies as data_base64"
+            number,
+            None,
+            f"byte {error.start + 1} is not UTF-8",
+            "Encode the line as UTF-8; put binary bodies into data_base64",
         ) from None
     except json.JSONDecodeError as error:
         raise BadLine(
@@ -159,7 +161,7 @@ def parse_json(line: bytes, number: int, common: Common) -> OutboundMessage:
             'Write one object per line, such as {"data": "hello"}',
         ) from None
     if not isinstance(parsed, dict):
-        raise BadLine(number, None, f"{_kind(parsed)}, not an object", 'Write {"payload": …} around it')
+        raise BadLine(number, None, f"{_kind(parsed)}, not an object", 'Write {"payload": VALUE}')
     return _Reader(parsed, number).message(common)  # pyright: ignore[reportUnknownArgumentType]
 
 
@@ -175,8 +177,8 @@ class _Reader:
         for name in fields:
             if name not in FIELDS and name not in IGNORED:
                 near = difflib.get_close_matches(name, FIELDS, 1)
-                mend = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(FIELDS)}"
-                raise self._bad(name, "unknown", mend)
+                advice = f"Did you mean {near[0]!r}?" if near else f"The fields are {', '.join(FIELDS)}"
+                raise self._bad(name, "unknown", advice)
         data = self._one_of("data", "data_base64", "payload", required=True)
         own: dict[str, Any] = {}
         if "key" in fields or "key_base64" in fields:
@@ -194,8 +196,8 @@ class _Reader:
         except InvalidMessage as error:
             raise BadLine(self._number, None, error.message, error.advice) from None
 
-    def _bad(self, field: str, problem: str, mend: str) -> BadLine:
-        return BadLine(self._number, field, problem, mend)
+    def _bad(self, field: str, problem: str, advice: str) -> BadLine:
+        return BadLine(self._number, field, problem, advice)
 
     def _one_of(self, *names: str, required: bool = False) -> bytes | None:
         there = [name for name in names if name in self._fields]
@@ -206,7 +208,7 @@ class _Reader:
                 raise self._bad(
                     names[0],
                     "missing",
-                    'Give "data" (text), "payload" (any JSON) or "data_base64"; null is a tombstone',
+                    'Add "data" (text), "payload" (any JSON value) or "data_base64"; null is a tombstone',
                 )
             return None
         name = there[0]
@@ -219,21 +221,19 @@ class _Reader:
         try:
             return base64.b64decode(text, validate=True) if name.endswith("_base64") else text.encode()
         except binascii.Error as error:
-            raise self._bad(
-                name, f"not base64 ({error})", "Encode the bytes with standard base64 and padding"
-            ) from None
+            raise self._bad(name, f"not base64 ({error})", "Encode the bytes as standard base64 with padding") from None
         except UnicodeEncodeError:
-            raise self._bad(
-                name, "a lone surrogate, which is no UTF-8", "Use data_base64 for bytes that are no text"
-            ) from None
+            raise self._bad(name, "contains a lone surrogate", "Use data_base64 for bytes that are not UTF-8") from None
 
     def _text(self, name: str) -> str:
         value = self._fields[name]
         if isinstance(value, str):
             return value
         quoted = json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
-        mend = f"Write it as text: {quoted}" if name != "data" else 'Write text, or use "payload" for other JSON values'
-        raise self._bad(name, f"{_kind(value)}, not text", mend)
+        advice = f"Write it as text: {quoted}"
+        if name == "data":
+            advice = 'Write text, or use "payload" for other JSON values'
+        raise self._bad(name, f"{_kind(value)}, not text", advice)
 
     def _attributes(self, name: str) -> dict[str, str]:
         value = self._fields[name]
@@ -266,6 +266,6 @@ class _Reader:
 
 def _kind(value: object) -> str:
     shown = json.dumps(value, ensure_ascii=False)
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     name = names.get(type(value), "a number")
     return name if len(shown) > 40 or value is None else f"{shown} is {name}"

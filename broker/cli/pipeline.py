@@ -1,7 +1,7 @@
-"""`broker pipeline`: run, inspect and explain the pipelines of Spark that are declared in TOML files.
+"""`broker pipeline`: run, inspect and explain Spark pipelines declared in TOML files.
 
-Spark is imported when one of these commands runs, and not before. A run is stopped by Ctrl-C or SIGTERM after the
-running batch, and at once by the second of them; it then ends with 130 or 143 as other commands do.
+Spark is imported only when one of these commands runs. Ctrl-C or SIGTERM stops a run after the current batch, a second
+one stops it at once; the exit code is 130 or 143.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from broker.hooks import logger
 
 __all__ = ["app"]
 
-app = new_app("pipeline", "Run and inspect pipelines of Spark that are declared in TOML files.")
+app = new_app("pipeline", "Run, inspect and explain Spark pipelines.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The TOML file of the pipeline.", show_default=False)]
 
 
 @command(app, "run", connect=False)
 async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
-    """Run a pipeline until it is stopped, or until there is no more where its trigger says so."""
+    """Run a pipeline.
+
+    It ends when it is interrupted or, with the trigger "available-now", when it has read its input.
+    """
     module = _spark("pipeline")
     pipeline = _pipeline(session, file)
     with _Display(session, pipeline.name) as display:
@@ -42,7 +45,7 @@ async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
             batches = await asyncio.shield(work)
         except asyncio.CancelledError:
             under_way.stop()
-            session.note(f"broker: {pipeline.name} stops after the running batch; once more to stop at once")
+            session.note(f"broker: {pipeline.name} stops after the current batch; interrupt again to stop now")
             while not work.done():
                 try:
                     await asyncio.shield(work)
@@ -56,7 +59,7 @@ async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
 
 @command(app, "status", connect=False)
 async def status(session: Session, file: File, *, as_json: AsJson = False) -> None:
-    """Show the last committed batch of a pipeline, its offsets and its lag."""
+    """Show the last committed batch of a pipeline, with its offsets and lag."""
     module = _spark("pipeline.inspecting")
     found: Any = await asyncio.to_thread(module.status, _pipeline(session, file))
     rows: list[tuple[Any, ...]] = [
@@ -93,7 +96,7 @@ async def status(session: Session, file: File, *, as_json: AsJson = False) -> No
         )
     else:
         committed = "no batch is committed" if found.committed is None else f"batch {found.committed} is committed"
-        planned = "" if found.planned is None else f", batch {found.planned} was begun"
+        planned = "" if found.planned is None else f", batch {found.planned} was started"
         behind = "" if found.lag is None or not rows else f", {found.lag} behind"
         typer.echo(f"{found.pipeline}: {committed}{planned}{behind}")
         show_table(("PARTITION", "NEXT", "END", "LAG"), rows)
@@ -106,10 +109,12 @@ async def explain(
     session: Session,
     file: File,
     *,
-    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Spark's own plan too, which starts it.")] = True,
+    spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="Also show the plan of Spark, which starts Spark.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a pipeline is made of, and Spark's plan of it."""
+    """Show the parts of a pipeline, and the plan of Spark."""
     module = _spark("pipeline.inspecting")
     pipeline = _pipeline(session, file)
     parts = module.parts(pipeline)
@@ -126,38 +131,44 @@ async def explain(
 
 
 def _spark(module: str) -> Any:
-    """A module of the package that stands on this one, and is imported by nothing in it."""
+    """A module of broker_spark, which `broker` imports nowhere else."""
     try:
         return import_module(f"broker_spark.{module}")
     except ModuleNotFoundError as error:
         if error.name != "broker_spark":
             raise
-        raise MissingClient("Pipelines need broker_spark", advice="Run: pip install 'anybroker[spark]'") from None
+        raise MissingClient(
+            "Pipelines need the package broker_spark, which is not installed",
+            advice="Run: pip install 'anybroker[spark]'",
+        ) from None
 
 
 def _pipeline(session: Session, file: Path) -> Any:
     if session.options.config is not None or session.options.url is not None:
-        raise ConfigurationError("A pipeline's file says where its brokers are", advice="Leave --url and --config out")
+        raise ConfigurationError(
+            "--url and --config do not apply to pipelines: the file of a pipeline names its brokers",
+            advice="Leave them out",
+        )
     return _spark("pipeline.toml_file").read_pipeline(file)
 
 
 class _Warnings(logging.Handler):
-    """Warnings and errors of the log as a line each. With --debug the log itself shows them."""
+    """Prints warnings and errors of the log as one line each. With --debug the log shows them."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
+        self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             text = f"{text}: {type(error).__name__}: {error}"
-        self._tell(" ".join(text.split()))
+        self._write(" ".join(text.split()))
 
 
 class _Display:
-    """A line for each batch and warning; below, where a person looks, a bar that fills as the pipeline catches up."""
+    """Prints a line for each batch and warning; on a terminal also a progress bar of the lag."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
@@ -184,7 +195,7 @@ class _Display:
     def show(self, report: Any) -> None:
         self._done += report.rows_in
         if self._session.as_json:
-            told = {
+            value = {
                 "pipeline": report.pipeline,
                 "batch": report.batch,
                 "rows_in": report.rows_in,
@@ -193,7 +204,7 @@ class _Display:
                 "lag": report.lag,
                 "seconds": report.seconds,
             }
-            sys.stdout.write(json_text(told) + "\n")
+            sys.stdout.write(json_text(value) + "\n")
             sys.stdout.flush()
         else:
             self._line(str(report))
@@ -205,7 +216,7 @@ class _Display:
         self._line(json_text({"event": "Warned", "message": text}) if as_json else f"broker: {text}")
 
     def _line(self, text: str) -> None:
-        """A line of standard error, above the bar."""
+        """Write a line to standard error, above the bar."""
         if self._progress is not None:
             self._progress.console.print(text, highlight=False, markup=False)
         else:

@@ -1,8 +1,8 @@
-"""`broker publish`: messages from arguments, standard input or a file, through the publishing pipeline.
+"""`broker publish`: publish messages from arguments, standard input or a file.
 
-Whatever was accepted before an error, a bad line or a Ctrl-C is waited for, and told: every message of the input
-ends as published or as reported. Receipts are printed in the order of the input. At most `WINDOW` messages are
-unconfirmed at once.
+After an error, an invalid line or Ctrl-C the command waits for the messages that it has enqueued: every message of the
+input is either published or reported. Receipts are printed in the order of the input. At most `WINDOW` messages are in
+flight.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from broker.cli import message_input
-from broker.cli.exits import Exit, Failure, describe, exit_code
+from broker.cli.arguments import TopicName
+from broker.cli.errors import Exit, Failure, error_json, exit_code
 from broker.cli.message_input import Common, Item
-from broker.cli.progress import counter
-from broker.cli.rendering import json_line
+from broker.cli.rendering import counter, json_line
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
-from broker.cli.topics import TopicName
 from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
@@ -35,7 +34,7 @@ app = new_app("publish")
 
 WINDOW: Final = 2000
 DRAIN_SECONDS: Final = 10.0
-"""How long an interrupted command waits for what it has handed over."""
+"""How long an interrupted command waits for messages in flight."""
 
 
 @command(app, "publish")
@@ -44,21 +43,25 @@ async def publish(
     topic: TopicName,
     data: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DATA", help="Bodies; without any, standard input is read.", show_default=False),
+        typer.Argument(metavar="DATA", help="Bodies; by default standard input is read.", show_default=False),
     ] = None,
     *,
     jsonl: Annotated[
         bool,
         typer.Option(
-            "--jsonl", help="Each line is an object with data, data_base64 or payload, and key, attributes, id …"
+            "--jsonl",
+            help="Each line is a JSON object with data, data_base64 or payload, and optional key, attributes, id, …",
         ),
     ] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="All of the input is one message.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="The whole input is one message.")] = False,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read this file instead of standard input.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="PATH", help="Read this file instead of standard input.", show_default=False
+        ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-k", help="The key of every message.", show_default=False)
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every message.", show_default=False)
     ] = None,
     attribute: Annotated[
         list[str] | None,
@@ -71,34 +74,44 @@ async def publish(
         ),
     ] = None,
     message_id: Annotated[
-        str | None, typer.Option("--id", help="The id of the one message.", show_default=False)
+        str | None,
+        typer.Option("--id", metavar="ID", help="The id of the message, if there is only one.", show_default=False),
     ] = None,
     ttl: Annotated[
-        float | None, typer.Option(help="Seconds after which the broker may drop it.", show_default=False)
+        float | None,
+        typer.Option(metavar="SECONDS", help="Seconds after which the broker may drop a message.", show_default=False),
     ] = None,
-    delay: Annotated[float | None, typer.Option(help="Seconds before it is delivered.", show_default=False)] = None,
-    partition: Annotated[int | None, typer.Option(help="The partition to append to.", show_default=False)] = None,
+    delay: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Seconds before a message is delivered.", show_default=False)
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="The partition to append to.", show_default=False)
+    ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Report what cannot be published and go on behind it.")
+        bool, typer.Option("--keep-going", help="Report messages that cannot be published, and continue.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish arguments, lines or JSON lines.
 
-    Each argument is a message; without any, each line of standard input is one.
+    Each argument is a message. Without arguments, each line of standard input is a message.
 
-    With --json the receipt of each message is printed as a line.
+    With --json, print the receipt of each message as a line.
     """
     if data and (jsonl or whole or file):
         raise Failure(
-            "Messages are given as arguments and by an option",
-            advice="Leave out --jsonl, --whole and --file",
+            "Arguments exclude --jsonl, --whole and --file",
+            advice="Give either arguments or these options",
             code=Exit.USAGE,
         )
     if jsonl and whole:
-        raise Failure("--jsonl and --whole exclude each other", code=Exit.USAGE)
+        raise Failure("--jsonl and --whole exclude each other", advice="Give one of them", code=Exit.USAGE)
     if message_id is not None and not whole and len(data or ()) != 1:
-        raise Failure("--id names one message", advice="Give the id of each with --jsonl", code=Exit.USAGE)
+        raise Failure(
+            f"--id is {message_id!r}, but there may be several messages",
+            advice="Use --jsonl, with an id in each line",
+            code=Exit.USAGE,
+        )
     common = Common(
         key=key,
         attributes=message_input.parse_attributes(attribute or []),
@@ -124,8 +137,8 @@ async def publish(
                 else message_input.from_lines
             )
             items = read(source, common)
-        # Called when nothing is drawn any more.
-        stack.callback(work.tell)
+        # Registered before the counter, so that it runs after the counter is erased.
+        stack.callback(work.summarize)
         await work.run(items, stack.enter_context(counter("Published", shown=session.interactive)))
 
 
@@ -133,11 +146,11 @@ def _opened(path: Path) -> Any:
     try:
         return path.open("rb")
     except OSError as error:
-        raise Failure(f"{str(path)!r} cannot be read: {error.strerror}", code=Exit.USAGE) from None
+        raise Failure(f"--file {str(path)!r} cannot be read: {error.strerror}", code=Exit.USAGE) from None
 
 
 class _Publishing:
-    """One run: a feeder hands items over, a follower takes their receipts in order, prints and counts."""
+    """One run: a feeder enqueues items, a follower awaits their receipts in order, prints and counts."""
 
     def __init__(self, session: Session, topic: Topic[bytes], unit: str, keep_going: bool) -> None:
         self._session = session
@@ -153,17 +166,17 @@ class _Publishing:
         self._stop = False
         self._last = 0
         self.single = False
-        """Whether the input is one message, so that there is nothing to go on with."""
+        """Whether the input is one message."""
 
     async def run(self, items: AsyncIterator[Item], count: Callable[[int], None]) -> None:
-        """Publish all of it; `count` is told how many are on the broker."""
+        """Publish all items; `count` is called with the number of published messages."""
         self._count = count
         feeder = asyncio.create_task(self._feed(items))
         follower = asyncio.create_task(self._follow(feeder))
         try:
             await asyncio.wait((follower,))
         except asyncio.CancelledError:
-            # What was handed over is on its way: wait for it, within a bound, so that the count is true.
+            # Wait for messages in flight, so that the count is correct.
             feeder.cancel()
             await asyncio.wait((follower,), timeout=DRAIN_SECONDS)
             raise
@@ -179,14 +192,14 @@ class _Publishing:
         try:
             async for line, message in items:
                 await self._room.acquire()
-                outcome = message if isinstance(message, Failure) else await self._hand_over(message)
+                outcome = message if isinstance(message, Failure) else await self._enqueue(message)
                 self._queue.put_nowait((line, outcome))
                 if not isinstance(outcome, asyncio.Future) and not self._keep_going:
                     return
         finally:
             self._queue.put_nowait(None)
 
-    async def _hand_over(self, message: OutboundMessage) -> asyncio.Future[Receipt] | BrokerError:
+    async def _enqueue(self, message: OutboundMessage) -> asyncio.Future[Receipt] | BrokerError:
         try:
             return await self._topic.enqueue(message)
         except BrokerError as error:
@@ -200,7 +213,7 @@ class _Publishing:
             if isinstance(outcome, asyncio.Future):
                 if not outcome.done():
                     await self._print(lines)
-                    # The future belongs to the pipeline: an interruption of this command must not cancel it.
+                    # asyncio.wait does not cancel the future when this task is cancelled.
                     await asyncio.wait((outcome,))
                 self._settle(line, outcome, lines)
             else:
@@ -244,15 +257,17 @@ class _Publishing:
 
     def _report(self, line: int, error: BrokerError | Failure) -> None:
         if self._session.as_json:
-            self._session.note(json_line({self._unit: line, "error": describe(error)}).decode().rstrip())
+            self._session.note(json_line({self._unit: line, "error": error_json(error)}).decode().rstrip())
         elif isinstance(error, Failure):
             self._session.report(error)
         else:
-            told = describe(error)
-            self._session.report(Failure(f"{self._unit.capitalize()} {line}: {told['message']}", advice=told["advice"]))
+            parts = error_json(error)
+            self._session.report(
+                Failure(f"{self._unit.capitalize()} {line}: {parts['message']}", advice=parts["advice"])
+            )
 
-    def tell(self) -> None:
-        """Say how many were published; programs count the receipts."""
+    def summarize(self) -> None:
+        """Print how many messages were published; programs count the receipts."""
         while not self._queue.empty():
             self._unknown += self._queue.get_nowait() is not None
         if self._session.as_json:
@@ -264,10 +279,10 @@ class _Publishing:
             parts.append(f"{self._failed} not published")
         if self._unknown:
             parts.append(f"{self._unknown} without an answer")
-        told = ", ".join(parts)
+        summary = ", ".join(parts)
         if self._stop and not self.single:
-            told += f"; stopped at {self._unit} {self._last}; --keep-going goes on"
-        self._session.note(told)
+            summary += f"; stopped at {self._unit} {self._last}. Use --keep-going to continue after errors"
+        self._session.note(summary)
 
 
 def _receipt_json(unit: str, line: int, receipt: Receipt) -> dict[str, Any]:

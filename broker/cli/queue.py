@@ -1,34 +1,43 @@
-"""`broker queue`: what a queue that is tracked holds, and what an operator does about it.
+"""`broker queue` and `broker tracker`: queues whose leases the application tracks, such as queues on Kafka.
 
-`inspect`, `lag` and `peek` read only, and disturb nobody. `purge` asks first, and is refused while the queue is in use.
+`inspect`, `peek` and `lag` only read. `purge` asks first, and fails while the queue has consumers or trackers. The
+tracker runs until Ctrl-C or SIGTERM; then it commits, leaves its group and exits with 130 or 143.
 """
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from broker.cli import dead, lag
+from broker.cli import dead, subscriptions
+from broker.cli.arguments import SubscriptionName, Yes
+from broker.cli.errors import Exit, Failure
+from broker.cli.health import HealthServer
 from broker.cli.rendering import attribute_pairs, bytes_field, cut, escaped, json_line, printable, show_table
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.topics import Yes
-from broker.cli.tracker import Subscription, queues_of
-from broker.driver.queue_tracking import PurgedQueue, QueuedMessage
+from broker.driver.queue_tracking import PurgedQueue, QueuedMessage, TracksQueues
+from broker.errors import Unsupported
+from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked
 
-__all__ = ["app"]
+__all__ = ["app", "tracker_app"]
 
-app = new_app("queue", "Inspect, peek at, redrive and purge the queues whose leases are tracked.")
+app = new_app("queue", "Inspect, redrive and purge queues with tracked leases.")
+tracker_app = new_app("tracker")
 
 CUT = 60
-"""Characters of a body that a table shows."""
+"""Maximum length of a body in a table."""
 
 
 @command(app, "inspect")
-async def inspect(session: Session, subscription: Subscription, *, as_json: AsJson = False) -> None:
-    """Show the messages that are handed out and not done, the oldest first."""
-    leases = await queues_of(session).open_leases(subscription)
+async def inspect(session: Session, subscription: SubscriptionName, *, as_json: AsJson = False) -> None:
+    """List delivered messages that are not settled.
+
+    The oldest message comes first.
+    """
+    leases = await _queues(session).open_leases(subscription)
     session.table(
         [asdict(lease) for lease in leases],
         ("MESSAGE", "STATE", "ATTEMPT", "AGE", "DUE IN", "HOLDER", "REASON"),
@@ -44,24 +53,26 @@ async def inspect(session: Session, subscription: Subscription, *, as_json: AsJs
             )
             for lease in leases
         ],
-        empty=f"Nothing of {subscription!r} is open",
+        empty=f"Queue {subscription!r} has no unsettled messages",
     )
 
 
 @command(app, "peek")
 async def peek(
     session: Session,
-    subscription: Subscription,
+    subscription: SubscriptionName,
     *,
-    count: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show.")] = 10,
-    full: Annotated[bool, typer.Option("--full", help="Do not cut bodies and attributes.")] = False,
+    count: Annotated[
+        int, typer.Option("--limit", "-n", metavar="COUNT", min=1, help="Show at most this many messages.")
+    ] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten bodies and attributes.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages that are not done, without taking them.
+    """Show messages of a queue without taking them.
 
-    First those that are handed out, the oldest first; then those that nobody has taken.
+    Delivered messages come first, the oldest at the top, then messages that no consumer has taken.
     """
-    found = await queues_of(session).queued_messages(subscription, count)
+    found = await _queues(session).queued_messages(subscription, count)
     if as_json:
         await session.out.write(b"".join(json_line(_message_json(message)) for message in found))
         return
@@ -72,32 +83,96 @@ async def peek(
 
 
 command(app, "redrive")(dead.redrive)
-command(app, "lag")(lag.lag)
+command(app, "lag")(subscriptions.lag)
 
 
 @command(app, "purge")
 async def purge(
     session: Session,
-    subscription: Subscription,
+    subscription: SubscriptionName,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be dropped, and drop nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show how many messages would be dropped; drop none.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop all messages that are not done; no consumer or tracker of the queue may run.
+    """Drop all messages of a queue that are not settled.
 
-    Other subscriptions of the topics keep theirs.
+    Stop its consumers and trackers first. Other subscriptions keep their messages.
     """
-    queues = queues_of(session)
+    queues = _queues(session)
     if dry_run:
         found = await queues.purge_queue(subscription, dry_run=True)
-        session.answer(_purge_json(subscription, found, dry_run), f"{_told(found)} would be dropped")
+        session.answer(_purge_json(subscription, found, dry_run), f"{_counts(found)} would be dropped")
         return
     if not yes:
         found = await queues.purge_queue(subscription, dry_run=True)
-        await session.confirm(f"Drop {_told(found)} of queue {subscription!r}?", yes)
+        await session.confirm(f"Drop {_counts(found)} of queue {subscription!r}?", yes)
     dropped = await queues.purge_queue(subscription)
-    session.answer(_purge_json(subscription, dropped, dry_run), f"Dropped {_told(dropped)}")
+    session.answer(_purge_json(subscription, dropped, dry_run), f"Dropped {_counts(dropped)}")
+
+
+@command(tracker_app, "tracker")
+async def tracker(
+    session: Session,
+    subscription: SubscriptionName,
+    *,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", help="A topic of the messages; may be repeated."),
+    ] = None,
+    unnamed: Annotated[
+        str,
+        typer.Option(metavar="TOPIC", help="The topic of messages whose markers name none, as those of kafka-mq-go."),
+    ] = "",
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve /health and /metrics at this address; port 0 is any free one."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Redeliver messages of a queue when leases end.
+
+    Runs until it is interrupted. Several trackers of a subscription share the work.
+    """
+    address = None if listen is None else _parse_address(listen)
+    session.bus.hooks.listen(lambda event: _report_partitions(session, event))
+    found = _queues(session).queue_tracker(subscription, topics=topic or (), unnamed=unnamed)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(found.close)
+        if address is not None:
+            # Before open, so that an address in use does not leave a new marker topic behind.
+            server = await stack.enter_async_context(HealthServer(*address, subscription, found.trouble, found.metrics))
+            session.note(f"Health and metrics are at {server.url}")
+        await found.open()
+        session.note(f"Tracking {subscription!r}")
+        await found.wait()
+
+
+def _queues(session: Session) -> TracksQueues:
+    backend = session.bus.backend
+    if not isinstance(backend, TracksQueues):
+        raise Unsupported(
+            f"Backend {session.bus.capabilities.backend!r} has no queues that need a tracker",
+            advice="Its broker tracks the leases",
+        )
+    return backend
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise Failure(
+            f"--listen is {text!r}", advice="It takes PORT or HOST:PORT, with a port up to 65535", code=Exit.USAGE
+        )
+    return host or "127.0.0.1", int(port)
+
+
+def _report_partitions(session: Session, event: Event) -> None:
+    if isinstance(event, PartitionsAssigned | PartitionsRevoked | PartitionsLost):
+        numbers = ", ".join(str(partition) for _, partition in event.current)
+        session.note(f"broker: tracks partitions {numbers}" if numbers else "broker: tracks no partition")
 
 
 def _message_json(message: QueuedMessage) -> dict[str, Any]:
@@ -131,5 +206,5 @@ def _purge_json(subscription: str, purged: PurgedQueue, dry_run: bool) -> dict[s
     return {"subscription": subscription, "open": purged.open, "ready": purged.ready, "dry_run": dry_run}
 
 
-def _told(purged: PurgedQueue) -> str:
+def _counts(purged: PurgedQueue) -> str:
     return f"{purged.open} open and {purged.ready} ready messages"

@@ -1,7 +1,7 @@
-"""How messages, records and tables look, for people and for programs; pure but for `Output`.
+"""Formats messages, records and tables, for people and for programs.
 
-Bodies and keys are bytes: what is not UTF-8 appears as base64 under `data_base64` or `key_base64` in JSON, and
-behind `base64:` for people. Control characters of a body never reach a terminal.
+Bodies and keys that are not UTF-8 are base64: in `data_base64` or `key_base64` in JSON, with the prefix `base64:` for
+people. Control characters are escaped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import base64
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from broker.records import Record
 __all__ = [
     "attribute_pairs",
     "bytes_field",
+    "counter",
     "cut",
     "envelope_json",
     "envelope_line",
@@ -35,7 +37,7 @@ __all__ = [
 
 
 def bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:
-    """The value under `name`, or under `name_base64` if it is not UTF-8 text."""
+    """The value as `name`, or as `name_base64` if it is not UTF-8."""
     if value is None:
         return {name: None}
     try:
@@ -50,7 +52,7 @@ def timestamp(moment: datetime | None) -> str | None:
 
 
 def envelope_json(envelope: Message[Any] | Record[Any]) -> dict[str, Any]:
-    """A message or record with the field names that `publish --jsonl` reads again."""
+    """A message or record, with the field names that `publish --jsonl` reads."""
     fields: dict[str, Any] = {"topic": envelope.topic}
     if isinstance(envelope, Record):
         fields |= {"partition": envelope.partition, "offset": envelope.offset}
@@ -76,7 +78,7 @@ def json_line(value: object) -> bytes:
 
 
 def printable(value: bytes | None, limit: int | None = None) -> str:
-    """Bytes for a person: text with control characters escaped, `base64:…` if it is no text, `-` for None."""
+    """Bytes for people: escaped text, `base64:…` if they are not UTF-8, `-` for None."""
     if value is None:
         return "-"
     try:
@@ -89,24 +91,24 @@ def printable(value: bytes | None, limit: int | None = None) -> str:
 
 
 def cut(text: str, limit: int | None) -> str:
-    """The text, shortened to `limit` characters if there is a limit."""
+    """The text, shortened to `limit` characters; None is no limit."""
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
 def escaped(text: str) -> str:
-    """The text with everything that could move the cursor written as an escape."""
+    """The text with escapes for all unprintable characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def attribute_pairs(attributes: Mapping[str, str]) -> str:
-    """Attributes on one line, for a person."""
+    """Attributes on one line, for people."""
     return " ".join(f"{escaped(name)}={escaped(value)}" for name, value in attributes.items())
 
 
 def envelope_line(envelope: Message[Any] | Record[Any]) -> bytes:
-    """A message or record as one line for people: where it is, key, body, attributes."""
+    """A message or record as one line for people: id or position, key, body, attributes."""
     place = f"{envelope.partition}:{envelope.offset}" if isinstance(envelope, Record) else escaped(envelope.id)
     parts = [place, printable(envelope.key), printable(envelope.data)]
     if envelope.attributes:
@@ -118,7 +120,7 @@ def envelope_line(envelope: Message[Any] | Record[Any]) -> bytes:
 
 
 def envelope_row(envelope: Message[Any] | Record[Any], limit: int | None) -> list[str]:
-    """The same as cells of a table: place, time, key, body, attributes; bodies cut to `limit` characters."""
+    """A message or record as a row of a table: id or position, time, key, body, attributes, each up to `limit`."""
     place = f"{envelope.partition}:{envelope.offset}" if isinstance(envelope, Record) else escaped(envelope.id)
     moment = envelope.broker_time or envelope.publish_time
     return [
@@ -131,7 +133,7 @@ def envelope_row(envelope: Message[Any] | Record[Any], limit: int | None) -> lis
 
 
 def native_rows(native: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What only this broker tells, as rows of a table: one per entry, by name; those of a mapping under its name."""
+    """Broker-specific fields as rows of a table, with dotted names."""
     return list(_entries("native", native))
 
 
@@ -145,15 +147,15 @@ def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
-    """Print a table on standard output; False, and nothing printed, if it has no row."""
-    # Most of what programs run prints no table.
+    """Print a table on standard output. Without rows it prints nothing and returns False."""
+    # Imported late: commands with --json print no table.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        # The first column holds what people copy, so it is never broken.
+        # People copy the first column, so it is never wrapped.
         table.add_column(column, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
@@ -162,9 +164,25 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool
     if sys.stdout.isatty():
         Console(file=sys.stdout, highlight=False).print(table)
         return True
-    # A pipe has no width: nothing is cut or folded for it, and the last column is not padded.
+    # A pipe has no width: nothing is wrapped or padded.
     text = io.StringIO()
     Console(file=text, width=10_000, highlight=False).print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
     sys.stdout.flush()
     return True
+
+
+@contextmanager
+def counter(what: str, *, shown: bool, total: int | None = None) -> Generator[Callable[[int], None]]:
+    """Draw `what` and a number on standard error until the block ends; yields the function that sets the number."""
+    if not shown:
+        yield lambda _: None
+        return
+    # Imported late: slow to import, and rarely needed.
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda number: progress.update(task, completed=number)

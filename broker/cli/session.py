@@ -1,7 +1,7 @@
-"""What every command of the line shares: the connection, signals, errors and the options --url, --config and --debug.
+"""`Session` and `command`: connection, signals, errors and global options of every command.
 
-A command is an async function of a `Session`. It runs in an event loop of its own; the first Ctrl-C or SIGTERM
-cancels it, and it may still settle and close what it holds; its errors become one sentence and an exit code.
+A command is an async function with a `Session`. Ctrl-C and SIGTERM cancel it, so that it can settle and close. An error
+becomes one line on standard error and an exit code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate
 import typer
 from typing_extensions import ParamSpec
 
-from broker.cli.exits import Exit, Failure, exit_code, sentence
+from broker.cli.errors import Exit, Failure, error_line, exit_code
 from broker.cli.rendering import json_text, show_table
 from broker.cli.streams import Sink, Source
 from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotRenewed, Warned
@@ -36,34 +36,40 @@ __all__ = ["AsJson", "Options", "Session", "command", "new_app"]
 
 P = ParamSpec("P")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url", metavar="URL", help="The broker, such as nats://localhost; else BROKER_URL.", show_default=False
+        "--url",
+        metavar="URL",
+        help="URL of the broker, such as nats://localhost; by default the variable BROKER_URL.",
+        show_default=False,
     ),
 ]
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="A TOML file with a table of settings per URL scheme.", show_default=False
+        "--config",
+        metavar="FILE",
+        help="TOML file of settings, with a table for each URL scheme.",
+        show_default=False,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show log lines and tracebacks.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print log messages and tracebacks.")]
 
 
 @dataclass(slots=True)
 class Options:
-    """The options that stand before or behind the command's name."""
+    """The global options, which may stand before or after the command's name."""
 
     url: str | None = None
     config: Path | None = None
     debug: bool = False
 
     def settings(self) -> BackendSettings:
-        """The settings to connect with: of --url, of BROKER_URL, or of the file given by --config.
+        """The settings from --config, --url or BROKER_URL.
 
-        :raises ConfigurationError: the file or the URL cannot be used.
+        :raises ConfigurationError: the file or the URL is invalid.
         :raises Failure: no broker is named, or two are.
         """
         from broker.registry import load_backend
@@ -73,17 +79,22 @@ class Options:
         if self.config is not None:
             scheme = scheme_of(url) if url else _only_table(self.config)
             if url.partition(":")[2]:
-                advice = f"Give only the scheme with it: --url {scheme}:"
-                raise Failure("Both a URL and --config say how to connect", advice=advice, code=Exit.USAGE)
+                raise Failure(
+                    "Both a URL and --config name a broker",
+                    advice=f"Give only the scheme with --config: --url {scheme}:",
+                    code=Exit.USAGE,
+                )
             return load_backend(scheme).settings_type.from_toml(self.config, table=scheme)
         if not url:
             raise Failure(
-                "No broker is named", advice="Give --url, such as --url embedded:, or set BROKER_URL", code=Exit.USAGE
+                "No broker is named",
+                advice="Give --url, for instance --url embedded:, or set BROKER_URL",
+                code=Exit.USAGE,
             )
         return load_backend(scheme_of(url)).settings_type.from_url(url)
 
     def source(self) -> str:
-        """Where `settings` come from, for people."""
+        """The origin of the settings, for people."""
         return f"--config {self.config}" if self.config else "--url" if self.url else "BROKER_URL"
 
 
@@ -96,13 +107,13 @@ def _only_table(path: Path) -> str:
     if not tables:
         raise Failure(
             f"--config {str(path)!r} has no table",
-            advice="Put its settings into one with the scheme of a URL, such as [kafka]",
+            advice="Put the settings into a table named after the URL scheme, such as [kafka]",
             code=Exit.USAGE,
         )
     if len(tables) > 1:
         raise Failure(
             f"--config {str(path)!r} has {len(tables)} tables",
-            advice=f"Choose one with its scheme: --url {tables[0]}:",
+            advice=f"Select one by its scheme: --url {tables[0]}:",
             code=Exit.USAGE,
         )
     return tables[0]
@@ -110,11 +121,10 @@ def _only_table(path: Path) -> str:
 
 @dataclass(slots=True)
 class Session:
-    """One run of a command.
+    """A running command.
 
-    :ivar as_json: programs read the output.
-    :ivar out: standard output by bytes; tables go through `rendering.show_table`.
-    :ivar code: the exit code if the command ends by itself.
+    :ivar as_json: whether to print JSON.
+    :ivar code: the exit code if the command returns.
     """
 
     options: Options
@@ -136,17 +146,18 @@ class Session:
 
     @property
     def out(self) -> Sink:
+        """Standard output in bytes; tables go through `rendering.show_table`."""
         if self._out is None:
             self._out = Sink()
         return self._out
 
     @property
     def interactive(self) -> bool:
-        """Whether a person watches standard error, where progress is drawn."""
+        """Whether standard error is a terminal, so that progress is drawn."""
         return sys.stderr.isatty() and not self.as_json
 
     def note(self, text: str) -> None:
-        """Say something to the person on standard error."""
+        """Print a line on standard error."""
         typer.echo(text, err=True)
 
     def answer(self, value: object, text: str) -> None:
@@ -154,26 +165,28 @@ class Session:
         typer.echo(json_text(value) if self.as_json else text)
 
     def table(self, value: object, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-        """Print the result: `value` as JSON for programs, a table for people; `empty` is said when it has no row."""
+        """Print the result: `value` as JSON for programs, a table for people, or `empty` without rows."""
         if self.as_json:
             typer.echo(json_text(value))
         elif not show_table(columns, rows):
             self.note(empty)
 
     def report(self, error: BaseException) -> None:
-        """Write an error as its one sentence, without ending the command."""
-        self.note(sentence(error, as_json=self.as_json))
+        """Print an error on standard error; the command continues."""
+        self.note(error_line(error, as_json=self.as_json))
 
     async def confirm(self, question: str, yes: bool) -> None:
-        """Ask before something that cannot be undone.
+        """Ask before a change that cannot be undone.
 
-        :raises Failure: the answer is not yes, or nobody can be asked.
+        :raises Failure: the answer is not yes, or standard input is not a terminal.
         """
         if yes:
             return
         if not sys.stdin.isatty():
             raise Failure(
-                "This cannot be undone, and nobody is there to confirm it", advice="Give --yes", code=Exit.USAGE
+                "Standard input is not a terminal, so the command cannot ask for confirmation",
+                advice="Give --yes",
+                code=Exit.USAGE,
             )
         typer.echo(f"{question} [y/N] ", nl=False, err=True)
         answer = (await Source().read()).strip().lower()
@@ -190,7 +203,7 @@ class Session:
         except (asyncio.CancelledError, KeyboardInterrupt):
             return 128 + (self._signal or signal.SIGINT)
         except BrokenPipeError:
-            # What Python still has to flush at its end goes nowhere, instead of failing there.
+            # Otherwise the flush at the interpreter's exit would fail.
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.BROKEN_PIPE
@@ -206,7 +219,7 @@ class Session:
         with self._signals():
             async with AsyncExitStack() as stack:
                 if connect:
-                    # Imported here, so that --help and completion stay quick.
+                    # Imported late, so that --help is fast.
                     from broker.bus import connect as open_bus
 
                     bus = await stack.enter_async_context(open_bus(self.options.settings()))
@@ -225,7 +238,7 @@ class Session:
                 task.cancel()
 
         numbers = (signal.SIGINT, signal.SIGTERM)
-        # Outside the main thread, or where the platform has no such thing, the caller handles signals.
+        # Not available outside the main thread, and on some platforms.
         with suppress(NotImplementedError, RuntimeError, ValueError):
             for number in numbers:
                 loop.add_signal_handler(number, stop, number)
@@ -237,14 +250,14 @@ class Session:
                     loop.remove_signal_handler(number)
 
     def _observe(self, event: Event) -> None:
-        """Tell what an operator should know while a command goes on."""
+        """Print the events that matter to an operator."""
         match event:
             case Disconnected():
                 text = "the connection broke; reconnecting"
             case Connected(again=True):
-                text = "connected again"
+                text = "reconnected"
             case FetchFailed(error=error):
-                text = f"{error}; trying again"
+                text = f"{error}; retrying"
             case LeasesNotRenewed(messages=messages, error=error):
                 text = f"{len(messages)} leases were not renewed: {error}"
             case Warned(text=warning):
@@ -256,7 +269,7 @@ class Session:
 
 
 def _log(debug: bool) -> None:
-    """Log lines only when asked for: errors are told once, in a sentence."""
+    """Log only with --debug; errors are printed once, as a line."""
     root = logging.getLogger()
     if debug:
         logging.basicConfig(
@@ -267,7 +280,7 @@ def _log(debug: bool) -> None:
 
 
 def new_app(name: str, text: str | None = None) -> typer.Typer:
-    """An app for one command, or for a group of them that `text` describes."""
+    """A typer app for one command, or for a group of commands with the description `text`."""
     return typer.Typer(
         name=name,
         help=text,
@@ -283,10 +296,10 @@ def command(
 ) -> Callable[
     [Callable[Concatenate[Session, P], Awaitable[object]]], Callable[Concatenate[Session, P], Awaitable[object]]
 ]:
-    """Declare an async function as a command of a typer app; its first parameter is the Session, the rest are typer's.
+    """Decorate an async function as a command of a typer app. Its first parameter is the `Session`.
 
-    It gets --url, --config and --debug, an open connection unless `connect` is false, and `session.as_json` from a
-    parameter `as_json: AsJson`.
+    Adds --url, --config and --debug. `session.bus` is open unless `connect` is false. `session.as_json` is the value of
+    a parameter `as_json: AsJson`.
     """
 
     def declare(
@@ -317,7 +330,7 @@ def command(
         shown = [parameter.replace(kind=keyword) for parameter in parameters]
         call.__signature__ = inspect.Signature([context, *shown, *added])  # pyright: ignore[reportAttributeAccessIssue]
         call.__annotations__ = {p.name: p.annotation for p in (context, *shown, *added)}
-        # Type hints are taken from what is wrapped where there is such a thing.
+        # typer would read the type hints of the wrapped function.
         del call.__wrapped__
         app.command(name)(call)
         return function

@@ -1,8 +1,8 @@
-"""Standard input and output by bytes, without blocking the event loop while leases have to be renewed.
+"""`Sink` and `Source`: standard output and input in bytes, without blocking the event loop.
 
-A slow reader of our output (a pager, a full pipe) or an idle writer of our input suspends the caller only, and
-cancelling it takes effect at once. `Sink.written` is exact: what it counts has left this process, so that a
-message is acked only when its line has been written. One task uses a stream at a time.
+A full pipe, a pager or idle input suspends only the caller, while leases are renewed; cancellation takes effect at
+once. `Sink.written` counts exactly the bytes that were written, so that a message is acked only after its line. One
+task uses a stream at a time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import IO, Any, Final
 __all__ = ["Sink", "Source"]
 
 _CHUNK: Final = 4096
-"""A pipe that reports room takes this much without blocking (PIPE_BUF)."""
+"""A writable pipe accepts this many bytes without blocking (PIPE_BUF)."""
 _READ: Final = 1 << 16
 _POLLS: Final = hasattr(select, "poll")
 
 
 def _binary(stream: IO[Any]) -> IO[bytes]:
-    """The stream's bytes, below its text."""
+    """The binary stream under a text stream."""
     return getattr(stream, "buffer", stream)
 
 
 def _descriptor(stream: IO[Any]) -> int | None:
-    """The stream's file descriptor; None for one in memory, and where descriptors cannot be polled."""
+    """The file descriptor of a stream; None for a stream in memory, and on platforms without poll."""
     if not _POLLS:
         return None
     try:
@@ -45,7 +45,7 @@ def _poll(fd: int, event: int) -> int:
 
 
 async def _wait(fd: int, event: int) -> None:
-    """Return when the descriptor is ready, or its other end is gone."""
+    """Return when the descriptor is ready, or its other end is closed."""
     if _poll(fd, event):
         return
     loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ async def _wait(fd: int, event: int) -> None:
 class Sink:
     """Standard output.
 
-    :ivar written: bytes that were handed to the operating system.
+    :ivar written: number of bytes written to the operating system.
     """
 
     def __init__(self, stream: IO[Any] | None = None) -> None:
@@ -78,9 +78,9 @@ class Sink:
         self._stream.flush()
 
     async def write(self, data: bytes) -> None:
-        """Write all of it.
+        """Write all of the data.
 
-        :raises BrokenPipeError: the reader went away; `written` tells what it could still take.
+        :raises BrokenPipeError: the reader closed the pipe; `written` counts the bytes before that.
         """
         fd = self._fd
         if fd is None:
@@ -94,13 +94,13 @@ class Sink:
             try:
                 count = os.write(fd, view[:_CHUNK])
             except BlockingIOError:
-                await asyncio.sleep(0.01)  # Someone shares the descriptor without blocking and was faster.
+                await asyncio.sleep(0.01)  # Another process filled the shared pipe first.
                 continue
             self.written += count
             view = view[count:]
 
     def broken(self) -> bool:
-        """Whether the reader is known to have gone away."""
+        """Whether the reader has closed the pipe."""
         return self._fd is not None and bool(_poll(self._fd, select.POLLOUT) & (select.POLLERR | select.POLLNVAL))
 
 
@@ -112,7 +112,7 @@ class Source:
         self._fd = _descriptor(self._stream)
 
     async def read(self) -> bytes:
-        """What is there next; empty at the end."""
+        """The next bytes; empty at the end."""
         if self._fd is None:
             return _binary(self._stream).read(_READ)
         await _wait(self._fd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""`broker subscriptions`: the subscriptions and groups of a topic. Nothing is retried."""
+"""`broker subscriptions` and `broker lag`: the subscriptions and groups of a topic."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.exits import Exit, Failure
+from broker.cli.arguments import KnownTopic, SubscriptionName, TopicName, Yes, parse_name, parse_start
+from broker.cli.errors import Exit, Failure
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.times import parse_start
-from broker.cli.topics import TopicName, Yes
 from broker.driver.contract import Lag
 from broker.errors import BrokerError
 
-__all__ = ["app"]
+__all__ = ["app", "lag_app"]
 
-app = new_app("subscriptions", "List, create, describe and delete subscriptions and groups.")
-
-SubscriptionName = Annotated[
-    str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription's or group's name.", show_default=False)
-]
+app = new_app("subscriptions", "List, create, describe and delete subscriptions.")
+lag_app = new_app("lag")
 
 
 @command(app, "list")
 async def list_subscriptions(session: Session, topic: TopicName, *, as_json: AsJson = False) -> None:
-    """Show the subscriptions of a topic and how far behind each is."""
+    """List the subscriptions and groups of a topic, and how far each is behind."""
     admin = session.bus.admin
     names = sorted(await admin.subscriptions(topic))
     found: list[tuple[str, Lag | None]] = []
@@ -33,7 +29,7 @@ async def list_subscriptions(session: Session, topic: TopicName, *, as_json: AsJ
         try:
             found.append((name, await admin.lag(topic, name)))
         except BrokerError as error:
-            # One that was deleted meanwhile, or of which the broker tells nothing, does not hide the others.
+            # For instance deleted meanwhile; the others are still listed.
             session.report(error)
             found.append((name, None))
     rows = [(name, lag and lag.waiting, lag and lag.unsettled) for name, lag in found]
@@ -41,7 +37,7 @@ async def list_subscriptions(session: Session, topic: TopicName, *, as_json: AsJ
         [{"topic": topic, "subscription": name, "waiting": waiting, "unsettled": held} for name, waiting, held in rows],
         ("SUBSCRIPTION", "WAITING", "UNSETTLED"),
         rows,
-        empty=f"Topic {topic!r} has no subscriptions",
+        empty=_no_subscriptions(topic),
     )
 
 
@@ -52,14 +48,18 @@ async def create(
     subscription: SubscriptionName,
     *,
     start: Annotated[
-        str, typer.Option(metavar="WHERE", help="earliest, latest, or a time such as 2030-01-31T12:00:00Z.")
+        str,
+        typer.Option(
+            metavar="WHERE",
+            help="Where the subscription begins: earliest, latest, or a time such as 2030-01-31T12:00:00Z.",
+        ),
     ] = "earliest",
     as_json: AsJson = False,
 ) -> None:
-    """Create a subscription, or leave it as it is if it exists."""
+    """Create a subscription. An existing one keeps its position."""
     info = await session.bus.admin.ensure_subscription(topic, subscription, start=parse_start(start))
     session.answer(
-        {"topic": info.topic, "subscription": info.name}, f"Subscription {info.name!r} of topic {info.topic!r} is there"
+        {"topic": info.topic, "subscription": info.name}, f"Subscription {info.name!r} of topic {info.topic!r} exists"
     )
 
 
@@ -67,14 +67,10 @@ async def create(
 async def describe(
     session: Session, topic: TopicName, subscription: SubscriptionName, *, as_json: AsJson = False
 ) -> None:
-    """Show what the broker says of a subscription."""
+    """Show the settings and the state of a subscription."""
     info = await session.bus.admin.describe_subscription(topic, subscription)
     native = dict(info.native)
-    rows: list[tuple[str, Any]] = [
-        ("topic", info.topic),
-        ("name", info.name),
-        *native_rows(native),
-    ]
+    rows: list[tuple[str, Any]] = [("topic", info.topic), ("name", info.name), *native_rows(native)]
     value = {"topic": info.topic, "subscription": info.name, "native": native}
     session.table(value, ("FIELD", "VALUE"), rows, empty="")
 
@@ -83,12 +79,12 @@ async def describe(
 async def delete(
     session: Session, topic: TopicName, subscription: SubscriptionName, *, yes: Yes = False, as_json: AsJson = False
 ) -> None:
-    """Delete a subscription: what it has not handled is not delivered to it any more."""
+    """Delete a subscription and its position."""
     admin = session.bus.admin
     if subscription not in await admin.subscriptions(topic):
         raise Failure(
             f"Topic {topic!r} has no subscription {subscription!r}",
-            advice=f"See `broker subscriptions list {topic}`",
+            advice=f"List them with `broker subscriptions list {topic}`",
             code=Exit.NOT_FOUND,
         )
     await session.confirm(f"Delete subscription {subscription!r} of topic {topic!r}?", yes)
@@ -96,3 +92,49 @@ async def delete(
     session.answer(
         {"topic": topic, "deleted": subscription}, f"Deleted subscription {subscription!r} of topic {topic!r}"
     )
+
+
+@command(lag_app, "lag")
+async def lag(
+    session: Session,
+    topic: KnownTopic,
+    subscription: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SUBSCRIPTION",
+            parser=parse_name,
+            help="Name of a subscription or group; by default all of the topic.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far the subscriptions of a topic are behind."""
+    admin = session.bus.admin
+    names = [subscription] if subscription is not None else sorted(await admin.subscriptions(topic))
+    lags = [(name, await admin.lag(topic, name)) for name in names]
+    session.table(
+        [_lag_json(topic, name, lag) for name, lag in lags],
+        ("SUBSCRIPTION", "WAITING", "UNSETTLED", "PER PARTITION"),
+        [(name, lag.waiting, lag.unsettled, _per_partition(lag)) for name, lag in lags],
+        empty=_no_subscriptions(topic),
+    )
+
+
+def _no_subscriptions(topic: str) -> str:
+    return f"Topic {topic!r} has no subscriptions"
+
+
+def _lag_json(topic: str, name: str, lag: Lag) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "subscription": name,
+        "waiting": lag.waiting,
+        "unsettled": lag.unsettled,
+        "partitions": {str(partition): behind for partition, behind in sorted(lag.partitions.items())},
+    }
+
+
+def _per_partition(lag: Lag) -> str | None:
+    return " ".join(f"{partition}:{behind}" for partition, behind in sorted(lag.partitions.items())) or None

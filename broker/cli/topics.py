@@ -1,4 +1,4 @@
-"""`broker topics`: list, create, describe, delete and purge topics. A few calls each; nothing is retried."""
+"""`broker topics`: list, create, describe, delete and purge topics."""
 
 from __future__ import annotations
 
@@ -7,51 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.exits import Exit, Failure
+from broker.cli.arguments import KnownTopic, TopicName, Yes, parse_duration
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.times import parse_duration
 from broker.driver.contract import TopicInfo
-from broker.errors import InvalidName
-from broker.names import known_name
 
-__all__ = ["KnownTopic", "app", "parse_name"]
+__all__ = ["app"]
 
 app = new_app("topics", "List, create, describe, delete and purge topics.")
 
 
-def parse_name(text: str) -> str:
-    """The name of something that exists already, as `known_name`.
-
-    :raises Failure: no broker can have it.
-    """
-    try:
-        return known_name(text)
-    except InvalidName as error:
-        raise Failure(f"{text!r} is no name: {error.message}", advice=error.advice, code=Exit.USAGE) from None
-
-
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)]
-KnownTopic = Annotated[
-    str,
-    typer.Argument(
-        metavar="TOPIC", parser=parse_name, help="The topic's name, or the broker's own.", show_default=False
-    ),
-]
-"""For what makes nothing: a broker has topics of others, too."""
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-
 @command(app, "list")
 async def list_topics(session: Session, *, as_json: AsJson = False) -> None:
-    """Show every topic with its partitions and messages."""
+    """List all topics, with the number of partitions and messages."""
     admin = session.bus.admin
     infos = [await admin.describe_topic(name) for name in sorted(await admin.topics())]
     session.table(
-        [topic_json(info) for info in infos],
+        [_topic_json(info) for info in infos],
         ("TOPIC", "PARTITIONS", "MESSAGES", "BYTES"),
         [(info.name, info.partitions, info.messages, info.bytes) for info in infos],
-        empty="There are no topics; create one with `broker topics create NAME`",
+        empty="There are no topics. Create one with `broker topics create NAME`",
     )
 
 
@@ -61,23 +36,25 @@ async def create(
     topic: TopicName,
     *,
     partitions: Annotated[
-        int | None, typer.Option(help="How many partitions, where the broker has them.", min=1)
+        int | None,
+        typer.Option(metavar="COUNT", help="Number of partitions; an existing topic can only gain partitions.", min=1),
     ] = None,
     retention: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long messages are kept, such as 90s, 12h or 7d.")
+        str | None,
+        typer.Option(metavar="TIME", help="How long the broker keeps messages, such as 90s, 12h or 7d."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a topic, or leave it as it is if it exists."""
+    """Create a topic, or change an existing one to the given options."""
     info = await session.bus.admin.ensure_topic(
         topic, partitions=partitions, retention=None if retention is None else parse_duration(retention)
     )
-    session.answer(topic_json(info), f"Topic {info.name!r} is there")
+    session.answer(_topic_json(info), f"Topic {info.name!r} exists")
 
 
 @command(app, "describe")
 async def describe(session: Session, topic: KnownTopic, *, as_json: AsJson = False) -> None:
-    """Show what the broker says of a topic and its subscriptions."""
+    """Show the settings, size and subscriptions of a topic."""
     admin = session.bus.admin
     info = await admin.describe_topic(topic)
     names = sorted(await admin.subscriptions(topic))
@@ -89,13 +66,13 @@ async def describe(session: Session, topic: KnownTopic, *, as_json: AsJson = Fal
         ("subscriptions", ", ".join(names) or None),
         *native_rows(info.native),
     ]
-    value = {**topic_json(info), "subscriptions": names, "native": dict(info.native)}
+    value = {**_topic_json(info), "subscriptions": names, "native": dict(info.native)}
     session.table(value, ("FIELD", "VALUE"), rows, empty="")
 
 
 @command(app, "delete")
 async def delete(session: Session, topic: KnownTopic, *, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete a topic with its messages and subscriptions."""
+    """Delete a topic, its messages and its subscriptions."""
     admin = session.bus.admin
     info = await admin.describe_topic(topic)
     held = "all its messages" if info.messages is None else f"its {info.messages} messages"
@@ -106,15 +83,14 @@ async def delete(session: Session, topic: KnownTopic, *, yes: Yes = False, as_js
 
 @command(app, "purge")
 async def purge(session: Session, topic: KnownTopic, *, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Remove all messages of a topic; its subscriptions stay."""
+    """Remove all messages of a topic. Its subscriptions stay."""
     await session.confirm(f"Remove all messages of topic {topic!r}?", yes)
     count = await session.bus.admin.purge(topic)
-    told = "" if count is None else f" of {count} messages"
-    session.answer({"purged": topic, "messages": count}, f"Purged topic {topic!r}{told}")
+    removed = "" if count is None else f": {count} messages removed"
+    session.answer({"purged": topic, "messages": count}, f"Purged topic {topic!r}{removed}")
 
 
-def topic_json(info: TopicInfo) -> dict[str, Any]:
-    """The stable fields of a topic."""
+def _topic_json(info: TopicInfo) -> dict[str, Any]:
     fields = asdict(info)
     del fields["native"]
     return fields

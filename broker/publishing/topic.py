@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, Generic, cast
+from typing import Any, Final, Generic, Literal, cast, overload
 
 from typing_extensions import TypeVar
 
@@ -158,31 +158,36 @@ class TopicFacade(Generic[T]):
             raise outcome
         return outcome
 
-    async def publish_batch(self, payloads: Sequence[T | OutboundMessage]) -> list[Receipt]:
-        """Publish many, in order per key; a receipt each, in their order.
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    async def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[False]) -> None: ...
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    async def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """Publish many messages, in order per key; return their receipts in the order of the payloads.
 
-        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
-        :raises InvalidMessage: it is not a list of messages; nothing was tried.
-        :raises BrokerError: nothing was tried, for instance because there is no such topic.
+        :param receipts: False returns None, which is faster on some brokers.
+        :raises PublishError: some messages failed, the others are on the broker; `outcomes` has the result of each.
+        :raises InvalidMessage: `payloads` is not a list of messages; nothing was sent.
+        :raises BrokerError: nothing was sent, for instance because the topic does not exist.
         :raises Closed: the topic was closed before the call.
         """
-        outcomes = await self._send_many(payloads, receipts=True)
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(payloads):
-            raise PublishError(outcomes)
-        return receipts
-
-    async def publish_all(self, payloads: Sequence[T | OutboundMessage]) -> None:
-        """Publish many, in order per key, without receipts, which is quicker on some brokers; else as `publish_batch`.
-
-        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
-        :raises InvalidMessage: it is not a list of messages; nothing was tried.
-        :raises BrokerError: nothing was tried, for instance because there is no such topic.
-        :raises Closed: the topic was closed before the call.
-        """
-        outcomes = await self._send_many(payloads, receipts=False)
+        outcomes = await self._send_many(payloads, receipts=receipts)
+        if receipts:
+            found = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+            if len(found) < len(payloads):
+                raise PublishError(outcomes)
+            return found
         if outcomes.count(None) < len(outcomes) and any(isinstance(outcome, BrokerError) for outcome in outcomes):
             raise PublishError(outcomes)
+        return None
 
     async def enqueue(
         self,

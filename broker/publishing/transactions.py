@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn, cast, overload
 
 from broker.capabilities import Capabilities
 from broker.driver.contract import Backend, TransactionSpi
@@ -174,28 +174,33 @@ class OpenTransaction:
             raise outcome
         return cast("Receipt", outcome)
 
-    async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
-        """Publish many in the transaction, in order per key; a receipt each.
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[False]
+    ) -> None: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """Publish many messages in the transaction, in order per key; return their receipts.
 
-        :raises PublishError: some failed; the transaction will be aborted.
-        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry one of them; none was published,
-            and the transaction goes on.
-        :raises Closed: the block was left.
+        :param receipts: False returns None, which is faster on some brokers.
+        :raises PublishError: some messages failed; the transaction will be aborted.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry one of the messages; none was
+            published, and the transaction stays open.
+        :raises Closed: the block has ended.
         """
-        outcomes = await self._publish(topic, _outbound(payloads))
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(outcomes):
+        outcomes = await self._publish(topic, _outbound(payloads), receipts=receipts)
+        if any(isinstance(outcome, BrokerError) for outcome in outcomes):
             raise PublishError(outcomes)
-        return receipts
-
-    async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None:
-        """Publish many in the transaction, in order per key, without receipts, which is quicker on some brokers.
-
-        :raises PublishError, InvalidMessage, MessageTooLarge, Unsupported, Closed: as `publish_batch`.
-        """
-        outcomes = await self._publish(topic, _outbound(payloads), receipts=False)
-        if outcomes.count(None) < len(outcomes) and any(isinstance(outcome, BrokerError) for outcome in outcomes):
-            raise PublishError(outcomes)
+        return cast("list[Receipt]", list(outcomes)) if receipts else None
 
     async def ack(self, message: Message[Any]) -> None:
         """Ack a message by the commit: what was published and the ack count together, or neither.

@@ -1,6 +1,6 @@
-"""Testing against `broker`: the conformance kit for backend authors, messages without a broker for applications.
+"""Test support: the conformance kit for authors of backends, and messages without a broker for applications.
 
-A backend passes the kit by subclassing two classes:
+A backend runs the kit with two subclasses:
 
     from broker.testing import Harness
     from broker.testing.conformance import Conformance
@@ -13,15 +13,18 @@ A backend passes the kit by subclassing two classes:
     class TestMine(Conformance):
         harness_class = MyHarness
 
-See `docs/writing-a-backend.md`, and `docs/testing.md` for the rest. Importing this
-package opens nothing and needs pytest only.
+See `docs/writing-a-backend.md` and `docs/testing.md`. The package needs pytest.
 """
 
 from __future__ import annotations
 
-from broker.testing.asserting import REWRITTEN
+import pytest
+
 from broker.testing.fakes import make_message, make_record
 from broker.testing.harness import Harness
 from broker.testing.promises import Promise, promise, requires
 
-__all__ = ["REWRITTEN", "Harness", "Promise", "make_message", "make_record", "promise", "requires"]
+__all__ = ["Harness", "Promise", "make_message", "make_record", "promise", "requires"]
+
+# Failed assertions of these modules show their values. They must not be imported before this call.
+pytest.register_assert_rewrite("broker.testing.areas", "broker.testing.waiting")

@@ -1,4 +1,4 @@
-"""The base of every conformance class: one harness per test, and the skip that names a missing capability."""
+"""`ConformanceCase`: the base class of all conformance tests, with a harness for each test."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["ConformanceCase"]
 
 
 class ConformanceCase:
-    """Subclass an area, or `broker.testing.conformance.Conformance` for all of them, and set `harness_class`.
+    """Subclass an area, or `broker.testing.conformance.Conformance` for all areas, and set `harness_class`.
 
-    Where the harness needs fixtures (the address of a server), override the fixture `make_harness` instead.
+    If the harness needs fixtures, such as the address of a server, override the fixture `make_harness` instead.
     """
 
     harness_class: ClassVar[type[Harness] | None] = None
@@ -31,7 +31,7 @@ class ConformanceCase:
 
     @pytest_asyncio.fixture
     async def harness(self, request: pytest.FixtureRequest, make_harness: Harness) -> AsyncIterator[Harness]:
-        """The started harness of one test, which is skipped here if the backend lacks what it needs."""
+        """The started harness of a test. Skips the test if the backend lacks a required capability."""
         test: object = request.function
         declared = getattr(test, "__promise__", None)
         node = cast("pytest.Item", request.node)  # pyright: ignore[reportUnknownMemberType]

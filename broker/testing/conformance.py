@@ -1,4 +1,4 @@
-"""All conformance tests in one class, and each area by itself, for backend authors to subclass."""
+"""`Conformance`, the class of all conformance tests, and the classes of the areas."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Conformance(
     Observing,
     Blocking,
 ):
-    """Every conformance test: what a backend's test module subclasses."""
+    """All conformance tests; the test module of a backend subclasses this class."""
 
 
 AREAS = Conformance.__bases__
-"""The areas, in the order of the matrix."""
+"""The classes of the areas, in the order of the matrix."""

@@ -1,8 +1,7 @@
-"""Messages and records without a broker: for unit tests of handlers, and for hand-written fakes of the protocols.
+"""Messages and records without a broker, for unit tests of handlers and for fakes of the protocols.
 
-Pure, for any event loop. A message made here settles itself: its `state` and `outcome` tell what was asked of it, and
-settling it another way afterwards raises, as on a broker. There is no lease, so nothing expires; `extend` and
-`commit` do nothing.
+A message settles itself: `state` and `outcome` show how, and settling it differently raises, as on a broker. It has no
+lease, so it never expires; `extend` and `commit` do nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _numbers: Final = count(1)
 
 
 class _Received(msgspec.Struct, eq=False):
-    """What a broker would keep of it."""
+    """The raw message of the fake broker."""
 
     outbound: OutboundMessage
     id: str
@@ -92,12 +91,11 @@ def make_message(
     topic: str = "fake-topic",
     delivery_attempt: int = 1,
 ) -> Message[Any]:
-    """A message as a consumer would hand it over.
+    """A message as a consumer delivers it.
 
-    :param payload: what would be published: bytes, what the codec takes, or an OutboundMessage with its own key,
-        attributes, id and time.
+    :param payload: the published payload: bytes, an object for the codec, or an `OutboundMessage`.
     :param codec: encodes the payload, and decodes it into `message.payload`.
-    :raises InvalidMessage: it could not be published.
+    :raises InvalidMessage: the message is invalid.
     """
     raw = _received(payload, codec, key, attributes)
     raw.attempt = delivery_attempt
@@ -138,9 +136,9 @@ def make_record(
     partition: int = 0,
     offset: int = 0,
 ) -> Record[Any]:
-    """A record as a consumer would hand it over; parameters as for `make_message`.
+    """A record as a consumer delivers it. Parameters as for `make_message`.
 
-    :raises InvalidMessage: it could not be published.
+    :raises InvalidMessage: the record is invalid.
     """
     raw = _received(payload, codec, key, attributes)
     record: Record[Any] = Record(topic, partition, offset, raw.outbound.key, raw.outbound.data, raw, _VIEW)

@@ -1,7 +1,7 @@
-"""Faults and probes between the facade and any backend, for what a healthy server never puts to the test.
+"""Faults and probes between the bus and a backend, for cases that a healthy server never produces.
 
-`Faults` wraps a backend (`harness.connect(wrap=faults)`). Errors put into it are used up one per call, in order; a
-call that fails here does not reach the backend, so nothing is lost by the fault itself. For one event loop.
+`Faults` wraps a backend: `harness.connect(wrap=faults)`. Each call consumes one of its errors, in order. A failed call
+does not reach the backend, so the fault itself loses nothing. For one event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Wrapped:
-    """Passes everything on; subclasses override what they change."""
+    """Forwards all attributes to the wrapped object; subclasses override some."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -44,14 +44,14 @@ class Wrapped:
 
 
 class Faults:
-    """What is to go wrong, and what the facade was seen to ask for.
+    """Errors to raise, and the calls that were seen.
 
-    :ivar fetch: errors that the next fetches raise.
-    :ivar settle: errors for the next settlements, one per message.
-    :ivar publish: errors for the next messages published to a topic, by topic.
-    :ivar lose_extends: whether the renewals of leases are lost on their way.
-    :ivar fetches: how many fetches were asked for.
-    :ivar settled: every settlement that reached the backend.
+    :ivar fetch: errors of the next fetches.
+    :ivar settle: errors of the next settlements, one per message.
+    :ivar publish: errors of the next messages, by topic.
+    :ivar lose_extends: whether lease renewals are lost.
+    :ivar fetches: number of fetches.
+    :ivar settled: all settlements that reached the backend.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Faults:
         return cast("Backend", _FaultyBackend(backend, self))
 
     def fail_fetch(self, error: BrokerError) -> None:
-        """Have the next fetch raise, at once if one is waiting."""
+        """Raise the error from the next fetch, or from the one that is waiting."""
         self.fetch.append(error)
         for source in self.sources:
             source.interrupt()
@@ -134,12 +134,12 @@ class FaultySource(Wrapped):
 
 
 class RecordProbe:
-    """Watches the fetches of record consumers; given to `harness.connect(wrap=probe)`.
+    """Observes the fetches of record consumers: `harness.connect(wrap=probe)`.
 
-    :ivar excess: what was brought beyond what was asked for, in words.
-    :ivar waiting: how many fetches are under way.
-    :ivar wait: seconds that every fetch is asked to wait; what the core asks for if None.
-    :ivar max_bytes: the most bytes that are asked for; what the core asks for if None.
+    :ivar excess: descriptions of fetches that returned more than requested.
+    :ivar waiting: number of running fetches.
+    :ivar wait: seconds that every fetch waits; None leaves that to the core.
+    :ivar max_bytes: maximum bytes of every fetch; None leaves that to the core.
     """
 
     def __init__(self, *, wait: float | None = None, max_bytes: int | None = None) -> None:
@@ -179,7 +179,7 @@ class _ProbedSource(Wrapped):
         max_bytes: int,
         wait: float,
     ) -> Sequence[T]:
-        """Fetch as the probe wants it, and look at what comes."""
+        """Fetch with the probe's parameters, and check the result."""
         probe = self.probe
         wait = wait if probe.wait is None else probe.wait
         max_bytes = max_bytes if probe.max_bytes is None else min(max_bytes, probe.max_bytes)

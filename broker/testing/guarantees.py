@@ -1,8 +1,8 @@
-"""Writes the page of guarantees: every promise of the kit and the test that holds it.
+"""Writes the page of guarantees: every promise of the kit and its test.
 
     python -m broker.testing.guarantees docs/guarantees.md
 
-Pure but for the file it writes. A test compares the page with what this module makes of the kit today.
+A test compares the page with the kit.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ __all__ = ["page"]
 _HEAD = """\
 # Guarantees
 
-What `anybroker` promises on every backend that has the capability, in a sentence each, and the test that holds it.
-This page is written by `make conformance` from the kit itself; [the matrix](conformance.md) says which backend
-keeps what.
+The promises of `anybroker`, and the test of each. A promise holds on every backend that has the capability: see
+[the matrix](conformance.md). `make conformance` writes this page; do not edit it.
 
 In short:
 
-- **At least once.** What has a receipt is delivered until it is settled. A message comes again after a failure, a lost
-  lease, a crash, or an ack whose answer was lost; handlers are idempotent, or ask `message.id`.
-- **Nothing is dropped silently.** Not by an error, a cancellation, a close, a `break`, a poison message, or a
-  dead-letter topic that cannot be written. Dropping takes the word `DROP`, or a `ttl`.
-- **In order where it is said.** Records within a partition; messages of a key with `ordered_by_key=True`, in one
-  process, and across processes where the broker has `key_affinity`.
-- **Bounded.** Never more unsettled than `max_outstanding`; a close waits for handlers until its deadline,
-  and then a second or two at most for a broker that does not answer.
-- **Exactly once** is promised of transactions only, and of publishing an id twice within the broker's window of
-  deduplication.
+- **At least once.** A message with a receipt is delivered until it is settled. It is redelivered after a failure, a
+  lost lease, a crash, or an ack whose answer was lost. So make handlers idempotent, or check `message.id`.
+- **Nothing is dropped silently.** Not by an error, a cancellation, a close, a `break`, a payload that cannot be
+  decoded, or a dead-letter topic that cannot be written. Only `DROP` and `ttl` drop messages.
+- **Order.** Records are in order within a partition. With `ordered_by_key=True` messages of a key are in order within a
+  process, and across processes if the broker has `key_affinity`.
+- **Bounds.** Never more unsettled messages than `max_outstanding`. A close waits for handlers until its deadline, and
+  then at most a second or two for a broker that does not answer.
+- **Exactly once.** Only in transactions, and for messages with the same id within the broker's deduplication window.
 """
 
 
@@ -50,7 +48,7 @@ def _sections() -> Iterator[str]:
         source = Path(getsourcefile(area) or "").name
         yield f"## {area.__name__}\n"
         yield f"{doc} (`broker/testing/areas/{source}`)\n"
-        yield "| promise | what it says | test |"
+        yield "| promise | meaning | test |"
         yield "|---|---|---|"
         for test, promise in promises_of(area):
             yield f"| `{promise.name}` | {promise.text} | `{test}` |"

@@ -1,7 +1,7 @@
-"""What the conformance kit must know of a backend: how to reach it, and what can be done to its server.
+"""`Harness`: how the conformance kit connects to a backend and controls its server.
 
-A harness is made for each test and used from that test's event loop. `stop` closes every bus that the harness opened
-and deletes every topic that it made, also after a failed test.
+Each test has its own harness, used on the test's event loop. `stop` closes every bus that the harness opened and
+deletes every topic that it created, also after a failed test.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = ["Harness"]
 
 
 class Harness(ABC):
-    """The small object that a backend author writes.
+    """Base class of the harness of a backend.
 
-    Only `name` and `url` are needed. Every other method is an operation that some tests can use: those tests
-    are reported as "needs capability harness.…" where it is not overridden.
+    Only `name` and `url` are required. The other methods are operations on the server: tests that need one which is not
+    overridden are skipped with "needs capability harness.…".
     """
 
     name: ClassVar[str] = "unnamed"
-    """The backend's column in the matrix; `backend[configuration]` for one that runs only what differs there."""
+    """The column of the matrix: the backend, or `backend[configuration]` for a configuration that runs fewer tests."""
     in_matrix: ClassVar[bool] = True
-    """Whether the results go into the matrix; False for a second configuration that is to have no column."""
+    """Whether the results have a column in the matrix."""
     patience: float = 10.0
-    """Seconds within which something that must come has come."""
+    """Seconds to wait for something that must happen."""
     quiet: float = 0.25
-    """Seconds of silence that prove that nothing comes; a message that is there arrives well within them."""
+    """Seconds without messages that prove that no message comes; an available message arrives well within them."""
     lease_seconds: float = 1.0
-    """The lease of connections made with `short_lease=True`."""
+    """The lease of connections with `short_lease=True`."""
     shares_restarts: ClassVar[bool] = False
-    """Whether the server takes so long to come back that tests are to be run at once around one restart."""
+    """Whether tests share restarts, because the server restarts slowly; see `broker.testing.shared_restart`."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -51,49 +51,49 @@ class Harness(ABC):
 
     @abstractmethod
     def url(self, *, short_lease: bool = False) -> str | BackendSettings:
-        """Where a new connection goes: a URL or a settings object.
+        """The target of a new connection: a URL or a settings object.
 
-        :param short_lease: messages of this connection are leased for `lease_seconds` only.
+        :param short_lease: messages of this connection have a lease of `lease_seconds`.
         """
 
     async def start(self) -> None:  # noqa: B027 - most harnesses have nothing to do here
-        """Make ready for one test; the server itself belongs to a fixture that lives longer."""
+        """Prepare for one test. The server itself belongs to a fixture with a wider scope."""
 
     def twin(self) -> Self:
-        """Another harness of the same server, not started; to be overridden where `__init__` has arguments."""
+        """A new harness of the same server, not started. Override it if `__init__` has arguments."""
         return type(self)()
 
     async def restart(self) -> None:
-        """Stop the server orderly and start it again at the same address, with all that it had stored."""
+        """Stop the server gracefully and start it again, with its address and data."""
         raise Unsupported(f"Harness {self.name!r} cannot restart its server")
 
     async def kill(self) -> None:
-        """End the server without notice (SIGKILL) and start it again likewise."""
+        """Kill the server (SIGKILL) and start it again, with its address and data."""
         raise Unsupported(f"Harness {self.name!r} cannot kill its server")
 
     async def pause(self, seconds: float) -> None:
-        """Freeze the server (SIGSTOP) for so long."""
+        """Freeze the server (SIGSTOP) for `seconds`."""
         raise Unsupported(f"Harness {self.name!r} cannot pause its server")
 
     async def crash(self, bus: Bus) -> None:
-        """End this connection as the death of its process would: nothing is given back, nothing is said."""
+        """End the connection as if its process had died: without releasing or saying anything."""
         raise Unsupported(f"Harness {self.name!r} cannot crash a client")
 
     async def cut(self, bus: Bus) -> None:
-        """Break this connection on the wire, now; it may come back at once."""
+        """Break the network connection; the client may reconnect at once."""
         raise Unsupported(f"Harness {self.name!r} cannot cut a connection")
 
     async def isolate(self, bus: Bus) -> None:
-        """Keep this connection from the server, in silence, until `heal`; others reach it."""
+        """Drop all traffic of this connection until `heal`; other connections are not affected."""
         raise Unsupported(f"Harness {self.name!r} cannot isolate a connection")
 
     async def heal(self, bus: Bus) -> None:
-        """Let a connection that was isolated reach the server again."""
+        """End the isolation of a connection."""
         raise Unsupported(f"Harness {self.name!r} cannot isolate a connection")
 
     async def age(self, seconds: float) -> None:
-        """Let so much of the broker's time pass, for what it removes by age; it may take as long in real time."""
-        raise Unsupported(f"Harness {self.name!r} cannot wait for what the broker removes by age")
+        """Let `seconds` of the broker's time pass, for retention; may take as long in real time."""
+        raise Unsupported(f"Harness {self.name!r} cannot wait for retention")
 
     async def advance(self, seconds: float) -> None:
         """Move the broker's clock forward."""
@@ -104,11 +104,11 @@ class Harness(ABC):
         raise Unsupported(f"Harness {self.name!r} has no address without a server")
 
     def forbidden_url(self) -> str | BackendSettings:
-        """The server's address with credentials that it refuses."""
-        raise Unsupported(f"Harness {self.name!r} has no server that asks for credentials")
+        """The address of the server with wrong credentials."""
+        raise Unsupported(f"Harness {self.name!r} has no server that requires credentials")
 
     async def worker(self, topic: str, subscription: str, *, handle: int, short_lease: bool = True) -> Worker:
-        """Start another process that acks `handle` messages, then holds all that it gets."""
+        """Start a process that acks `handle` messages, then holds all further ones."""
         from broker.testing.worker import Worker
 
         url = self.url(short_lease=short_lease)
@@ -119,21 +119,21 @@ class Harness(ABC):
         return worker
 
     def can(self, operation: str) -> bool:
-        """Whether the harness has this operation (`restart`, `kill`, `pause`, `crash`, `isolate`, `advance`, …)."""
+        """Whether the harness supports an operation: `restart`, `kill`, `pause`, `crash`, `isolate`, `advance`, …"""
         if operation == "worker":
             return isinstance(self.url(), str)
         return getattr(type(self), operation) is not getattr(Harness, operation)
 
     async def connect(self, *, short_lease: bool = False, wrap: Callable[[Backend], Backend] | None = None) -> Bus:
-        """A connection of its own, closed by `stop`.
+        """A new connection, closed by `stop`.
 
-        :param wrap: puts something between the facade and the backend, such as `broker.testing.faults.Faults`.
+        :param wrap: wraps the backend, for instance in `broker.testing.faults.Faults`.
         """
         bus = self.open_bus(self.url(short_lease=short_lease), wrap)
         return await self._stack.enter_async_context(bus)
 
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
-        """Make the bus, without I/O; variants of a harness override this."""
+        """Create a bus, without I/O. Variants of a harness override this method."""
         from broker.bus import Bus
         from broker.hooks import Hooks
         from broker.registry import create_backend
@@ -143,33 +143,33 @@ class Harness(ABC):
         return Bus(backend if wrap is None else wrap(backend), hooks)
 
     async def bus(self) -> Bus:
-        """The test's first connection, made when first asked for."""
+        """The main connection of the test, opened by the first call."""
         if self._bus is None:
             self._bus = await self.connect()
         return self._bus
 
     async def topic(self, *, partitions: int | None = None, **options: Any) -> str:
-        """Create a topic of a unique name; `stop` deletes it."""
+        """Create a topic with a unique name; `stop` deletes it."""
         return await self.create_topic(unique("topic"), partitions=partitions, **options)
 
     async def create_topic(self, name: str, *, partitions: int | None = None, **options: Any) -> str:
-        """Create a topic of this name; `stop` deletes it."""
+        """Create a topic with this name; `stop` deletes it."""
         bus = await self.bus()
         await bus.admin.ensure_topic(name, partitions=partitions, **options)
         self._topics.append(name)
         return name
 
     async def stop(self) -> None:
-        """Close what the test opened and delete what it made."""
+        """Close the connections and delete the topics of the test."""
         try:
             if self._topics:
                 try:
                     await self._delete_topics(await self.bus())
                 except BrokerError:
-                    # The test has closed it, or broken it.
+                    # The test may have closed or broken the main connection.
                     await self._delete_topics(await self.connect())
         except BrokerError:
-            # What a failed test left behind must not hide why it failed.
+            # A failed clean-up must not hide the failure of the test.
             self._topics.clear()
         finally:
             await self._stack.aclose()
@@ -179,5 +179,5 @@ class Harness(ABC):
 
 
 def unique(kind: str) -> str:
-    """A portable name that no other test has."""
+    """A unique portable name."""
     return f"kit-{kind}-{uuid.uuid4().hex[:12]}"

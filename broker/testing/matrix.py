@@ -1,9 +1,9 @@
-"""The pytest plugin that turns a run of the kit into the matrix promise × backend.
+"""Pytest plugin that writes the results of the kit as a matrix of promises and backends.
 
     pytest -p broker.testing.matrix --conformance-write=docs/conformance.md tests/conformance
 
-Results travel as user properties of the reports, so that the file is the same with and without xdist; only the
-controlling process writes it. A matrix with an empty cell is not written, and fails the run.
+Results are user properties of the reports, so that the plugin works with xdist; only the controlling process writes the
+file. A matrix with an empty cell is not written, and fails the run.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ FAILED = "FAILED"
 _HEAD = """\
 # Conformance
 
-Every promise of the facade is a test of the conformance kit (`broker.testing`), and every backend runs all of them.
-This page is written by `make conformance`; do not edit it.
+Every promise of `anybroker` is a test of the conformance kit (`broker.testing`), which every backend runs.
+`make conformance` writes this page; do not edit it.
 
 - `ok`: the test passed on this backend.
-- `n/a: needs capability X`: the backend or its test harness does not claim X, so the promise is not made.
+- `n/a: needs capability X`: the backend, or its test harness, lacks the capability X.
 """
 _CONFIGURED = """\
-- `as kafka`, say, of `kafka[…]`, which is another configuration of that backend: the test runs on `kafka` only.
-- A column is of one configuration. Its other settings may promise less, as `marker_format=v1` of Kafka's markers,
-  which promises no order: the pages of the backends tell.
+- `as kafka`: `kafka[…]` is another configuration of that backend; the test runs on `kafka` only.
+- A column shows one configuration. Other settings may promise less, for instance `marker_format=v1` of Kafka's markers,
+  which promises no order. See the pages of the backends.
 """
 
 
 @dataclass
 class Matrix:
-    """What was seen of each promise on each backend.
+    """The results of a run.
 
-    :ivar cells: by promise and backend.
-    :ivar variants: by name, of each broken variant: what is broken in it, and the promise whose test caught it.
+    :ivar cells: results by promise and backend.
+    :ivar variants: for each broken variant by name: its description, and the promise whose test caught it.
     """
 
     path: Path | None = None
@@ -75,8 +75,8 @@ class Matrix:
         terminalreporter.section("conformance")
         for backend in self.backends():
             counts = Counter(cell.partition(":")[0] for (_, other), cell in self.cells.items() if other == backend)
-            told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), reverse=True))
-            terminalreporter.write_line(f"{backend}: {told}")
+            summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), reverse=True))
+            terminalreporter.write_line(f"{backend}: {summary}")
         if self.path is not None:
             missing = self.missing()
             broken = sorted({promise for (promise, _), cell in self.cells.items() if cell == FAILED})
@@ -98,11 +98,11 @@ class Matrix:
             for _, promises in areas()
             for promise in promises
             for backend in self.backends()
-            if self._told(promise.name, backend) is None
+            if self._result(promise.name, backend) is None
         ]
 
-    def _told(self, promise: str, column: str) -> str | None:
-        """What the page says; another configuration of a backend need not run every test."""
+    def _result(self, promise: str, column: str) -> str | None:
+        """The cell of the page; `as …` for a test that only the main configuration of the backend runs."""
         backend = column.partition("[")[0]
         if (promise, column) in self.cells or (promise, backend) not in self.cells:
             return self.cells.get((promise, column))
@@ -115,7 +115,7 @@ class Matrix:
         for title, promises in areas():
             lines += [f"## {title}", "", _row("promise", "in words", *backends), _row(*["---"] * (2 + len(backends)))]
             for promise in promises:
-                cells = [self._told(promise.name, backend) or "" for backend in backends]
+                cells = [self._result(promise.name, backend) or "" for backend in backends]
                 lines.append(_row(f"`{promise.name}`", promise.text, *cells))
             lines.append("")
         lines += _origins()
@@ -123,8 +123,8 @@ class Matrix:
             lines += [
                 "## What the kit catches",
                 "",
-                "Each of these deliberately broken in-memory brokers must fail the named promise, and does:",
-                "see `tests/broken_variants`.",
+                "Each of these deliberately broken in-memory brokers fails the named promise; see",
+                "`tests/broken_variants`.",
                 "",
                 _row("broken variant", "what is broken", "caught by"),
                 _row("---", "---", "---"),
@@ -135,7 +135,7 @@ class Matrix:
 
 
 def areas() -> list[tuple[str, list[Promise]]]:
-    """The rows, by area in the order of `broker.testing.conformance.AREAS`: title and promises."""
+    """Title and promises of each area, in the order of `broker.testing.conformance.AREAS`."""
     from broker.testing.conformance import AREAS
     from broker.testing.promises import promises_of
 
@@ -173,7 +173,7 @@ def _cell(report: pytest.TestReport) -> str | None:
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = reason.removeprefix("Skipped: ")
-        # Skipped for another reason, it has told nothing.
+        # Skipped for another reason: no result.
         return f"n/a: {reason}" if reason.startswith("needs capability ") else None
     return OK if report.when == "call" else None
 

@@ -1,4 +1,4 @@
-"""Where the kit's promises come from: each test of the suites that it learned from, and what it became here."""
+"""The tests of other suites that inspired the kit, and the promises that cover them."""
 
 from __future__ import annotations
 

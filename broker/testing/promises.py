@@ -1,7 +1,6 @@
-"""What a conformance test promises, and what it needs of a backend.
+"""`promise` and `requires`: decorators that attach a promise and required capabilities to a conformance test.
 
-Two decorators that only attach data, so that the tests run under pytest, under `broker.testing.runner` and
-in a backend author's own tooling alike. Pure functions; safe from any thread.
+They only attach data, so that the tests run under pytest, `broker.testing.runner` and other tools.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One promise of the facade.
+    """A promise of `anybroker`.
 
-    :ivar name: `area.what-it-says`, the row of the matrix.
-    :ivar text: the promise as one sentence.
+    :ivar name: `area.short-name`, the row of the matrix.
+    :ivar text: the promise, in one sentence.
     """
 
     name: str
@@ -39,9 +38,9 @@ class Promise:
 def promise(
     name: str, text: str, *, seconds: float = 60.0
 ) -> Callable[[Callable[Concatenate[S, P], Awaitable[None]]], Callable[Concatenate[S, P], Awaitable[None]]]:
-    """Name what a test proves.
+    """Attach a promise to a test.
 
-    :param seconds: the test fails when it takes longer, so that a hang is told as the promise that broke.
+    :param seconds: timeout of the test.
     """
 
     def decorate(test: Callable[Concatenate[S, P], Awaitable[None]]) -> Callable[Concatenate[S, P], Awaitable[None]]:
@@ -57,11 +56,11 @@ def promise(
 
 
 def requires(*capabilities: str) -> Callable[[F], F]:
-    """Run the test only where the backend and its harness have all of these.
+    """Run the test only if the backend and its harness have all of these capabilities.
 
-    :param capabilities: dotted names below `Capabilities` (`messages.key_affinity`, `publish.limits.body`, or a
-        whole family: `records`), of harness operations (`harness.restart`), values
-        (`messages.lease=renew`), or alternatives (`records|messages.ordered_delivery`).
+    :param capabilities: dotted names of `Capabilities` (`messages.key_affinity`, `publish.limits.body`, or a whole
+        family: `records`), harness operations (`harness.restart`), values (`messages.lease=renew`), or alternatives
+        (`records|messages.ordered_delivery`).
     """
 
     def decorate(test: F) -> F:
@@ -72,7 +71,7 @@ def requires(*capabilities: str) -> Callable[[F], F]:
 
 
 def promises_of(case: type) -> Iterator[tuple[str, Promise]]:
-    """The tests of a conformance class with their promises, sorted by promise."""
+    """The tests of a conformance class and their promises, sorted by promise."""
     found: list[tuple[str, Promise]] = []
     for name in dir(case):
         declared = getattr(getattr(case, name), "__promise__", None)
@@ -82,7 +81,7 @@ def promises_of(case: type) -> Iterator[tuple[str, Promise]]:
 
 
 def missing_capability(test: object, capabilities: Capabilities, harness: Harness) -> str | None:
-    """The first thing that the test requires and that is not there, or None."""
+    """The first required capability that is missing, or None."""
     for wanted in cast("tuple[str, ...]", getattr(test, "__requires__", ())):
         if not any(_has(alternative, capabilities, harness) for alternative in wanted.split("|")):
             return wanted.replace("|", " or ")

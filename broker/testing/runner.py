@@ -1,7 +1,7 @@
-"""Runs conformance tests without pytest: to try single promises, and to prove that the kit sees what it should.
+"""Runs conformance tests without pytest, for single promises and for the tests of the kit itself.
 
-One harness per test, tests one after the other on the loop of the caller. Cancelling stops the harness of the running
-test. An error of the test itself is its outcome; an error of the harness is raised.
+Runs the tests one after the other on the caller's event loop, each with its own harness. Cancelling stops the harness
+of the running test. An error of a test is its outcome; an error of a harness is raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Outcome", "check"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one promise.
+    """The result of the test of a promise.
 
     :ivar detail: the first line of the failure, or the missing capability.
     """
@@ -31,10 +31,10 @@ class Outcome:
 
 
 async def check(make_harness: Callable[[], Harness], promises: Iterable[str]) -> dict[str, Outcome]:
-    """Put these promises to the test.
+    """Test promises by name.
 
-    :param make_harness: makes a new harness, not started, for each test.
-    :raises KeyError: the kit has no such promise.
+    :param make_harness: creates a harness for each test.
+    :raises KeyError: a promise does not exist.
     """
     tests = {promise.name: name for name, promise in promises_of(Conformance)}
     return {promise: await _check_one(make_harness(), tests[promise]) for promise in promises}

@@ -1,7 +1,7 @@
-"""A consumer in another process, to be killed: `python -m broker.testing.worker URL TOPIC SUBSCRIPTION HANDLE`.
+"""A consumer in another process: `python -m broker.testing.worker URL TOPIC SUBSCRIPTION HANDLE`.
 
-It prints the hexadecimal body of each message it acked, one per line, and `holding` for each it got beyond HANDLE
-and keeps unsettled. It ends when it is killed, or when its standard input is closed by the end of its parent.
+Acks the first HANDLE messages and prints the hexadecimal body of each on a line; keeps the others unsettled and prints
+`holding` for each. Ends when it is killed, or when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """The parent's side. `handled` grows as lines are read by `until_holding` and `kill`."""
+    """Controls the process.
+
+    :ivar handled: bodies that the process has acked, as far as its output was read.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -25,32 +28,32 @@ class Worker:
 
     @classmethod
     async def start(cls, url: str, topic: str, subscription: str, handle: int) -> Self:
-        """Start the process; it connects by itself."""
+        """Start the process."""
         arguments = ("-m", "broker.testing.worker", url, topic, subscription, str(handle))
         return cls(await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE))
 
     async def until_holding(self, patience: float) -> None:
-        """Wait until the process has acked all it should and holds one more message."""
+        """Wait until the process has acked its messages and holds one more."""
         async with asyncio.timeout(patience):
             while (line := await self._line()) != "holding":
                 assert line, f"The worker ended early, with status {await self._process.wait()}"
 
     def freeze(self) -> None:
-        """SIGSTOP: it stands still until `thaw`."""
+        """Stop the process (SIGSTOP) until `thaw`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Continue the process (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     async def until_acked(self, count: int, patience: float) -> None:
-        """Wait until so many messages were acked in all."""
+        """Wait until the process has acked `count` messages."""
         async with asyncio.timeout(patience):
             while len(self.handled) < count:
                 assert await self._line(), f"The worker ended early, with status {await self._process.wait()}"
 
     async def kill(self) -> None:
-        """SIGKILL; harmless when it is dead."""
+        """Kill the process (SIGKILL); may be called twice."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         while await self._line():
@@ -74,13 +77,13 @@ async def _work(url: str, topic: str, subscription: str, handle: int) -> None:
             if handle > 0:
                 await message.ack()
                 handle -= 1
-                _tell((message.data or b"").hex())
+                _write_line((message.data or b"").hex())
             else:
                 held.append(message)
-                _tell("holding")
+                _write_line("holding")
 
 
-def _tell(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -257,7 +257,7 @@ def _send(bus: Bus, chunk: list[Outbound]) -> int:
     for topic, messages in by_topic.items():
         if not bus.capabilities.publish.deduplication:
             # A receipt would tell nothing but that it is there, which the end of the call does too.
-            bus.topic(topic).publish_all(messages)
+            bus.topic(topic).publish_batch(messages, receipts=False)
             continue
         receipts = bus.topic(topic).publish_batch(messages)
         if len(receipts) != len(messages):

@@ -43,10 +43,10 @@ async def publish(
     for message in messages(flights, spoilt):
         batch.append(message)
         if len(batch) == _BATCH:
-            await topic.publish_all(batch)
+            await topic.publish_batch(batch, receipts=False)
             confirmed += len(batch)
             progress(confirmed)
             batch = []
-    await topic.publish_all(batch)
+    await topic.publish_batch(batch, receipts=False)
     progress(confirmed + len(batch))
     return confirmed + len(batch)

@@ -28,7 +28,7 @@ async def publish(
     confirmed = 0
     for start in range(0, len(jobs), _BATCH):
         batch = jobs[start : start + _BATCH]
-        await topic.publish_all(batch)
+        await topic.publish_batch(batch, receipts=False)
         confirmed += len(batch)
         progress(confirmed)
     return confirmed

@@ -20,7 +20,13 @@ EXPECTED = {
     "backends": ("receive(handler) on top of the SPI, pubsub", "an idle consumer, servicebus", "| pulsar |", "p99"),
     "jetstream": ("fetch + ack", "bare raw pulls", "gathered js.publish", "js.publish_async", "publish_batch"),
     "faststream": ("messages per second, ours / FastStream",),
-    "kafka": ("publish_all / raw produce", "enqueue", "attributes and times too", "columns", "in transactions of"),
+    "kafka": (
+        "publish_batch without receipts / raw produce",
+        "enqueue",
+        "attributes and times too",
+        "columns",
+        "in transactions of",
+    ),
     "kafka-handling": (
         "on top of the SPI",
         "16 at once, by key: time / the handlers alone",

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 import broker
-from broker.cli.exits import Exit
+from broker.cli.errors import Exit
 from broker.errors import BrokerError, PublishError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt

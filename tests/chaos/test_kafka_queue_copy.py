@@ -43,7 +43,7 @@ async def _feed(bus: broker.Bus, topic: str, stopped: asyncio.Event) -> list[byt
     sent: list[bytes] = []
     while not stopped.is_set():
         more = [b"%d" % number for number in range(len(sent), len(sent) + 30)]
-        await bus.topic(topic).publish_all([OutboundMessage(body, body) for body in more])
+        await bus.topic(topic).publish_batch([OutboundMessage(body, body) for body in more], receipts=False)
         sent += more
         try:
             await asyncio.wait_for(stopped.wait(), 0.05)

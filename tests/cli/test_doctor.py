@@ -48,7 +48,7 @@ def test_settings_from_a_file(memory, tmp_path):
     assert "--url nats:" in memory("--config", str(path), "topics", "list", code=2).err
     bare = tmp_path / "bare.toml"
     bare.write_text('name = "x"\n')
-    assert "has no table. Put its settings into one" in memory("--config", str(bare), "topics", "list", code=2).err
+    assert "has no table. Put the settings into a table" in memory("--config", str(bare), "topics", "list", code=2).err
     assert memory("--config", str(path), "--url", "inmem:", "topics", "list", "--json").json == []
     assert "cannot be read" in memory("--config", str(tmp_path / "none"), "topics", "list", code=2).err
 

@@ -174,7 +174,7 @@ def test_errors_for_programs(memory):
 )
 def test_an_empty_name_is_told_in_one_sentence(memory, command):
     told = memory(*command, code=2).err
-    assert told.startswith("broker: '' is no name: A native name is empty."), told
+    assert told.startswith("broker: The name '' is invalid: The native name is empty."), told
     assert len(told.splitlines()) == 1
 
 
@@ -199,7 +199,7 @@ def test_an_unexpected_error_is_one_sentence_too(memory, monkeypatch):
 
     monkeypatch.setattr("broker.bus.Bus.admin", property(fail))
     result = memory("topics", "list", code=1)
-    expected = "broker: RuntimeError: that was not planned. Run it again with --debug for the traceback\n"
+    expected = "broker: RuntimeError: that was not planned. Run the command with --debug for the traceback\n"
     assert result.err == expected
 
 
@@ -208,7 +208,7 @@ def test_without_its_libraries_it_says_what_to_install(missing):
     code = f"import sys; sys.modules[{missing!r}] = None; from broker.cli import main; sys.exit(main(['--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert done.stderr == f"broker: the command line needs {missing}: pip install 'anybroker[cli]'\n"
+    assert done.stderr == f"broker: The command line needs {missing}. Run: pip install 'anybroker[cli]'\n"
 
 
 def test_another_package_adds_a_command(memory, monkeypatch):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.cli.exits import Exit, Failure
+from broker.cli.errors import Exit, Failure
 from broker.cli.message_input import BadLine, Common, from_json_lines, from_lines, parse_attributes, parse_json
 from broker.cli.streams import Source
 

@@ -82,7 +82,7 @@ def test_a_bad_line_ends_the_run_and_what_came_before_is_published(cli):
     result = cli("publish", topic, "--jsonl", stdin=given, code=6)
     assert "Line 3, field 'attributes.n': 3 is a number, not text. Write it as text: \"3\"" in result.err
     assert "Published 2 messages" in result.err
-    assert "1 not published; stopped at line 3; --keep-going goes on" in result.err
+    assert "1 not published; stopped at line 3. Use --keep-going to continue after errors" in result.err
     assert bodies(consume(cli, topic)) == ["1", "2"]
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from broker.cli.arguments import parse_duration, parse_start, parse_time
 from broker.cli.rendering import bytes_field, escaped, json_line, native_rows, printable, show_table, timestamp
-from broker.cli.times import parse_duration, parse_start, parse_time
 
 
 def test_bytes_that_are_no_text_are_base64_under_another_name():
@@ -60,7 +60,7 @@ def test_times():
 
 @pytest.mark.parametrize("wrong", ["", "0s", "-1h", "5 parsecs", "h"])
 def test_a_span_that_cannot_be_read(wrong: str):
-    with pytest.raises(Exception, match="not a span of time"):
+    with pytest.raises(Exception, match="not a duration"):
         parse_duration(wrong)
 
 

@@ -114,13 +114,16 @@ async def test_all_parts_of_a_message_are_written(bus: Bus, kafka: KafkaServer, 
 
 async def test_without_receipts_everything_is_there(bus: Bus, kafka: KafkaServer, topic: str) -> None:
     plain, rich = numbered(2200), numbered(1200, attributes={"a": "b"})
-    await bus.topic(topic).publish_all([*plain, *rich, *plain[:10]])
+    await bus.topic(topic).publish_batch([*plain, *rich, *plain[:10]], receipts=False)
     written = [message.value() for message in read_all(kafka.bootstrap, topic)]
     assert written == [message.data for message in (*plain, *rich, *plain[:10])]
 
 
 async def test_calls_of_one_key_keep_their_order(bus: Bus, kafka: KafkaServer, topic: str) -> None:
-    calls = [bus.topic(topic).publish_all([OutboundMessage(b"%d" % (n * 7 + m)) for m in range(7)]) for n in range(100)]
+    calls = [
+        bus.topic(topic).publish_batch([OutboundMessage(b"%d" % (n * 7 + m)) for m in range(7)], receipts=False)
+        for n in range(100)
+    ]
     await asyncio.gather(*calls)
     assert [int(message.value() or b"") for message in read_all(kafka.bootstrap, topic)] == list(range(700))
 
@@ -141,9 +144,8 @@ async def test_each_fate_is_told(
         else OutboundMessage(b"%d" % (n % 40), None if n % 3 == 0 else b"abc")
         for n in range(300)
     ]
-    publish = bus.topic(topic).publish_batch if receipts else bus.topic(topic).publish_all
     with pytest.raises(PublishError) as raised:
-        await publish(messages)
+        await bus.topic(topic).publish_batch(messages, receipts=receipts)
     failed = failures(raised.value)
     for index, error in failed.items():
         if messages[index].key is None:
@@ -252,7 +254,10 @@ async def test_producer_with_a_fatal_error_is_replaced(kafka: KafkaServer, make_
 @pytest.mark.parametrize("bound", [{"queue_buffering_max_messages": 100}, {"publish_window": 100}])
 async def test_a_small_queue_makes_callers_wait(kafka: KafkaServer, topic: str, bound: dict[str, int]) -> None:
     async with broker.connect(settings_of(kafka, **bound)) as bus:
-        calls = [bus.topic(topic).publish_batch(numbered(1500)), bus.topic(topic).publish_all(numbered(1500))]
+        calls = [
+            bus.topic(topic).publish_batch(numbered(1500)),
+            bus.topic(topic).publish_batch(numbered(1500), receipts=False),
+        ]
         calls += [bus.topic(topic).publish_batch(numbered(700, attributes={"a": "b"}))]
         await asyncio.gather(*calls)
     written = [int(message.value() or b"") for message in read_all(kafka.bootstrap, topic)]

@@ -84,14 +84,14 @@ async def test_messages_that_are_too_many_for_one_batch_are_published_in_order(
     if receipts:
         assert [receipt.offset for receipt in await topic.publish_batch(messages)] == list(range(500))
     else:
-        await topic.publish_all(messages)
+        await topic.publish_batch(messages, receipts=False)
     assert values_in(kafka, small_topic) == [message.data for message in messages]
 
 
 async def test_failures_without_receipts_are_told_of_the_right_messages(bus: Bus, kafka: KafkaServer, small_topic: str):
     messages = [BIG if number % 10 == 5 else b"%d" % number for number in range(50)]
     with pytest.raises(PublishError) as raised:
-        await bus.topic(small_topic).publish_all(messages)
+        await bus.topic(small_topic).publish_batch(messages, receipts=False)
     failed = {index for index, outcome in enumerate(raised.value.outcomes) if isinstance(outcome, BrokerError)}
     assert failed == set(range(5, 50, 10))
     assert all(isinstance(raised.value.outcomes[index], MessageTooLarge) for index in failed)
@@ -104,7 +104,9 @@ async def test_order_of_a_key_is_kept_whatever_is_refused(
 ):
     topic = make_topic(partitions=3, config={"max.message.bytes": str(LIMIT)})
     if known:
-        await bus.topic(topic).publish_all([OutboundMessage(bytes(1000), partition=n % 3) for n in range(200)])
+        await bus.topic(topic).publish_batch(
+            [OutboundMessage(bytes(1000), partition=n % 3) for n in range(200)], receipts=False
+        )
     published: set[int] = set()
     too_large: set[int] = set()
     overtaken: set[int] = set()
@@ -200,9 +202,10 @@ async def test_what_no_producer_has_room_for_is_refused_and_holds_up_nothing(
     fits, more = (OutboundMessage(bytes(500 * 1024 + more), attributes=attributes) for more in (0, 1))
     async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus, asyncio.timeout(10):
         messages = [OutboundMessage(b"a", attributes=attributes), more, fits, more, OutboundMessage(b"b")]
-        publishing = bus.topic(topic).publish_batch if receipts else bus.topic(topic).publish_all
         refused, _ = await asyncio.gather(
-            publishing(messages), bus.topic(topic).publish(b"behind"), return_exceptions=True
+            bus.topic(topic).publish_batch(messages, receipts=receipts),
+            bus.topic(topic).publish(b"behind"),
+            return_exceptions=True,
         )
     assert isinstance(refused, PublishError)
     failed = {index: each for index, each in enumerate(refused.outcomes) if isinstance(each, BrokerError)}

@@ -373,5 +373,5 @@ def test_where_a_group_cannot_be_told_the_log_warns_and_the_query_goes_on(
     assert told == [("WARNING", f"Option group '{group}' does nothing: jetstream has no groups to tell a position to")]
     # Nor is anything of that name left there, which a tool would take for a position.
     assert bus.admin.subscriptions(topic) == []
-    with pytest.raises(Unsupported, match="does not administer groups"):
+    with pytest.raises(Unsupported, match="has no group administration"):
         bus.admin.describe_group(group)

@@ -121,7 +121,7 @@ async def publishing_is_typed(bus: Bus) -> None:
     topic = bus.topic("orders", codec=Json(Order))
     assert_type(await topic.publish(Order(1), key="a", attributes={"a": "b"}), Receipt)
     assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")]), list[Receipt])
-    assert_type(await topic.publish_all([Order(1), OutboundMessage(b"{}")]), None)
+    assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")], receipts=False), None)
     assert_type(await topic.enqueue(Order(1)), asyncio.Future[Receipt])
     await topic.publish(b"bytes")  # pyright: ignore[reportArgumentType]
     await bus.topic("orders").publish(Order(1))  # pyright: ignore[reportArgumentType]

@@ -47,11 +47,9 @@ class FakeTopic:
         self.published.append(payload)
         return Receipt(str(len(self.published)))
 
-    async def publish_batch(self, payloads: Sequence[Order | OutboundMessage]) -> list[Receipt]:
-        return [await self.publish(payload) for payload in payloads]
-
-    async def publish_all(self, payloads: Sequence[Order | OutboundMessage]) -> None:
-        await self.publish_batch(payloads)
+    async def publish_batch(self, payloads: Sequence[Order | OutboundMessage], *, receipts: bool = True) -> Any:
+        found = [await self.publish(payload) for payload in payloads]
+        return found if receipts else None
 
     async def enqueue(
         self,
@@ -146,10 +144,10 @@ class FakeTransaction:
     ) -> Receipt:
         return Receipt("1")
 
-    async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
-        return [Receipt("1") for _ in payloads]
-
-    async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None: ...
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool = True
+    ) -> Any:
+        return [Receipt("1") for _ in payloads] if receipts else None
 
     async def ack(self, message: Message[Any]) -> None:
         await message.ack()

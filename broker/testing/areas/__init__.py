@@ -1,1 +1,1 @@
-"""The conformance tests, one module per area; `broker.testing.conformance` puts them together."""
+"""The conformance tests, one module per area; `broker.testing.conformance` collects them."""

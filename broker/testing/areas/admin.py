@@ -1,4 +1,4 @@
-"""What administration promises: provisioning that can be repeated, and numbers that are true."""
+"""Conformance tests of administration: idempotent provisioning, lag, purge and health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Administration(ConformanceCase):
 
     @promise(
         "admin.ensure-may-be-repeated",
-        "Ensuring a topic or subscription that exists changes nothing and loses nothing.",
+        "`ensure_topic` and `ensure_subscription` change and lose nothing if the topic or subscription exists.",
     )
     async def test_ensure_may_be_repeated(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -35,13 +35,16 @@ class Administration(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             assert bodies(await until_seen(inbox, numbered(5), harness.patience)) == once(numbered(5))
 
-    @promise("admin.ensure-at-once", "Ten callers that ensure the same topic at the same time all succeed.")
+    @promise("admin.ensure-at-once", "Ten concurrent calls that ensure the same topic all succeed.")
     async def test_ensure_at_once(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), unique("at-once")
         await asyncio.gather(*(harness.create_topic(topic) for _ in range(10)))
         assert (await bus.admin.describe_topic(topic)).name == topic
 
-    @promise("admin.delete-may-be-repeated", "Deleting what is not there is no error; what was deleted is gone.")
+    @promise(
+        "admin.delete-may-be-repeated",
+        "Deleting a missing topic or subscription is no error; a deleted one no longer exists.",
+    )
     async def test_delete_may_be_repeated(self, harness: Harness) -> None:
         # Of a name that no other topic has: a broker may delete a subscription from all topics only.
         bus, topic, readers = await harness.bus(), await harness.topic(), unique("readers")
@@ -57,7 +60,7 @@ class Administration(ConformanceCase):
 
     @promise(
         "admin.recreated-topic-is-empty",
-        "A topic that was deleted and created again is empty and without subscriptions.",
+        "A topic that was deleted and created again is empty and has no subscriptions.",
     )
     async def test_recreated_topic_is_empty(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -72,7 +75,10 @@ class Administration(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @requires("messages.start_latest")
-    @promise("admin.deleted-subscription-forgets", "A subscription that was deleted and made again starts anew.")
+    @promise(
+        "admin.deleted-subscription-forgets",
+        "A subscription that was deleted and created again starts from its `start`.",
+    )
     async def test_deleted_subscription_forgets(self, harness: Harness) -> None:
         bus, topic, readers = await harness.bus(), await harness.topic(), unique("readers")
         await bus.admin.ensure_subscription(topic, readers)
@@ -84,7 +90,10 @@ class Administration(ConformanceCase):
             assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
 
     @requires("messages.subscription_admin")
-    @promise("admin.lists-are-complete", "Topics, and the subscriptions of each, are listed by their portable names.")
+    @promise(
+        "admin.lists-are-complete",
+        "Topics, and the subscriptions of each topic, are listed under their portable names.",
+    )
     async def test_lists_are_complete(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.create_topic(unique("listed.with_all-signs"))
         for name in ("first", "second.x", "third_y"):
@@ -96,7 +105,7 @@ class Administration(ConformanceCase):
 
     @promise(
         "admin.missing-is-told",
-        "Describing, listing or measuring what does not exist raises TopicNotFound or SubscriptionNotFound.",
+        "Describing, listing or measuring something missing raises TopicNotFound or SubscriptionNotFound.",
     )
     async def test_missing_is_told(self, harness: Harness) -> None:
         bus, topic, missing = await harness.bus(), await harness.topic(), unique("missing")
@@ -113,7 +122,7 @@ class Administration(ConformanceCase):
 
     @promise(
         "admin.partitions-as-asked",
-        "A topic has the number of partitions it was made with, where the broker has partitions.",
+        "A topic has the number of partitions that it was created with.",
     )
     async def test_partitions_as_asked(self, harness: Harness) -> None:
         bus = await harness.bus()
@@ -122,7 +131,7 @@ class Administration(ConformanceCase):
         assert (await bus.admin.describe_topic(topic)).partitions in (expected, 1 if expected is None else 3)
 
     @requires("messages.subscription_admin")
-    @promise("admin.lag-counts-messages", "Lag is what waits and what is unsettled; it is zero when all is acked.")
+    @promise("admin.lag-counts-messages", "Lag counts waiting and unsettled messages; it is zero when all are acked.")
     async def test_lag_counts_messages(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers")
@@ -145,7 +154,7 @@ class Administration(ConformanceCase):
     @requires("records")
     @promise(
         "admin.lag-counts-records",
-        "Lag of a record group is how many records of each partition lie beyond its committed position.",
+        "The lag of a record group is the number of records after its committed position, per partition.",
     )
     async def test_lag_counts_records(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -160,7 +169,7 @@ class Administration(ConformanceCase):
 
             await eventually(behind, harness.patience, "a lag of six records")
 
-    @promise("admin.purge-empties", "`purge` removes all messages; what comes later arrives.")
+    @promise("admin.purge-empties", "`purge` removes all messages; later messages arrive.")
     async def test_purge_empties(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(10))
@@ -171,7 +180,7 @@ class Administration(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @requires("messages.start_latest")
-    @promise("admin.purge-keeps-subscriptions", "`purge` keeps the subscriptions: they get what comes later.")
+    @promise("admin.purge-keeps-subscriptions", "`purge` keeps the subscriptions; they receive later messages.")
     async def test_purge_keeps_subscriptions(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers")
@@ -186,7 +195,7 @@ class Administration(ConformanceCase):
     @requires("messages.start_latest", "messages.history")
     @promise(
         "admin.subscription-starts-where-asked",
-        "A subscription that is made ahead begins where its `start` says, whoever opens it later.",
+        "A subscription created with `start` begins there, whichever consumer opens it later.",
     )
     async def test_subscription_starts_where_asked(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -202,7 +211,7 @@ class Administration(ConformanceCase):
 
     @promise(
         "admin.topic-counts-its-messages",
-        "Where the broker tells how many messages a topic has, the number is true.",
+        "If the broker reports the number of messages of a topic, the number is correct.",
     )
     async def test_topic_counts_its_messages(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -219,7 +228,7 @@ class Administration(ConformanceCase):
     @requires("harness.age")
     @promise(
         "admin.retention-is-kept",
-        "What is older than a topic's `retention` is removed, and what is younger is not.",
+        "The broker removes messages older than the topic's `retention`, and keeps newer ones.",
     )
     async def test_retention_is_kept(self, harness: Harness) -> None:
         bus = await harness.bus()
@@ -245,7 +254,7 @@ class Administration(ConformanceCase):
     @requires("harness.isolate")
     @promise(
         "admin.health-misses-the-server",
-        "`health()` of a connection that cannot reach its server says so, and is well again afterwards.",
+        "`health()` reports an unreachable server, and recovers with the connection.",
         seconds=60,
     )
     async def test_health_misses_the_server(self, harness: Harness) -> None:
@@ -262,7 +271,7 @@ class Administration(ConformanceCase):
 
     @promise(
         "admin.health-is-a-round-trip",
-        "`health()` answers with the time of a round trip, and says so when the bus is closed.",
+        "`health()` measures a round trip, and reports a closed bus.",
     )
     async def test_health_is_a_round_trip(self, harness: Harness) -> None:
         bus = await harness.connect()

@@ -1,4 +1,4 @@
-"""What records as messages promise: settled one by one, committed contiguously, and never past what is unfinished."""
+"""Conformance tests of records served as messages: settled one by one, committed contiguously."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["AsMessages"]
 
 
 class AsMessages(ConformanceCase):
-    """A record consumer that serves messages."""
+    """Record consumers that serve messages."""
 
     @requires("records")
     @promise(
         "as-messages.arrive-equal",
-        "Records served as messages have the same body, key, attributes and id, and are settled singly.",
+        "Records served as messages keep their body, key, attributes and id, and are settled one by one.",
     )
     async def test_served_records_arrive_equal(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=2)
@@ -39,7 +39,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.commit-is-contiguous",
-        "Acks out of order commit the highest contiguous finished offset; what is unfinished comes again.",
+        "Acks out of order commit the highest contiguous finished offset; unfinished records are redelivered.",
     )
     async def test_commit_is_contiguous(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -64,7 +64,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.stuck-record-is-not-passed",
-        "One unfinished record with thousands finished above it is not committed past.",
+        "The commit does not pass an unfinished record, even with thousands of finished records after it.",
     )
     async def test_stuck_record_is_not_passed(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -81,7 +81,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.max-gap-pauses",
-        "Behind a stuck record at most `max_gap` records are finished; then the partition waits for it.",
+        "At most `max_gap` records are finished after a stuck record; then the partition waits for it.",
     )
     async def test_max_gap_pauses(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -101,7 +101,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.failure-is-retried",
-        "A record whose handler fails is retried, and dead-lettered when its attempts are used up.",
+        "A record whose handler fails is retried, and dead-lettered when its attempts are exhausted.",
     )
     async def test_failure_is_retried(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(partitions=1), await harness.topic()
@@ -131,7 +131,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.keys-stay-in-order",
-        "With `ordered_by_key` records of a key are handled in order, keys of a partition in parallel.",
+        "With `ordered_by_key`, records of a key are handled in order, and keys of a partition in parallel.",
     )
     async def test_keys_stay_in_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=2)
@@ -160,7 +160,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.restart-repeats-the-unfinished",
-        "After a close what was not finished comes again, and what lies below does not.",
+        "After a close, unfinished records are redelivered, and records below them are not.",
     )
     async def test_restart_repeats_the_unfinished(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -177,7 +177,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.nack-comes-again",
-        "A nacked record is handed over again after its delay, without a rewind of the others.",
+        "A nacked record is redelivered after its delay, without rewinding the others.",
     )
     async def test_nack_comes_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -191,7 +191,7 @@ class AsMessages(ConformanceCase):
     @requires("records.rebalance")
     @promise(
         "as-messages.rebalance-loses-nothing",
-        "Members that come and go while records are handled as messages lose none of them.",
+        "No record is lost while members join and leave and records are handled as messages.",
     )
     async def test_rebalance_of_messages_loses_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=4)

@@ -1,4 +1,4 @@
-"""What the surface without `await` promises: the same broker from plain threads, beside a running event loop."""
+"""Conformance tests of `broker.blocking`: the same results from threads, beside a running event loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Blocking"]
 
 
 class Blocking(ConformanceCase):
-    """`broker.blocking` on this backend; each test works in a thread while the test's own loop runs."""
+    """`broker.blocking`, in a thread beside the event loop of the test."""
 
     @promise(
         "blocking.publish-and-consume",
-        "Publishing and consuming work without `await`, in every shape, with the same results.",
+        "Every way to publish and consume works without `await`, with the same results.",
     )
     async def test_publish_and_consume(self, harness: Harness) -> None:
         topic = await harness.topic()
@@ -93,7 +93,7 @@ class Blocking(ConformanceCase):
 
     @promise(
         "blocking.errors-are-the-same",
-        "Errors are the classes of the asynchronous surface, raised where the call was made.",
+        "Calls raise the error classes of the asynchronous API.",
     )
     async def test_errors_are_the_same(self, harness: Harness) -> None:
         topic = await harness.topic()

@@ -1,4 +1,4 @@
-"""What cancellation promises: whatever the moment, no message is lost and no settlement undone."""
+"""Conformance tests of cancellation: no message is lost, no settlement undone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ __all__ = ["Cancelling"]
 
 
 class Cancelling(ConformanceCase):
-    """What cancellation at any point leaves behind."""
+    """The effects of cancellation."""
 
-    @promise("cancel.waiters-lose-nothing", "Callers cancelled at random while messages arrive lose none of them.")
+    @promise(
+        "cancel.waiters-lose-nothing", "Cancelling waiting calls at random while messages arrive loses no message."
+    )
     async def test_waiters_lose_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         chance = random.Random(7)
@@ -53,7 +55,7 @@ class Cancelling(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
             assert bodies(seen) == once(numbered(200))
 
-    @promise("cancel.one-of-two-waiters", "Cancelling one of two waiting callers leaves the message to the other.")
+    @promise("cancel.one-of-two-waiters", "Cancelling one of two waiting calls leaves the message to the other.")
     async def test_one_of_two_waiters(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -66,7 +68,7 @@ class Cancelling(ConformanceCase):
                 message = await second
             assert message is not None and message.data == b"x"
 
-    @promise("cancel.batch-loses-nothing", "A cancelled `next_batch` leaves what it had gathered to the next call.")
+    @promise("cancel.batch-loses-nothing", "A cancelled `next_batch` leaves its messages to the next call.")
     async def test_batch_loses_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -83,7 +85,7 @@ class Cancelling(ConformanceCase):
 
     @promise(
         "cancel.receive-gives-back",
-        "Cancelling `receive` gives its messages back; none is acked, none is lost.",
+        "Cancelling `receive` releases its messages: none is acked, none is lost.",
     )
     async def test_receive_gives_back(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -104,7 +106,7 @@ class Cancelling(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as again:
             assert bodies(await until_seen(again, numbered(10), harness.patience)) == once(numbered(10))
 
-    @promise("cancel.block-gives-back", "A cancelled `async with message` block gives the message back, not acked.")
+    @promise("cancel.block-gives-back", "A cancelled `async with message` block releases the message without an ack.")
     async def test_block_gives_back(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         entered = asyncio.Event()
@@ -124,7 +126,7 @@ class Cancelling(ConformanceCase):
                 await task
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
 
-    @promise("cancel.ack-is-carried-out", "An ack whose caller is cancelled half-way is carried out all the same.")
+    @promise("cancel.ack-is-carried-out", "A cancelled call to `ack` still acks the message.")
     async def test_ack_is_carried_out(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -137,7 +139,9 @@ class Cancelling(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as again:
             await nothing_more(again, harness.quiet)
 
-    @promise("cancel.break-loses-nothing", "`break` out of an iteration leaves the rest to the next reader.")
+    @promise(
+        "cancel.break-loses-nothing", "`break` out of an iteration leaves the remaining messages to the next reader."
+    )
     async def test_break_loses_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         seen: list[Message[bytes]] = []

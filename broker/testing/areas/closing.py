@@ -1,4 +1,4 @@
-"""What a close promises: nothing fetched is dropped, nothing is waited for that nobody will end."""
+"""Conformance tests of closing: nothing fetched is lost, and the close ends in time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["Closing"]
 
 
 class Closing(ConformanceCase):
-    """What a close gives back, waits for and leaves alone."""
+    """The effects of closing a consumer or a bus."""
 
-    @promise("close.gives-back-the-buffer", "What was fetched and not handed over is given back at once by a close.")
+    @promise("close.gives-back-the-buffer", "A close releases fetched and undelivered messages at once.")
     async def test_gives_back_the_buffer(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", prefetch=50) as inbox:
@@ -37,7 +37,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.waits-for-no-forgotten-message",
-        "A close does not wait for a message that nobody settles; it comes again.",
+        "A close does not wait for a message that the application forgot to settle; the message is redelivered.",
     )
     async def test_waits_for_no_forgotten_message(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -50,7 +50,7 @@ class Closing(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as again:
             assert bodies(await until_seen(again, numbered(3), harness.patience)) == once(numbered(3))
 
-    @promise("close.waits-for-running-handlers", "A close lets running handlers end, and their messages are acked.")
+    @promise("close.waits-for-running-handlers", "A close waits for running handlers, and their messages are acked.")
     async def test_waits_for_running_handlers(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         started, finish = asyncio.Event(), asyncio.Event()
@@ -78,7 +78,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.has-a-deadline",
-        "A handler that never returns is cancelled at `close_timeout`, and its message comes again.",
+        "A handler that never returns is cancelled after `close_timeout`, and its message is redelivered.",
     )
     async def test_has_a_deadline(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -104,7 +104,7 @@ class Closing(ConformanceCase):
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
 
     @requires("messages.subscription_admin")
-    @promise("close.deletes-nothing", "A close never deletes the subscription, nor the topic.")
+    @promise("close.deletes-nothing", "A close deletes neither the subscription nor the topic.")
     async def test_deletes_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers"):
@@ -112,7 +112,7 @@ class Closing(ConformanceCase):
         assert await bus.admin.subscriptions(topic) == ["readers"]
         assert topic in await bus.admin.topics()
 
-    @promise("close.may-be-repeated", "Closing twice, at once or in turn, is harmless.")
+    @promise("close.may-be-repeated", "Closing twice, in turn or concurrently, does no harm.")
     async def test_may_be_repeated(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -123,7 +123,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.of-the-bus-closes-its-consumers",
-        "Closing the bus closes its consumers and gives back what they hold.",
+        "Closing the bus closes its consumers and releases their messages.",
     )
     async def test_of_the_bus_closes_its_consumers(self, harness: Harness) -> None:
         bus, other, topic = await harness.connect(), await harness.bus(), await harness.topic()
@@ -142,7 +142,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.late-settle-is-told",
-        "An ack of a message that a close gave back says so; it is not silently ignored.",
+        "Acking a message after a close released it raises an error.",
     )
     async def test_late_settle_is_told(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -152,7 +152,7 @@ class Closing(ConformanceCase):
         with pytest.raises((SettleError, Closed)):
             await message.ack()
 
-    @promise("close.carries-out-acks", "Acks asked for right before a close are carried out.")
+    @promise("close.carries-out-acks", "Acks sent right before a close are carried out.")
     async def test_carries_out_acks(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -164,7 +164,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.after-an-exception",
-        "Leaving the block by an exception closes the consumer and gives back what it held.",
+        "Leaving the block by an exception closes the consumer and releases its messages.",
     )
     async def test_after_an_exception(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -179,7 +179,7 @@ class Closing(ConformanceCase):
     @requires("messages.unlimited_deliveries")
     @promise(
         "close.open-read-close-again-and-again",
-        "Over many short-lived consumers no message is lost and no acked one comes again.",
+        "Many short-lived consumers lose no message and see no acked message again.",
     )
     async def test_open_read_close_again_and_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -195,7 +195,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.ten-at-once",
-        "Ten consumers opened and closed at the same time disturb nothing: all later messages arrive.",
+        "Ten consumers that open and close at the same time lose nothing: all later messages arrive.",
     )
     async def test_ten_at_once(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -210,7 +210,7 @@ class Closing(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             assert bodies(await until_seen(inbox, numbered(50), harness.patience)) == once(numbered(50))
 
-    @promise("close.leaves-no-task", "After a bus was closed none of its tasks is left.")
+    @promise("close.leaves-no-task", "A closed bus leaves no task behind.")
     async def test_leaves_no_task(self, harness: Harness) -> None:
         topic = await harness.topic()
         before = asyncio.all_tasks()
@@ -227,7 +227,7 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.sigterm-loses-nothing",
-        "`broker.run` ends at SIGTERM after its running handlers; nothing is lost.",
+        "On SIGTERM `broker.run` waits for its running handlers and ends; no message is lost.",
     )
     async def test_sigterm_loses_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

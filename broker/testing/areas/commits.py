@@ -1,4 +1,4 @@
-"""What commits promise: they settle every lower offset of their partition, persist, and never happen unasked."""
+"""Conformance tests of commits: explicit, persistent, and for all lower offsets of the partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.nothing-is-committed-unasked",
-        "Reading and closing commit nothing: the next member reads the same again.",
+        "Reading and closing commit nothing: the next member reads the same records again.",
     )
     async def test_nothing_is_committed_unasked(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -31,7 +31,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.commit-is-the-next-position",
-        "Committing a record stores its offset + 1, at once; the next member goes on there.",
+        "Committing a record stores its offset + 1 at once; the next member continues there.",
     )
     async def test_commit_is_the_next_position(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -47,7 +47,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.commit-settles-lower-offsets",
-        "Committing one record settles every lower offset of its partition, and no other partition.",
+        "Committing a record settles all lower offsets of its partition, and of no other partition.",
     )
     async def test_commit_settles_lower_offsets(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=2)
@@ -64,7 +64,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.batch-commit-covers-all-partitions",
-        "`batch.commit()` settles the batch in every partition and topic it spans.",
+        "`batch.commit()` commits every partition and topic of the batch.",
     )
     async def test_batch_commit_covers_all_partitions(self, harness: Harness) -> None:
         bus, topics = await harness.bus(), [await harness.topic(partitions=2) for _ in range(2)]
@@ -84,7 +84,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.uncommitted-batch-comes-again",
-        "A batch that was not committed comes again, whole; a committed one does not.",
+        "An uncommitted batch is read again in full; a committed one is not.",
     )
     async def test_uncommitted_batch_comes_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -100,7 +100,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.commit-never-rewinds",
-        "Committing an older record after a newer one leaves the newer position.",
+        "Committing an older record after a newer one keeps the newer position.",
     )
     async def test_commit_never_rewinds(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -117,7 +117,7 @@ class Commits(ConformanceCase):
     @requires("records")
     @promise(
         "records.consumer-commit-covers-what-was-handed-over",
-        "`log.commit()` settles everything handed over, and nothing that waits in the buffer.",
+        "`log.commit()` commits all delivered records, and no buffered ones.",
     )
     async def test_consumer_commit_covers_what_was_handed_over(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)

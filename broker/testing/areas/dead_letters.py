@@ -1,4 +1,4 @@
-"""What dead letters promise: the full original with why and whence, and an original kept until its letter is there."""
+"""Conformance tests of dead letters: complete letters, no lost message, and redrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DeadLetters"]
 
 
 class DeadLetters(ConformanceCase):
-    """What becomes of messages that are given up."""
+    """Content, writes and redrives."""
 
     @promise(
         "dead-letters.carry-the-original",
@@ -60,7 +60,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.reject-tells-why",
-        "`reject(reason)` dead-letters at once with that reason; it never comes again.",
+        "`reject(reason)` dead-letters a message at once with that reason; the message is not redelivered.",
     )
     async def test_reject_tells_why(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -79,7 +79,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.undecodable-is-poison",
-        "A payload that cannot be decoded is dead-lettered with the reason; reading goes on.",
+        "A payload that cannot be decoded is dead-lettered with the reason, and reading continues.",
     )
     async def test_undecodable_is_poison(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -104,7 +104,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.write-failure-reruns-no-handler",
-        "A failed dead-letter write is an event, and the write is repeated; the handler does not run again.",
+        "A failed dead-letter write is an event and is repeated; the handler does not run again.",
     )
     async def test_write_failure_reruns_no_handler(self, harness: Harness) -> None:
         faults = Faults()
@@ -137,7 +137,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.original-is-kept-until-written",
-        "While its letter cannot be written the original is not acked: it comes again.",
+        "A message is not acked until its letter is written: it is redelivered if the consumer ends before.",
     )
     async def test_original_is_kept_until_written(self, harness: Harness) -> None:
         faults = Faults()
@@ -162,7 +162,7 @@ class DeadLetters(ConformanceCase):
     @requires("messages.subscription_admin")
     @promise(
         "dead-letters.missing-topic-loses-nothing",
-        "A dead-letter topic that was deleted loses no letter: it is written when the topic is back.",
+        "If the dead-letter topic was deleted, its letters are written once the topic exists again.",
     )
     async def test_missing_topic_loses_nothing(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -181,7 +181,7 @@ class DeadLetters(ConformanceCase):
             # No other subscription is sure to be there in time where there is no history.
             assert [letter.data for letter in await bus.admin.list_dead(dead)] == [b"x"]
 
-    @promise("dead-letters.drop-is-explicit", "With `DROP` a rejected message is gone, and an event says so.")
+    @promise("dead-letters.drop-is-explicit", "`DROP` drops a rejected message, with an event.")
     async def test_drop_is_explicit(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
@@ -198,7 +198,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.without-one-nothing-is-dropped",
-        "Without a dead-letter topic a rejected message comes back, at the longest backoff.",
+        "Without a dead-letter topic, a rejected message is redelivered at the longest backoff.",
     )
     async def test_without_one_nothing_is_dropped(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -214,7 +214,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.are-cut-to-fit",
-        "However long the error's text, the letter is written, with body, key and attributes whole.",
+        "A letter with a very long error text is written, with its body, key and attributes complete.",
     )
     async def test_are_cut_to_fit(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -237,7 +237,7 @@ class DeadLetters(ConformanceCase):
     @requires("messages.renewable")
     @promise(
         "dead-letters.lease-is-kept-while-writing",
-        "A dead-letter write that takes longer than a lease writes one letter, once.",
+        "A dead-letter write that takes longer than a lease writes one letter.",
     )
     async def test_lease_is_kept_while_writing(self, harness: Harness) -> None:
         faults = Faults()
@@ -264,7 +264,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.redrive-brings-back",
-        "`redrive` publishes each letter to its origin as it was, and tells how many.",
+        "`redrive` publishes each original message unchanged to its topic, and returns their number.",
     )
     async def test_redrive_brings_back(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -285,7 +285,7 @@ class DeadLetters(ConformanceCase):
             }
             assert (await bus.admin.redrive(dead)).moved == 0
 
-    @promise("dead-letters.redrive-limit", "`redrive(limit=n)` moves n letters; the others stay for the next time.")
+    @promise("dead-letters.redrive-limit", "`redrive(limit=n)` moves n letters; the others stay for the next redrive.")
     async def test_redrive_limit(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
@@ -314,7 +314,7 @@ class DeadLetters(ConformanceCase):
 
     @promise(
         "dead-letters.redrive-reaches-every-subscription",
-        "A redriven message reaches every subscription of its origin.",
+        "Every subscription of the origin receives a redriven message.",
     )
     async def test_redrive_reaches_every_subscription(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()

@@ -1,4 +1,4 @@
-"""What delivery promises: every message reaches each subscription, whoever shares it and whenever it is read."""
+"""Conformance tests of delivery: each subscription receives every message."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Delivery"]
 
 
 class Delivery(ConformanceCase):
-    """Who gets what."""
+    """Which messages a subscription receives."""
 
-    @promise("messages.arrive-equal", "Messages come back with the body, key, attributes and id they were sent with.")
+    @promise("messages.arrive-equal", "Messages arrive with the body, key, attributes and id that were published.")
     async def test_arrive_equal(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         sent = [
@@ -33,7 +33,7 @@ class Delivery(ConformanceCase):
         assert got == {(s.id, topic, s.key, s.data, frozenset(s.attributes.items())) for s in sent}
         assert len(seen) == 100
 
-    @promise("messages.each-subscription-gets-all", "Two subscriptions of a topic each receive every message.")
+    @promise("messages.each-subscription-gets-all", "Each of two subscriptions of a topic receives every message.")
     async def test_each_subscription_gets_all(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with (
@@ -44,7 +44,10 @@ class Delivery(ConformanceCase):
             for inbox in (first, second):
                 assert bodies(await until_seen(inbox, numbered(50), harness.patience)) == once(numbered(50))
 
-    @promise("messages.consumers-share-a-subscription", "Twenty consumers of one subscription get each message once.")
+    @promise(
+        "messages.consumers-share-a-subscription",
+        "Twenty consumers of a subscription together receive each message once.",
+    )
     async def test_consumers_share_a_subscription(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         seen: list[Message[bytes]] = []
@@ -67,7 +70,9 @@ class Delivery(ConformanceCase):
         await asyncio.gather(*work)
         assert bodies(seen) == once([body for n in range(20) for body in numbered(50, f"p{n}")])
 
-    @promise("messages.subscription-remembers", "A subscription keeps what is published while nobody reads it.")
+    @promise(
+        "messages.subscription-remembers", "A subscription keeps messages that are published while it has no consumer."
+    )
     async def test_subscription_remembers(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers"):
@@ -79,7 +84,7 @@ class Delivery(ConformanceCase):
     @requires("messages.start_latest")
     @promise(
         "messages.subscription-made-by-admin",
-        "A subscription made by `ensure_subscription` keeps messages at once.",
+        "A subscription created by `ensure_subscription` keeps messages from then on.",
     )
     async def test_subscription_made_by_admin(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -91,7 +96,7 @@ class Delivery(ConformanceCase):
     @requires("messages.history")
     @promise(
         "messages.earliest-sees-history",
-        "A new subscription that starts at the earliest gets what the topic holds.",
+        'A new subscription with `start="earliest"` receives the messages that the topic holds.',
     )
     async def test_earliest_sees_history(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -103,7 +108,7 @@ class Delivery(ConformanceCase):
     @requires("messages.start_latest")
     @promise(
         "messages.latest-skips-history",
-        "A new subscription that starts at the latest gets only what comes after.",
+        'A new subscription with `start="latest"` receives only later messages.',
     )
     async def test_latest_skips_history(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -116,7 +121,7 @@ class Delivery(ConformanceCase):
     @requires("messages.start_time")
     @promise(
         "messages.start-at-a-time",
-        "A new subscription that starts at a time gets what the broker took from then on.",
+        "A new subscription with a start time receives the messages that the broker stored from then on.",
     )
     async def test_start_at_a_time(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -135,7 +140,7 @@ class Delivery(ConformanceCase):
     @requires("messages.ephemeral", "messages.subscription_admin")
     @promise(
         "messages.ephemeral-is-ones-own",
-        "Ephemeral consumers each get a copy; at the latest, from when they open. Nothing of them stays.",
+        'Every ephemeral consumer receives a copy, with `start="latest"` of later messages, and leaves nothing behind.',
     )
     async def test_ephemeral_is_ones_own(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -162,7 +167,7 @@ class Delivery(ConformanceCase):
     @requires("messages.ephemeral", "messages.history")
     @promise(
         "messages.ephemeral-begins-at-start",
-        "An ephemeral consumer begins where `start` says, by default at the earliest message, as any other.",
+        "An ephemeral consumer begins at `start`, by default with the earliest message.",
     )
     async def test_ephemeral_begins_at_start(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -173,7 +178,7 @@ class Delivery(ConformanceCase):
             assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
             await nothing_more(inbox, harness.quiet)
 
-    @promise("messages.several-topics", "One consumer reads several topics, and each message tells its own.")
+    @promise("messages.several-topics", "One consumer reads several topics; each message names its topic.")
     async def test_several_topics(self, harness: Harness) -> None:
         bus, topics = await harness.bus(), [await harness.topic() for _ in range(3)]
         async with bus.messages(topics, subscription="readers") as inbox:
@@ -184,7 +189,9 @@ class Delivery(ConformanceCase):
             assert bodies(seen) == once(wanted)
             assert all((message.data or b"").startswith(message.topic.encode()) for message in seen)
 
-    @promise("messages.one-stops-the-other-goes-on", "Closing one of two consumers leaves the other receiving.")
+    @promise(
+        "messages.one-stops-the-other-goes-on", "When one of two consumers closes, the other continues to receive."
+    )
     async def test_one_stops_the_other_goes_on(self, harness: Harness) -> None:
         bus, topics = await harness.bus(), [await harness.topic(), await harness.topic()]
         async with (
@@ -199,7 +206,7 @@ class Delivery(ConformanceCase):
 
     @promise(
         "messages.slow-subscription-blocks-no-other",
-        "A subscription that does not settle holds up no other one.",
+        "A subscription that settles nothing does not block other subscriptions.",
     )
     async def test_slow_subscription_blocks_no_other(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -211,7 +218,7 @@ class Delivery(ConformanceCase):
             await take(stuck, 1, harness.patience)
             assert bodies(await until_seen(moving, numbered(100), harness.patience)) == once(numbered(100))
 
-    @promise("messages.unsettled-is-nobody-elses", "A message that is held unsettled goes to nobody else meanwhile.")
+    @promise("messages.unsettled-is-nobody-elses", "No other consumer receives a message while it is held unsettled.")
     async def test_unsettled_is_nobody_elses(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with (

@@ -1,4 +1,4 @@
-"""What errors promise: each bad input has one documented class, says what to do, and loses nothing."""
+"""Conformance tests of errors: the right class, with advice and without secrets."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ __all__ = ["Errors"]
 
 
 class Errors(ConformanceCase):
-    """Bad input and absent things."""
+    """Invalid input, and missing topics, subscriptions and servers."""
 
     @promise(
         "errors.unknown-scheme",
-        "A URL whose scheme nobody answers to raises UnknownScheme before any I/O, and names what there is.",
+        "A URL with an unknown scheme raises UnknownScheme before any I/O, and names the known schemes.",
     )
     async def test_unknown_scheme(self, harness: Harness) -> None:
         with pytest.raises(UnknownScheme) as raised:
@@ -54,7 +54,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.unknown-parameter",
-        "An unknown URL parameter raises UnknownSetting before any I/O, and names a valid one.",
+        "An unknown URL parameter raises UnknownSetting before any I/O, and suggests a valid one.",
     )
     async def test_unknown_parameter(self, harness: Harness) -> None:
         url = _as_url(harness)
@@ -65,7 +65,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.malformed-value",
-        "A malformed value of a URL raises InvalidSetting before any I/O; secrets are not shown.",
+        "A malformed value in a URL raises InvalidSetting before any I/O, and shows no secrets.",
     )
     async def test_malformed_value(self, harness: Harness) -> None:
         scheme = _as_url(harness).partition(":")[0]
@@ -76,7 +76,7 @@ class Errors(ConformanceCase):
     @requires("harness.unreachable_url")
     @promise(
         "errors.no-server",
-        "Where no server listens, opening raises ConnectionFailed, after one honest try, and is retriable.",
+        "Without a server, opening raises ConnectionFailed, which is retriable, after a real attempt.",
     )
     async def test_no_server(self, harness: Harness) -> None:
         async with asyncio.timeout(harness.patience):
@@ -101,8 +101,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.missing-topic",
-        "Publishing to, or consuming from, a topic that does not exist raises TopicNotFound, which says how to "
-        "create it.",
+        "Publishing to or consuming from a missing topic raises TopicNotFound, which says how to create it.",
     )
     async def test_missing_topic(self, harness: Harness) -> None:
         bus, missing = await harness.bus(), unique("missing")
@@ -118,7 +117,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.missing-subscription",
-        "With `create=False` a subscription that does not exist raises SubscriptionNotFound, and is not made.",
+        "With `create=False`, a missing subscription raises SubscriptionNotFound and is not created.",
     )
     async def test_missing_subscription(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -130,7 +129,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.failed-open-leaves-nothing",
-        "A consumer that could not open one of its topics holds nothing of the others.",
+        "A consumer that cannot open one of its topics holds no messages of the others.",
     )
     async def test_failed_open_leaves_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -144,7 +143,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.bad-options",
-        "Options that cannot be used are refused when the consumer is made or opened, before anything is fetched.",
+        "Invalid options raise when the consumer is created or opened, before anything is fetched.",
     )
     async def test_bad_options(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -165,7 +164,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.unsupported-is-refused-at-open",
-        "What a backend cannot do for a consumer raises Unsupported when it is asked for; it is never ignored.",
+        "An option that the backend lacks raises Unsupported; it is never ignored.",
     )
     async def test_unsupported_is_refused_at_open(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -191,7 +190,7 @@ class Errors(ConformanceCase):
     @requires("messages.confirmed_ack", "messages.lease")
     @promise(
         "errors.ack-after-lease-end",
-        "With confirmed acks, an ack after the end of the lease raises LeaseLost, and the message comes again.",
+        "A confirmed ack after the end of the lease raises LeaseLost, and the message is redelivered.",
     )
     async def test_ack_after_lease_end(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -214,7 +213,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.endless-handler-loses-nothing",
-        "A handler that never returns loses nothing: its message is another's after the close.",
+        "After the close, another consumer receives the message of a handler that never returns.",
     )
     async def test_endless_handler_loses_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -242,7 +241,7 @@ class Errors(ConformanceCase):
 
     @promise(
         "errors.all-say-what-to-do",
-        "Every error of the tree is a BrokerError with `retriable`, `native` and `advice`.",
+        "Every error is a BrokerError with `retriable`, `native` and `advice`.",
     )
     async def test_all_say_what_to_do(self, harness: Harness) -> None:
         bus, missing = await harness.bus(), unique("missing")

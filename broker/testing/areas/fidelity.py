@@ -1,4 +1,4 @@
-"""What fidelity promises: bodies, keys, attributes and times come back equal, or are refused before they are sent."""
+"""Conformance tests of fidelity: all parts of a message arrive unchanged, or are refused before sending."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ HOSTILE = (
 
 
 class Fidelity(ConformanceCase):
-    """Round trips of everything a message may hold."""
+    """Round trips of all parts of a message."""
 
-    @promise("fidelity.hostile-attribute-values", "Hostile texts come back unchanged as attribute values.")
+    @promise("fidelity.hostile-attribute-values", "Unusual texts arrive unchanged as attribute values.")
     async def test_hostile_attribute_values(self, harness: Harness) -> None:
         wanted = {f"name-{number}": text for number, text in enumerate((*HOSTILE, ""))}
         (message,) = await _round_trip(harness, [OutboundMessage(b"x", attributes=wanted)])
         assert dict(message.attributes) == wanted
 
-    @promise("fidelity.hostile-attribute-names", "Hostile texts come back unchanged as attribute names.")
+    @promise("fidelity.hostile-attribute-names", "Unusual texts arrive unchanged as attribute names.")
     async def test_hostile_attribute_names(self, harness: Harness) -> None:
         wanted = {text: str(number) for number, text in enumerate(HOSTILE)}
         (message,) = await _round_trip(harness, [OutboundMessage(b"x", attributes=wanted)])
         assert dict(message.attributes) == wanted
 
-    @promise("fidelity.hostile-keys-and-ids", "Hostile texts come back unchanged as keys and as ids.")
+    @promise("fidelity.hostile-keys-and-ids", "Unusual texts arrive unchanged as keys and ids.")
     async def test_hostile_keys_and_ids(self, harness: Harness) -> None:
         sent = [
             OutboundMessage(str(n).encode(), key=text, id=f"{unique('id')} {text}") for n, text in enumerate(HOSTILE)
@@ -71,13 +71,13 @@ class Fidelity(ConformanceCase):
         for message in sent:
             assert (got[message.data].key, got[message.data].id) == (message.key, message.id)
 
-    @promise("fidelity.binary-bodies", "Bodies of any bytes come back byte for byte.")
+    @promise("fidelity.binary-bodies", "Bodies of any bytes arrive unchanged.")
     async def test_binary_bodies(self, harness: Harness) -> None:
         wanted = [bytes(range(256)), b"\xff\xfe\x00", b"\x00", *(text.encode() + b"\xc3\x28" for text in HOSTILE)]
         got = {message.data for message in await _round_trip(harness, [OutboundMessage(body) for body in wanted])}
         assert got == set(wanted)
 
-    @promise("fidelity.binary-keys", "Keys of any bytes come back byte for byte.")
+    @promise("fidelity.binary-keys", "Keys of any bytes arrive unchanged.")
     async def test_binary_keys(self, harness: Harness) -> None:
         wanted = [bytes(range(256)), b"\xff\xfe", b"\x00", b"\xc3\x28", b"\r\n"]
         got = {
@@ -87,13 +87,13 @@ class Fidelity(ConformanceCase):
 
     @promise(
         "fidelity.no-key-is-not-the-empty-key",
-        "A message without a key comes back without one; the empty key comes back empty.",
+        "A message without a key arrives without a key; an empty key arrives empty.",
     )
     async def test_no_key_is_not_the_empty_key(self, harness: Harness) -> None:
         got = await _round_trip(harness, [OutboundMessage(b"none"), OutboundMessage(b"empty", key=b"")])
         assert {message.data: message.key for message in got} == {b"none": None, b"empty": b""}
 
-    @promise("fidelity.empty-body", "An empty body comes back empty, with its key and attributes.")
+    @promise("fidelity.empty-body", "An empty body arrives empty, with its key and attributes.")
     async def test_empty_body(self, harness: Harness) -> None:
         (message,) = await _round_trip(harness, [OutboundMessage(b"", key="k", attributes={"a": "b"})])
         assert (message.data, message.key, dict(message.attributes)) == (b"", b"k", {"a": "b"})
@@ -101,14 +101,14 @@ class Fidelity(ConformanceCase):
     @requires("publish.tombstones")
     @promise(
         "fidelity.tombstone-is-not-empty",
-        "A tombstone (`data=None`) comes back as None, an empty body as empty.",
+        "A tombstone (`data=None`) arrives as None, an empty body as empty bytes.",
     )
     async def test_tombstone_is_not_empty(self, harness: Harness) -> None:
         sent = [OutboundMessage(None, key="gone"), OutboundMessage(b"", key="empty")]
         got = await _round_trip(harness, sent)
         assert {message.key: message.data for message in got} == {b"gone": None, b"empty": b""}
 
-    @promise("fidelity.str-key-is-utf-8", "A str key is its UTF-8 bytes.")
+    @promise("fidelity.str-key-is-utf-8", "A str key arrives as its UTF-8 bytes.")
     async def test_str_key_is_utf_8(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -116,7 +116,7 @@ class Fidelity(ConformanceCase):
             (message,) = await take(inbox, 1, harness.patience)
             assert (message.key, dict(message.attributes)) == ("schlüssel".encode(), {"a": "b"})
 
-    @promise("fidelity.many-attributes", "Twenty attributes come back with nothing added, lost or renamed.")
+    @promise("fidelity.many-attributes", "Twenty attributes arrive with none added, lost or renamed.")
     async def test_many_attributes(self, harness: Harness) -> None:
         wanted = {f"attribute.{number}": "v" * number for number in range(20)}
         (message,) = await _round_trip(harness, [OutboundMessage(b"x", attributes=wanted)])
@@ -125,7 +125,7 @@ class Fidelity(ConformanceCase):
 
     @promise(
         "fidelity.times-are-true",
-        "`publish_time` is the producer's clock, given or set; `broker_time` is near it; both in UTC.",
+        "`publish_time` is the producer's time, given or set; `broker_time` is close to it; both are in UTC.",
     )
     async def test_times_are_true(self, harness: Harness) -> None:
         given = datetime(2024, 2, 29, 12, 30, 15, 123000, tzinfo=UTC)
@@ -142,7 +142,7 @@ class Fidelity(ConformanceCase):
 
     @promise(
         "fidelity.forwarding-is-lossless",
-        "A message forwarded with `from_message` arrives with the same body, key, attributes, id and time.",
+        "A message forwarded with `from_message` keeps its body, key, attributes, id and time.",
     )
     async def test_forwarding_is_lossless(self, harness: Harness) -> None:
         bus, onward = await harness.bus(), await harness.topic()
@@ -157,7 +157,7 @@ class Fidelity(ConformanceCase):
 
     @promise(
         "fidelity.portable-names",
-        "Every portable name is a usable topic and subscription name, from 3 to 200 characters.",
+        "Every portable name of 3 to 200 characters works for topics and subscriptions.",
     )
     async def test_portable_names(self, harness: Harness) -> None:
         bus = await harness.bus()
@@ -173,7 +173,7 @@ class Fidelity(ConformanceCase):
 
     @promise(
         "fidelity.unportable-names-are-refused",
-        "A name that is not portable is refused with InvalidName before any I/O.",
+        "A name that is not portable raises InvalidName before any I/O.",
     )
     async def test_unportable_names_are_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -195,7 +195,7 @@ class Codecs(ConformanceCase):
 
     @promise(
         "codecs.json-comes-back-typed",
-        "A payload of `Json(T)` comes back as an equal T, byte for byte the JSON that was sent.",
+        "A payload of `Json(T)` arrives as an equal T; the body is exactly the published JSON.",
     )
     async def test_json_comes_back_typed(self, harness: Harness) -> None:
         bus, topic, codec = await harness.bus(), await harness.topic(), Json(_Order)
@@ -207,7 +207,7 @@ class Codecs(ConformanceCase):
             assert message.data == codec.encode(message.payload)
             assert json.loads(message.data or b"") == {"number": 7, "note": "ä\x00😀"}
 
-    @promise("codecs.text-comes-back", "A payload of `Text` comes back as the same text.")
+    @promise("codecs.text-comes-back", "A payload of `Text` arrives as the same text.")
     async def test_text_comes_back(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", codec=Text()) as inbox:
@@ -219,14 +219,14 @@ class Codecs(ConformanceCase):
                 seen.add(message.payload)
         assert seen == set(HOSTILE)
 
-    @promise("codecs.bytes-need-none", "Without a codec the payload is the body itself.")
+    @promise("codecs.bytes-need-none", "Without a codec the payload is the body.")
     async def test_bytes_need_none(self, harness: Harness) -> None:
         (message,) = await _round_trip(harness, [OutboundMessage(b"\x00\xff")])
         assert message.payload == message.data == b"\x00\xff"
 
     @promise(
         "codecs.what-cannot-be-encoded-is-refused",
-        "A payload that its codec cannot encode is refused, and nothing is sent.",
+        "A payload that its codec cannot encode raises, and nothing is sent.",
     )
     async def test_what_cannot_be_encoded_is_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

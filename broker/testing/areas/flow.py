@@ -1,4 +1,4 @@
-"""What flow control promises: never more unsettled than allowed, and nobody sits on what others could do."""
+"""Conformance tests of flow control: bounds on unsettled messages, and a fair share for every consumer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Flow"]
 
 
 class Flow(ConformanceCase):
-    """The bounds on what is unsettled."""
+    """Bounds on unsettled messages."""
 
     @promise(
         "flow.never-more-than-n-unsettled",
-        "With n messages unsettled no more are handed over; settling one lets one through.",
+        "With `max_outstanding` messages unsettled none is delivered; settling one lets one more through.",
     )
     async def test_never_more_than_n_unsettled(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -38,7 +38,7 @@ class Flow(ConformanceCase):
     @requires("messages.shared_by_message")
     @promise(
         "flow.bound-counts-the-buffer",
-        "What is fetched and not handed over counts too: others get all beyond the bound.",
+        "The bound includes buffered messages: other consumers receive all messages beyond it.",
     )
     async def test_bound_counts_the_buffer(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -51,7 +51,7 @@ class Flow(ConformanceCase):
     @requires("messages.subscription_admin")
     @promise(
         "flow.bytes-are-bounded",
-        "What is fetched and unsettled exceeds `max_outstanding_bytes` by one message at most; others get the rest.",
+        "Unsettled messages exceed `max_outstanding_bytes` by at most one message; other consumers receive the rest.",
     )
     async def test_bytes_are_bounded(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -76,7 +76,7 @@ class Flow(ConformanceCase):
                 await message.ack()
             await take(inbox, 4, harness.patience)
 
-    @promise("flow.one-large-message-passes", "A message larger than `max_outstanding_bytes` is handed over, alone.")
+    @promise("flow.one-large-message-passes", "A message larger than `max_outstanding_bytes` is delivered, alone.")
     async def test_one_large_message_passes(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_outstanding_bytes=100) as inbox:
@@ -91,7 +91,7 @@ class Flow(ConformanceCase):
 
     @promise(
         "flow.batch-above-the-bound-is-an-error",
-        "Asking for a batch larger than `max_outstanding` is an error, at once.",
+        "Requesting a batch larger than `max_outstanding` raises at once.",
     )
     async def test_batch_above_the_bound_is_an_error(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -102,7 +102,7 @@ class Flow(ConformanceCase):
 
     @promise(
         "flow.forgotten-messages-are-named",
-        "A consumer blocked by messages forgotten unsettled warns, and names them.",
+        "A consumer that is blocked by forgotten messages warns, and names them.",
     )
     async def test_forgotten_messages_are_named(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -123,7 +123,7 @@ class Flow(ConformanceCase):
     @requires("messages.shared_by_message")
     @promise(
         "flow.slow-consumer-hoards-nothing",
-        "A consumer that works on one message for long leaves the rest to others.",
+        "A consumer that works on one message for long leaves the others to other consumers.",
     )
     async def test_slow_consumer_hoards_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -139,7 +139,7 @@ class Flow(ConformanceCase):
 
     @promise(
         "flow.busy-consumer-keeps-up",
-        "A consumer that settles at once gets thousands through a small bound.",
+        "A consumer that settles at once gets thousands of messages through a small bound.",
         seconds=180,
     )
     async def test_busy_consumer_keeps_up(self, harness: Harness) -> None:
@@ -148,7 +148,7 @@ class Flow(ConformanceCase):
             await bus.topic(topic).publish_batch(numbered(3000))
             assert bodies(await until_seen(inbox, numbered(3000), harness.patience)) == once(numbered(3000))
 
-    @promise("flow.idle-consumer-does-not-spin", "An idle consumer asks its broker a few times a second at most.")
+    @promise("flow.idle-consumer-does-not-spin", "An idle consumer polls the broker at most a few times a second.")
     async def test_idle_consumer_does_not_spin(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()

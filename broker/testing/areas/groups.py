@@ -1,4 +1,4 @@
-"""What a group promises: each partition has one owner, and passes to another without loss and in order."""
+"""Conformance tests of groups: one owner per partition, and hand-over without loss and in order."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PARTITIONS = 4
 
 
 class Groups(ConformanceCase):
-    """Several members."""
+    """Several members of a group."""
 
     @requires("records.rebalance")
     @promise(
         "groups.partitions-are-shared-out",
-        "Members of a group share the partitions out: each has one owner, and nobody is left idle.",
+        "Members of a group share the partitions: each partition has one owner, and no member is idle.",
     )
     async def test_partitions_are_shared_out(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
@@ -40,7 +40,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance")
     @promise(
         "groups.leaving-passes-partitions-on",
-        "When a member leaves, the others take its partitions over and read on where it committed.",
+        "When a member leaves, the others take over its partitions and continue at its commits.",
     )
     async def test_leaving_passes_partitions_on(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
@@ -64,7 +64,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance")
     @promise(
         "groups.rebalance-with-work-in-flight",
-        "Members come and go while records are read: none is lost, and each key is read in order.",
+        "While members join and leave, no record is lost, and each key is read in order.",
         seconds=120,
     )
     async def test_rebalance_with_work_in_flight(self, harness: Harness) -> None:
@@ -113,7 +113,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance")
     @promise(
         "groups.stale-commit-is-refused",
-        "A commit of a partition that went to another member raises LeaseLost and moves nothing.",
+        "Committing a partition that moved to another member raises LeaseLost and changes nothing.",
     )
     async def test_stale_commit_is_refused(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
@@ -133,7 +133,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance")
     @promise(
         "groups.events-come-before-release",
-        "Revoked partitions are an event before they are released, with what remains.",
+        "Revoked partitions are reported by an event before they are released, with the remaining ones.",
     )
     async def test_events_come_before_release(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
@@ -174,7 +174,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance", "harness.crash")
     @promise(
         "groups.crash-passes-partitions-on",
-        "After a member crashed the others read on from its last commit, in order and without loss.",
+        "After a member crashed, the others continue at its last commit, in order and without loss.",
         seconds=90,
     )
     async def test_crash_passes_partitions_on(self, harness: Harness) -> None:
@@ -205,7 +205,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance", "harness.isolate")
     @promise(
         "groups.losses-are-told",
-        "A member whose partitions went to others while it could not reach the server is told that it lost them.",
+        "A member that could not reach the server gets an event when its partitions moved to other members.",
         seconds=90,
     )
     async def test_losses_are_told(self, harness: Harness) -> None:
@@ -230,7 +230,7 @@ class Groups(ConformanceCase):
     @requires("records.rebalance", "harness.crash")
     @promise(
         "groups.after-a-crash-is-not-idle",
-        "A consumer that follows a crashed member is idle only when it has read what that one left behind.",
+        "A consumer that follows a crashed member is idle only after it has read the records of that member.",
         seconds=90,
     )
     async def test_after_a_crash_is_not_idle(self, harness: Harness) -> None:

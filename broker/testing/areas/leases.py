@@ -1,4 +1,4 @@
-"""What leases promise: what is held stays ours while it is renewed, and the end of a lease is told, not hidden."""
+"""Conformance tests of leases: renewal while a message is held, and a reported end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ __all__ = ["Leases"]
 
 
 class Leases(ConformanceCase):
-    """Renewal, extension, expiry and crash."""
+    """Renewal, extension, expiry and crashes."""
 
     @requires("messages.lease")
-    @promise("leases.held-is-renewed", "A message held for three leases goes to nobody else, and its ack counts.")
+    @promise(
+        "leases.held-is-renewed", "A message held for three leases goes to no other consumer, and its ack is valid."
+    )
     async def test_held_is_renewed(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with (
@@ -40,7 +42,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease")
     @promise(
         "leases.buffered-is-renewed",
-        "Messages that wait in the buffer for two leases are still ours, and come once.",
+        "Messages that are buffered for two leases are kept, and delivered once.",
     )
     async def test_buffered_is_renewed(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -55,7 +57,9 @@ class Leases(ConformanceCase):
             await nothing_more(inbox, 1.5 * harness.lease_seconds)
 
     @requires("messages.lease")
-    @promise("leases.handlers-are-covered", "A handler that runs for three leases has its message to itself, once.")
+    @promise(
+        "leases.handlers-are-covered", "A handler that runs for three leases keeps its message, which is handled once."
+    )
     async def test_handlers_are_covered(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         calls: list[bytes | None] = []
@@ -81,7 +85,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease")
     @promise(
         "leases.max-lease-ends-it",
-        "After `max_lease` the message is lost: flag, event, a refused ack, and it comes again.",
+        "After `max_lease` the message is lost: it is flagged and reported, its ack raises, and it is redelivered.",
     )
     async def test_max_lease_ends_it(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -103,7 +107,7 @@ class Leases(ConformanceCase):
             await nothing_more(inbox, 1.5 * harness.lease_seconds)
 
     @requires("messages.lease")
-    @promise("leases.max-lease-counts-from-hand-over", "Time in the buffer does not count against `max_lease`.")
+    @promise("leases.max-lease-counts-from-hand-over", "Time in the buffer does not count towards `max_lease`.")
     async def test_max_lease_counts_from_hand_over(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_lease=0.6, retry=QUICK) as inbox:
@@ -118,7 +122,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease")
     @promise(
         "leases.extend-raises-the-bound",
-        "`extend(seconds)` keeps a message beyond `max_lease`, and its ack counts.",
+        "`extend(seconds)` keeps a message beyond `max_lease`, and its ack is valid.",
     )
     async def test_extend_raises_the_bound(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -134,7 +138,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease")
     @promise(
         "leases.expired-handler-hurts-nobody",
-        "A handler that outlives its lease settles nothing of the new holder's.",
+        "A handler that outlives its lease cannot settle the message of the next holder.",
     )
     async def test_expired_handler_hurts_nobody(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -152,7 +156,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease=renew", "messages.confirmed_ack")
     @promise(
         "leases.refused-ack-raises",
-        "An ack that comes after the broker ended the lease raises LeaseLost, and the message comes again.",
+        "An ack after the broker ended the lease raises LeaseLost, and the message is redelivered.",
     )
     async def test_refused_ack_raises(self, harness: Harness) -> None:
         faults = Faults()
@@ -170,7 +174,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease", "harness.crash")
     @promise(
         "leases.crash-gives-back",
-        "What a crashed consumer held comes again when its lease ends; what it acked does not.",
+        "Unacked messages of a crashed consumer are redelivered when their leases end; acked ones are not.",
     )
     async def test_crash_gives_back(self, harness: Harness) -> None:
         doomed, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -191,7 +195,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease", "shared", "harness.worker")
     @promise(
         "leases.killed-process-gives-back",
-        "After SIGKILL of a consumer process every message it had not acked comes again.",
+        "After SIGKILL of a consumer process, every unacked message is redelivered.",
     )
     async def test_killed_process_gives_back(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -211,7 +215,7 @@ class Leases(ConformanceCase):
     @requires("messages.lease", "shared", "harness.worker")
     @promise(
         "leases.frozen-process-loses-its-lease",
-        "What a process held that stood still for longer than a lease goes to another; nothing is lost.",
+        "Messages of a process that was frozen for longer than a lease go to another process; none is lost.",
     )
     async def test_frozen_process_loses_its_lease(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()

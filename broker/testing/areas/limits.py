@@ -1,4 +1,4 @@
-"""What the limits of a broker promise: the largest passes, one byte more is refused, and its letter has room."""
+"""Conformance tests of limits: the largest message arrives, one byte more is refused."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Limits"]
 
 
 class Limits(ConformanceCase):
-    """The largest that is taken, and one byte more."""
+    """The largest accepted message, and one byte more."""
 
     @requires("publish.limits.body")
     @promise(
         "limits.largest-body",
-        "The largest body arrives whole; one byte more raises MessageTooLarge, and nothing is sent.",
+        "The largest body arrives complete; one byte more raises MessageTooLarge, and nothing is sent.",
     )
     async def test_largest_body(self, harness: Harness) -> None:
         limit = (await harness.bus()).capabilities.publish.limits.body
@@ -39,7 +39,7 @@ class Limits(ConformanceCase):
     @requires("publish.limits.message")
     @promise(
         "limits.largest-message",
-        "The largest message, all told, arrives; one byte more raises MessageTooLarge.",
+        "The largest message arrives; one byte more raises MessageTooLarge.",
     )
     async def test_largest_message(self, harness: Harness) -> None:
         limits = (await harness.bus()).capabilities.publish.limits
@@ -96,7 +96,7 @@ class Limits(ConformanceCase):
         )
 
     @requires("publish.limits.attributes")
-    @promise("limits.most-attributes", "The greatest number of attributes arrives; one more raises InvalidMessage.")
+    @promise("limits.most-attributes", "The maximum number of attributes arrives; one more raises InvalidMessage.")
     async def test_most_attributes(self, harness: Harness) -> None:
         limit = (await harness.bus()).capabilities.publish.limits.attributes
         assert limit is not None
@@ -107,8 +107,7 @@ class Limits(ConformanceCase):
 
     @promise(
         "limits.wrong-types-are-refused",
-        "A field of a wrong type, a reserved or empty name, and text that is not UTF-8 are refused when the "
-        "message is made.",
+        "A field of a wrong type, a reserved or empty name, and invalid UTF-8 raise when the message is created.",
     )
     async def test_wrong_types_are_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -140,7 +139,7 @@ class Limits(ConformanceCase):
 
     @promise(
         "limits.largest-have-dead-letters",
-        "A message that fills a limit of the broker has its dead letter all the same, and is redriven from it.",
+        "A message that fills a limit of the broker can still be dead-lettered and redriven.",
     )
     async def test_of_the_largest_messages(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()

@@ -1,4 +1,4 @@
-"""What the log reader promises: bounded reads with no group, which never wait and never skip silently."""
+"""Conformance tests of the log reader: bounded reads without a group, which never wait and never skip."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["LogReading"]
 
 
 class LogReading(ConformanceCase):
-    """Reads without a group."""
+    """Reading without a group."""
 
     @requires("records.log_reader")
     @promise(
         "log.bounds-cover-all",
-        "Reading every partition between its bounds yields each record once, in order, with all it carries.",
+        "Reading every partition between its bounds returns each complete record once, in order.",
     )
     async def test_bounds_cover_all(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=3)
@@ -44,7 +44,7 @@ class LogReading(ConformanceCase):
     @requires("records.log_reader")
     @promise(
         "log.range-is-half-open",
-        "`read(start, stop)` yields start <= offset < stop, in batches of at most the size asked for.",
+        "`read(start, stop)` returns start <= offset < stop, in batches of at most the requested size.",
     )
     async def test_range_is_half_open(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -58,7 +58,7 @@ class LogReading(ConformanceCase):
     @requires("records.log_reader")
     @promise(
         "log.never-waits",
-        "A read ends at the end the log had, also of an empty log; it does not wait for more.",
+        "A read ends at the end that the log had at its start, also for an empty log; it does not wait for more.",
     )
     async def test_never_waits(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -72,7 +72,7 @@ class LogReading(ConformanceCase):
     @requires("records.log_reader")
     @promise(
         "log.beyond-the-end-raises",
-        "A stop beyond the end of the log raises OffsetOutOfRange instead of returning less.",
+        "A stop beyond the end of the log raises OffsetOutOfRange.",
     )
     async def test_beyond_the_end_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -85,7 +85,7 @@ class LogReading(ConformanceCase):
     @requires("records.log_reader")
     @promise(
         "log.removed-start-raises",
-        "A start that was removed from the log raises OffsetOutOfRange; nothing is skipped silently.",
+        "A start that was removed from the log raises OffsetOutOfRange; no record is skipped silently.",
     )
     async def test_removed_start_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -103,7 +103,7 @@ class LogReading(ConformanceCase):
     @requires("records.log_reader")
     @promise(
         "log.reads-again-and-again",
-        "Reading changes nothing: it can be repeated, and no group or subscription appears.",
+        "Reading changes nothing: it can be repeated, and creates no group or subscription.",
     )
     async def test_reads_again_and_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -115,7 +115,7 @@ class LogReading(ConformanceCase):
             assert len(await read(log, 10, harness.patience)) == 10
 
     @requires("records.log_reader")
-    @promise("log.breaking-off-is-harmless", "Leaving a read half-way disturbs no later read.")
+    @promise("log.breaking-off-is-harmless", "Abandoning a read does not affect later reads.")
     async def test_breaking_off_is_harmless(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(100))
@@ -124,7 +124,7 @@ class LogReading(ConformanceCase):
         assert bodies(await _read_all(bus.log, topic)) == once(numbered(100))
 
     @requires("records.log_reader")
-    @promise("log.missing-topic-is-told", "Asking for a topic that does not exist raises TopicNotFound.")
+    @promise("log.missing-topic-is-told", "Reading a missing topic raises TopicNotFound.")
     async def test_reading_a_missing_topic_is_told(self, harness: Harness) -> None:
         bus, missing = await harness.bus(), unique("missing")
         with pytest.raises(TopicNotFound):
@@ -135,7 +135,7 @@ class LogReading(ConformanceCase):
     @requires("records.log_reader", "records.position_at")
     @promise(
         "log.position-at-a-time",
-        "`position_at(time)` is the first position that the broker took at or after that time.",
+        "`position_at(time)` is the first position that the broker stored at or after that time.",
     )
     async def test_position_at_a_time(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)

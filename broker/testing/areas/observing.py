@@ -1,4 +1,4 @@
-"""What observing promises: hooks see every publish, delivery and settlement, and can carry a trace end to end."""
+"""Conformance tests of hooks: events for publishes, deliveries and settlements, and interceptors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Observing(ConformanceCase):
 
     @promise(
         "observing.trace-arrives",
-        "An attribute that an interceptor adds while publishing is there when the message is handled, in every way.",
+        "An attribute that a publish interceptor adds arrives with the message, for every way to publish.",
     )
     async def test_trace_arrives(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -57,7 +57,7 @@ class Observing(ConformanceCase):
 
     @promise(
         "observing.block-is-wrapped",
-        "`async with message` runs inside the interceptors of handling, which see its error.",
+        "`async with message` runs inside the handling interceptors, which see its error.",
     )
     async def test_block_is_wrapped(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -85,7 +85,7 @@ class Observing(ConformanceCase):
 
     @promise(
         "observing.publishes-are-told",
-        "Every call that publishes is an event with an outcome per message and its time.",
+        "Every call that publishes emits an event with the outcome of each message and its duration.",
     )
     async def test_publishes_are_told(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -101,7 +101,7 @@ class Observing(ConformanceCase):
         assert all(isinstance(outcome, Receipt) for event in told for outcome in event.outcomes)
         assert all(event.topic == topic and event.seconds >= 0 for event in told)
 
-    @promise("observing.settlements-are-told", "Every settlement is counted in an event: acked, nacked, given back.")
+    @promise("observing.settlements-are-told", "Every settlement is counted in an event: acked, nacked, released.")
     async def test_settlements_are_told(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
@@ -122,7 +122,7 @@ class Observing(ConformanceCase):
         await eventually(lambda: sum(counts()) >= 10, harness.patience, "the news of ten settlements")
         assert counts()[0] == 5
 
-    @promise("observing.removed-listener-hears-nothing", "A listener that was removed hears nothing more.")
+    @promise("observing.removed-listener-hears-nothing", "A removed listener receives no more events.")
     async def test_removed_listener_hears_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
@@ -136,7 +136,7 @@ class Observing(ConformanceCase):
 
     @promise(
         "observing.opening-is-told",
-        "The first connection is an event that names the server, without its credentials.",
+        "The first connection emits an event that names the server, without its credentials.",
     )
     async def test_opening_is_told(self, harness: Harness) -> None:
         events: list[Event] = []

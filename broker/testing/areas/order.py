@@ -1,4 +1,4 @@
-"""What order promises: keys run in parallel, each strictly in order, and no key can starve the others."""
+"""Conformance tests of order by key: in order within a key, in parallel across keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Order"]
 
 
 class Order(ConformanceCase):
-    """Order per key."""
+    """Order by key."""
 
     @requires("messages.ordered_delivery")
     @promise(
         "order.one-consumer-sees-publish-order",
-        "A single consumer without failures gets the messages of each key as published.",
+        "A single consumer without failures receives the messages of each key in the order of publishing.",
     )
     async def test_one_consumer_sees_publish_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -40,7 +40,7 @@ class Order(ConformanceCase):
     @requires("messages.ordered_delivery")
     @promise(
         "order.keys-run-in-parallel-each-in-order",
-        "With `ordered_by_key` one handler per key runs at a time, in order; keys run in parallel.",
+        "With `ordered_by_key`, one handler per key runs at a time, in order; keys run in parallel.",
     )
     async def test_keys_run_in_parallel_each_in_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -71,7 +71,7 @@ class Order(ConformanceCase):
 
     @promise(
         "order.blocked-key-blocks-only-itself",
-        "A key whose handler does not end holds up its own messages only.",
+        "A key whose handler does not end delays only its own messages.",
     )
     async def test_blocked_key_blocks_only_itself(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -97,7 +97,7 @@ class Order(ConformanceCase):
 
     @promise(
         "order.failed-head-is-retried-first",
-        "A failed message is retried before any later one of its key is handled.",
+        "A failed message is retried before any later message of its key is handled.",
     )
     async def test_failed_head_is_retried_first(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -128,7 +128,7 @@ class Order(ConformanceCase):
     @requires("messages.ordered_delivery")
     @promise(
         "order.failures-keep-order",
-        "With handlers that fail again and again, every key is still handled completely and in order.",
+        "With handlers that fail repeatedly, every key is still handled completely and in order.",
     )
     async def test_failures_keep_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -156,7 +156,7 @@ class Order(ConformanceCase):
     @requires("harness.cut", "messages.ordered_delivery")
     @promise(
         "order.survives-a-cut",
-        "A living consumer whose connection is cut while messages come handles every key completely and in order.",
+        "A consumer whose connection is cut while messages arrive handles every key completely and in order.",
         seconds=240,
     )
     async def test_survives_a_cut(self, harness: Harness) -> None:
@@ -196,7 +196,7 @@ class Order(ConformanceCase):
 
     @promise(
         "order.dead-letter-releases-followers",
-        "Dead-lettering a message lets the next ones of its key through.",
+        "Dead-lettering a message releases the next messages of its key.",
     )
     async def test_dead_letter_releases_followers(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -247,7 +247,7 @@ class Order(ConformanceCase):
     @requires("messages.ordered_delivery")
     @promise(
         "order.hot-key-stays-in-order",
-        "A hot key whose messages had to be given back is still handled in order.",
+        "A hot key whose messages had to be released is still handled in order.",
     )
     async def test_hot_key_stays_in_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -262,7 +262,7 @@ class Order(ConformanceCase):
             await handling(inbox.receive(handle, concurrency=4), lambda: len(seen) >= 100, inbox, 2 * harness.patience)
         assert seen == numbered(100)
 
-    @promise("order.no-key-no-order", "Messages without a key wait for nobody: several are handled at once.")
+    @promise("order.no-key-no-order", "Messages without a key do not wait for each other: several are handled at once.")
     async def test_no_key_no_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         running = 0
@@ -281,7 +281,7 @@ class Order(ConformanceCase):
 
     @promise(
         "order.empty-key-is-a-key",
-        "The empty key is a key of its own: its messages are handled one after the other.",
+        "The empty key is a key: its messages are handled one at a time.",
     )
     async def test_empty_key_is_a_key(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -303,7 +303,7 @@ class Order(ConformanceCase):
     @requires("messages.lease", "messages.ordered_delivery")
     @promise(
         "order.lost-head-gives-back-its-lane",
-        "When the lease of a key's first message ends, the rest of the key is given back with it.",
+        "When the lease of a key's first message ends, the later messages of the key are released with it.",
     )
     async def test_lost_head_gives_back_its_lane(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -323,7 +323,7 @@ class Order(ConformanceCase):
             assert head.lease_lost
 
     @requires("messages.key_affinity")
-    @promise("order.survives-a-close", "What a close gave back of a key comes again in the key's order.")
+    @promise("order.survives-a-close", "Messages of a key that a close released are redelivered in order.")
     async def test_survives_a_close(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", ordered_by_key=True):
@@ -374,7 +374,7 @@ class Order(ConformanceCase):
 
     @promise(
         "order.many-consumers-lose-nothing",
-        "Ten key-ordered consumers of one subscription together handle every message.",
+        "Ten consumers of a subscription with `ordered_by_key` together handle every message.",
         seconds=120,
     )
     async def test_many_consumers_lose_nothing(self, harness: Harness) -> None:

@@ -1,4 +1,4 @@
-"""What an outcome means: idle, cancelled, closed, retriable and fatal are five different things."""
+"""Conformance tests of outcomes: idle, cancelled, closed, retriable and fatal differ."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Outcomes"]
 
 
 class Outcomes(ConformanceCase):
-    """How a consumer tells what happened."""
+    """How consumers report idleness, closes and failures."""
 
     @promise(
         "outcomes.idle-is-an-answer",
-        "An idle wait returns None or an empty batch, raises nothing, and can be repeated.",
+        "An idle wait returns None or an empty batch, and can be repeated.",
     )
     async def test_idle_is_an_answer(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -37,7 +37,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.idle-is-not-a-cancellation",
-        "A time-out of the caller's own is told as such, and loses nothing.",
+        "A timeout of the caller raises TimeoutError, and loses no message.",
     )
     async def test_idle_is_not_a_cancellation(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -48,7 +48,7 @@ class Outcomes(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await until_seen(inbox, [b"x"], harness.patience)
 
-    @promise("outcomes.wait-ends-with-the-message", "A waiting `next_message` returns as soon as a message is there.")
+    @promise("outcomes.wait-ends-with-the-message", "A waiting `next_message` returns as soon as a message arrives.")
     async def test_wait_ends_with_the_message(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -62,7 +62,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.cancelled-is-cancelled",
-        "A cancelled wait raises CancelledError; an already cancelled one does so at once.",
+        "A cancelled wait raises CancelledError; a wait in a cancelled task raises it at once.",
     )
     async def test_cancelled_is_cancelled(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -78,7 +78,7 @@ class Outcomes(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await until_seen(inbox, [b"x"], harness.patience)
 
-    @promise("outcomes.closed-is-closed", "After a close every shape of reading raises Closed, and iterations end.")
+    @promise("outcomes.closed-is-closed", "After a close, every way of reading raises Closed, and iterations end.")
     async def test_closed_is_closed(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -92,7 +92,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.close-wakes-waiters",
-        "A close wakes every waiting caller with Closed, and ends iterations and handlers.",
+        "A close wakes every waiting call with Closed, and ends iterations and handlers.",
     )
     async def test_close_wakes_waiters(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -116,7 +116,7 @@ class Outcomes(ConformanceCase):
                 assert await iteration == "ended"
                 assert await receiving is None
 
-    @promise("outcomes.retriable-is-an-event", "A retriable failure to fetch is an event; reading goes on by itself.")
+    @promise("outcomes.retriable-is-an-event", "A retriable fetch failure is an event; reading continues.")
     async def test_retriable_is_an_event(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()
@@ -132,7 +132,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.fatal-is-raised-once",
-        "A fatal failure is raised once, at once, to whoever waits; nothing is handed over after it.",
+        "A fatal failure is raised once, at once, by the waiting call; nothing is delivered after it.",
     )
     async def test_fatal_is_raised_once(self, harness: Harness) -> None:
         faults = Faults()
@@ -178,7 +178,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.handler-error-is-reported",
-        "A handler's exception is an event with the error and the message; others go on.",
+        "A handler's exception is an event with the error and the message; other messages continue.",
     )
     async def test_handler_error_is_reported(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -195,7 +195,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.refused-ack-is-told",
-        "An ack that the broker refuses is told, by an exception or an event; it is never only logged.",
+        "An ack that the broker refuses is reported by an exception or an event, never only by the log.",
     )
     async def test_refused_ack_is_told(self, harness: Harness) -> None:
         faults = Faults()
@@ -218,7 +218,7 @@ class Outcomes(ConformanceCase):
             )
             assert message.state is not SettleState.SETTLED
 
-    @promise("outcomes.hooks-cannot-harm", "A listener that raises changes nothing for publishers and consumers.")
+    @promise("outcomes.hooks-cannot-harm", "A listener that raises does not affect publishers and consumers.")
     async def test_hooks_cannot_harm(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
 
@@ -232,7 +232,7 @@ class Outcomes(ConformanceCase):
 
     @promise(
         "outcomes.stop-when-idle",
-        "With `stop_when_idle` an iteration ends, without an error, when nothing more comes.",
+        "With `stop_when_idle`, an iteration ends without an error when no more messages arrive.",
     )
     async def test_stop_when_idle(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

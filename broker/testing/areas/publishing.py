@@ -1,4 +1,4 @@
-"""What publishing promises: a receipt means that the message is there, a failure means that it is told."""
+"""Conformance tests of publishing: a receipt means stored, and every failure is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Publishing"]
 class Publishing(ConformanceCase):
     """Publishing one by one, in batches and through the pipeline."""
 
-    @promise("publishing.receipt-names-the-message", "A receipt carries the id that consumers see as `message.id`.")
+    @promise("publishing.receipt-names-the-message", "A receipt has the id that consumers see as `message.id`.")
     async def test_receipt_names_the_message(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -41,7 +41,7 @@ class Publishing(ConformanceCase):
             assert {receipt.id for receipt in receipts} == {message.id for message in messages}
             assert len({message.id for message in messages}) == 5
 
-    @promise("publishing.id-is-kept", "An id given by the publisher is what consumers see.")
+    @promise("publishing.id-is-kept", "Consumers see the id that the publisher set.")
     async def test_id_is_kept(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -50,7 +50,9 @@ class Publishing(ConformanceCase):
             (message,) = await take(inbox, 1, harness.patience)
             assert (receipt.id, message.id) == (given, given)
 
-    @promise("publishing.every-receipt-is-true", "What has a receipt arrives, from twenty publishers at once.")
+    @promise(
+        "publishing.every-receipt-is-true", "Every message with a receipt arrives, with twenty concurrent publishers."
+    )
     async def test_every_receipt_is_true(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -63,7 +65,7 @@ class Publishing(ConformanceCase):
             wanted = [body for number in range(20) for body in numbered(25, f"p{number}")]
             assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
 
-    @promise("publishing.batch-has-a-receipt-each", "`publish_batch` returns one receipt per message, in its order.")
+    @promise("publishing.batch-has-a-receipt-each", "`publish_batch` returns a receipt for each message, in order.")
     async def test_batch_has_a_receipt_each(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         messages = [OutboundMessage(body, id=f"id-{body.decode()}") for body in numbered(50)]
@@ -72,25 +74,25 @@ class Publishing(ConformanceCase):
 
     @promise(
         "publishing.all-without-receipts",
-        "`publish_all` publishes all in the order of each key, and tells of each failure as `publish_batch` does.",
+        "`publish_batch(..., receipts=False)` keeps the order of each key, returns None and reports each failure.",
     )
     async def test_all_without_receipts(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
-            await bus.topic(topic).publish_all([])
-            await bus.topic(topic).publish_all(numbered(20))
+            await bus.topic(topic).publish_batch([], receipts=False)
+            await bus.topic(topic).publish_batch(numbered(20), receipts=False)
             await until_seen(inbox, numbered(20), harness.patience)
             faults.publish[topic].append(BackendError("refused by the test"))
             with pytest.raises(PublishError) as raised:
-                await bus.topic(topic).publish_all(numbered(4, "second"))
+                await bus.topic(topic).publish_batch(numbered(4, "second"), receipts=False)
             outcomes = raised.value.outcomes
             failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, BrokerError)]
             assert (len(outcomes), failed) == (4, [0])
             await until_seen(inbox, numbered(4, "second")[1:], harness.patience)
             await nothing_more(inbox, harness.quiet)
 
-    @promise("publishing.empty-batch", "An empty batch is no error and publishes nothing.")
+    @promise("publishing.empty-batch", "An empty batch publishes nothing, without an error.")
     async def test_empty_batch(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -98,7 +100,7 @@ class Publishing(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @requires("records|messages.ordered_delivery")
-    @promise("publishing.batch-keeps-order", "A batch of one key arrives in the batch's order.")
+    @promise("publishing.batch-keeps-order", "Messages of a key arrive in the order of their batch.")
     async def test_batch_keeps_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         wanted = numbered(500)
@@ -113,7 +115,7 @@ class Publishing(ConformanceCase):
 
     @promise(
         "publishing.partial-failure-tells-each-fate",
-        "A batch of which some fail raises PublishError with a receipt or an error per message; the rest arrive.",
+        "A partly failed batch raises PublishError with a receipt or an error per message; the other messages arrive.",
     )
     async def test_partial_failure_tells_each_fate(self, harness: Harness) -> None:
         faults = Faults()
@@ -133,7 +135,7 @@ class Publishing(ConformanceCase):
 
     @promise(
         "publishing.failure-has-no-receipt",
-        "A publish that the broker did not take raises; it returns no receipt.",
+        "A publish that the broker refuses raises an error.",
     )
     async def test_failure_has_no_receipt(self, harness: Harness) -> None:
         faults = Faults()
@@ -142,7 +144,7 @@ class Publishing(ConformanceCase):
         with pytest.raises(BackendError, match="refused by the test"):
             await bus.topic(topic).publish(b"x")
 
-    @promise("publishing.enqueue-gives-receipts", "Each future of `enqueue` becomes the receipt of its own message.")
+    @promise("publishing.enqueue-gives-receipts", "Each future of `enqueue` returns the receipt of its message.")
     async def test_enqueue_gives_receipts(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         futures = [
@@ -153,7 +155,7 @@ class Publishing(ConformanceCase):
         assert [future.result().id for future in futures] == [f"id-{body.decode()}" for body in numbered(300)]
 
     @requires("records|messages.ordered_delivery")
-    @promise("publishing.enqueue-keeps-order", "Messages of one key leave the pipeline in the order of the calls.")
+    @promise("publishing.enqueue-keeps-order", "The pipeline publishes messages of a key in the order of the calls.")
     async def test_enqueue_keeps_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "queue")
@@ -171,7 +173,7 @@ class Publishing(ConformanceCase):
     @requires("records|messages.ordered_delivery")
     @promise(
         "publishing.pipeline-retries-in-order",
-        "What failed on its way through the pipeline is sent again by itself, once, before later messages of its key.",
+        "The pipeline repeats a failed message by itself, once, before later messages of its key.",
     )
     async def test_pipeline_retries_in_order(self, harness: Harness) -> None:
         faults = Faults()
@@ -191,7 +193,7 @@ class Publishing(ConformanceCase):
                 assert [message.data for message in await take(inbox, 50, harness.patience)] == wanted
                 await nothing_more(inbox, harness.quiet)
 
-    @promise("publishing.close-flushes", "Closing right after the last `enqueue` loses none of the messages.")
+    @promise("publishing.close-flushes", "Closing right after the last `enqueue` loses no message.")
     async def test_close_flushes(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -203,7 +205,7 @@ class Publishing(ConformanceCase):
 
     @promise(
         "publishing.flush-raises-unseen-failures",
-        "A failure whose future nobody looked at is raised by `flush`.",
+        "`flush` raises the failure of a future whose outcome was not retrieved.",
     )
     async def test_flush_raises_unseen_failures(self, harness: Harness) -> None:
         faults = Faults()
@@ -213,7 +215,7 @@ class Publishing(ConformanceCase):
         with pytest.raises(PublishError, match="refused by the test"):
             await bus.topic(topic).flush()
 
-    @promise("publishing.opening-is-lazy", "A topic opens without I/O; a missing one shows at the first publish.")
+    @promise("publishing.opening-is-lazy", "Opening a topic does no I/O; a missing topic raises at the first publish.")
     async def test_opening_is_lazy(self, harness: Harness) -> None:
         bus = await harness.bus()
         topic = bus.topic(unique("missing"))
@@ -223,7 +225,7 @@ class Publishing(ConformanceCase):
 
     @promise(
         "publishing.missing-topic-can-be-created",
-        "After a missing topic was created, the same handle publishes.",
+        "After a missing topic was created, the same topic object publishes.",
     )
     async def test_missing_topic_can_be_created(self, harness: Harness) -> None:
         bus, name = await harness.bus(), unique("late")
@@ -233,7 +235,7 @@ class Publishing(ConformanceCase):
         await harness.create_topic(name)
         assert (await topic.publish(b"x")).id
 
-    @promise("publishing.closed-bus-refuses", "Publishing after close raises Closed; closing twice is harmless.")
+    @promise("publishing.closed-bus-refuses", "Publishing after the close raises Closed; closing twice does no harm.")
     async def test_closed_bus_refuses(self, harness: Harness) -> None:
         bus, name = await harness.connect(), await harness.topic()
         topic = bus.topic(name)
@@ -248,7 +250,7 @@ class Publishing(ConformanceCase):
 
     @promise(
         "publishing.cancelled-call-disturbs-no-other",
-        "A cancelled publish leaves the others, and the topic, whole.",
+        "A cancelled publish does not affect other calls or the topic.",
     )
     async def test_cancelled_call_disturbs_no_other(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -264,7 +266,7 @@ class Publishing(ConformanceCase):
             await bus.topic(topic).publish(b"after")
             await until_seen(inbox, [*kept, b"after"], harness.patience)
 
-    @promise("publishing.topics-never-mix", "Two topics of one connection never mix, however alike their names are.")
+    @promise("publishing.topics-never-mix", "Topics with similar names never mix.")
     async def test_topics_never_mix(self, harness: Harness) -> None:
         bus, base = await harness.bus(), unique("mix")
         names: list[str] = []
@@ -286,7 +288,10 @@ class Publishing(ConformanceCase):
                 assert bodies(seen) == once(wanted)
                 assert {message.topic for message in seen} == {name}
 
-    @promise("publishing.many-topics-at-once", "Ten topics written and read at once are each complete.")
+    @promise(
+        "publishing.many-topics-at-once",
+        "Ten topics that are written and read concurrently each receive all their messages.",
+    )
     async def test_many_topics_at_once(self, harness: Harness) -> None:
         bus = await harness.bus()
         names = [await harness.topic() for _ in range(10)]
@@ -301,7 +306,7 @@ class Publishing(ConformanceCase):
     @requires("publish.deduplication")
     @promise(
         "publishing.duplicates-are-dropped",
-        "A second message of the same id is dropped, and its receipt says so where the broker tells.",
+        "A second message with the same id is dropped; its receipt says so if the broker reports it.",
     )
     async def test_duplicates_are_dropped(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -314,7 +319,7 @@ class Publishing(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @requires("publish.deliver_at")
-    @promise("publishing.scheduled-is-not-early", "A message with `deliver_at` arrives, and not before that moment.")
+    @promise("publishing.scheduled-is-not-early", "A message with `deliver_at` arrives, and not before that time.")
     async def test_scheduled_is_not_early(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -332,7 +337,7 @@ class Publishing(ConformanceCase):
             assert found.keys() == {b"later", b"now"}
 
     @requires("publish.ttl")
-    @promise("publishing.expired-is-not-delivered", "A message with `ttl` is not delivered after it.")
+    @promise("publishing.expired-is-not-delivered", "A message is not delivered after its `ttl`.")
     async def test_expired_is_not_delivered(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers")
@@ -345,7 +350,7 @@ class Publishing(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @requires("publish.partitions", "records")
-    @promise("publishing.partition-is-honoured", "A given partition is where the message goes; its receipt says so.")
+    @promise("publishing.partition-is-honoured", "A message goes to its `partition`, which its receipt confirms.")
     async def test_partition_is_honoured(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=4)
         receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"x", partition=n) for n in (3, 1, 0, 2)])
@@ -356,7 +361,7 @@ class Publishing(ConformanceCase):
     @requires("publish.partitions", "records")
     @promise(
         "publishing.key-chooses-one-partition",
-        "All messages of a key go to one partition; keys spread over them.",
+        "All messages of a key go to one partition; keys spread over the partitions.",
     )
     async def test_key_chooses_one_partition(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=4)

@@ -1,4 +1,4 @@
-"""What reconnecting promises: a server that goes and comes back loses nothing that it confirmed."""
+"""Conformance tests of reconnecting: a server that fails and returns loses no confirmed message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
-from broker.testing.together import shares_restart
+from broker.testing.shared_restart import shares_restart
 from broker.testing.waiting import bodies, eventually, numbered, once, read, take, until_seen
 
 __all__ = ["Reconnecting"]
@@ -74,7 +74,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart")
     @promise(
         "reconnect.restart-loses-nothing",
-        "Over two restarts of the server under load, all that has a receipt arrives.",
+        "After two restarts of the server under load, every message with a receipt arrives.",
         seconds=120,
     )
     async def test_restart_loses_nothing(self, harness: Harness) -> None:
@@ -83,7 +83,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.kill")
     @promise(
         "reconnect.kill-loses-nothing",
-        "Over two SIGKILLs of the server under load, all that has a receipt arrives.",
+        "After two SIGKILLs of the server under load, every message with a receipt arrives.",
         seconds=120,
     )
     async def test_kill_loses_nothing(self, harness: Harness) -> None:
@@ -92,7 +92,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.pause")
     @promise(
         "reconnect.pause-loses-nothing",
-        "A server that stands still for longer than a lease loses nothing.",
+        "A server that freezes for longer than a lease loses no message.",
         seconds=120,
     )
     async def test_pause_loses_nothing(self, harness: Harness) -> None:
@@ -101,7 +101,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.cut")
     @promise(
         "reconnect.cut-in-a-batch-loses-nothing",
-        "Connections cut in mid-batch lose nothing: each message's fate is told, and what has a receipt arrives.",
+        "When connections are cut during a batch, each message has a result, and those with a receipt arrive.",
     )
     async def test_cut_in_a_batch_loses_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -146,7 +146,7 @@ class Reconnecting(ConformanceCase):
 
     @shares_restart
     @requires("harness.restart")
-    @promise("reconnect.breaks-are-events", "A lost connection and its return are events of the bus.", seconds=90)
+    @promise("reconnect.breaks-are-events", "Losing and restoring the connection are events of the bus.", seconds=90)
     async def test_breaks_are_events(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         events: list[Event] = []
@@ -168,7 +168,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart")
     @promise(
         "reconnect.acks-survive",
-        "What was acked before a restart does not come again; what was not does.",
+        "Messages acked before a restart are not redelivered; unacked ones are.",
         seconds=90,
     )
     async def test_acks_survive(self, harness: Harness) -> None:
@@ -195,7 +195,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart")
     @promise(
         "reconnect.given-back-comes-again",
-        "What a close gave back right before a restart comes again after it, at the latest at the end of its lease.",
+        "Messages released by a close right before a restart are redelivered, at the latest when their lease ends.",
         seconds=90,
     )
     async def test_given_back_comes_again(self, harness: Harness) -> None:
@@ -213,7 +213,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart")
     @promise(
         "reconnect.idle-consumer-wakes",
-        "A consumer that waited through a restart gets the next message.",
+        "A consumer that waited through a restart receives the next message.",
         seconds=90,
     )
     async def test_idle_consumer_wakes(self, harness: Harness) -> None:
@@ -232,7 +232,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart", "records")
     @promise(
         "reconnect.positions-survive",
-        "Committed positions survive a restart; the group reads on there, in order.",
+        "Committed positions survive a restart; the group continues there, in order.",
         seconds=90,
     )
     async def test_positions_survive(self, harness: Harness) -> None:
@@ -249,7 +249,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart", "records")
     @promise(
         "reconnect.records-go-on",
-        "A record consumer reads on after a restart, every record at least once and in order.",
+        "A record consumer continues after a restart, with every record at least once and in order.",
         seconds=90,
     )
     async def test_records_go_on(self, harness: Harness) -> None:
@@ -273,7 +273,7 @@ class Reconnecting(ConformanceCase):
     @requires("harness.restart")
     @promise(
         "reconnect.pipeline-goes-on",
-        "What waits in the publishing pipeline during a restart is published once the server is back.",
+        "Messages that were queued by `enqueue` during a restart are published when the server is back.",
         seconds=90,
     )
     async def test_pipeline_goes_on(self, harness: Harness) -> None:

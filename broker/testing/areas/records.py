@@ -1,4 +1,4 @@
-"""What records promise: an ordered log per partition, read by groups of their own, in every shape."""
+"""Conformance tests of records: an ordered log per partition, read by independent groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Records"]
 
 
 class Records(ConformanceCase):
-    """One member of a group."""
+    """Reading as the only member of a group."""
 
     @requires("records")
     @promise(
         "records.arrive-equal",
-        "Records come back with the key, body, attributes and id they were sent with, and growing offsets.",
+        "Records arrive with the published key, body, attributes and id, and with growing offsets.",
     )
     async def test_records_arrive_equal(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -49,7 +49,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.in-order-within-a-partition",
-        "Within a partition records come in the order of their offsets, each once.",
+        "Records of a partition arrive in the order of their offsets, each once.",
     )
     async def test_in_order_within_a_partition(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=3)
@@ -65,7 +65,7 @@ class Records(ConformanceCase):
         assert all(seen == sorted(seen, key=lambda body: body or b"") for seen in by_key.values())
 
     @requires("records")
-    @promise("records.each-group-gets-all", "Two groups each read everything, and commit for themselves.")
+    @promise("records.each-group-gets-all", "Each of two groups reads all records, and commits its own positions.")
     async def test_each_group_gets_all(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(50))
@@ -77,7 +77,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.latest-skips-history",
-        "A new group that starts at the latest reads only what is appended after it joined.",
+        'A new group with `start="latest"` reads only records that are appended after it joined.',
     )
     async def test_group_latest_skips_history(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -88,7 +88,10 @@ class Records(ConformanceCase):
             assert bodies(await read(log, 5, harness.patience)) == once(numbered(5, "new"))
 
     @requires("records.start_time")
-    @promise("records.start-at-a-time", "A new group that starts at a time reads what the broker took from then on.")
+    @promise(
+        "records.start-at-a-time",
+        "A new group with a start time reads the records that the broker stored from then on.",
+    )
     async def test_group_starts_at_a_time(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(5, "old"))
@@ -104,7 +107,7 @@ class Records(ConformanceCase):
     @requires("records.seek")
     @promise(
         "records.seek-goes-back-and-forth",
-        "`seek` reads on from a position, from the committed one, and refuses what the log does not hold.",
+        "`seek` continues at a given or the committed position, and raises for one that is not in the log.",
     )
     async def test_seek_goes_back_and_forth(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -125,7 +128,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.pause-holds-back",
-        "A paused partition hands over nothing, loses nothing, and goes on when resumed.",
+        "A paused partition delivers nothing, loses nothing, and continues when it is resumed.",
     )
     async def test_pause_holds_back(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=2)
@@ -146,7 +149,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.partitions-of-others-are-refused",
-        "Pausing or resuming a partition that is not assigned raises LeaseLost, which names it, and changes nothing.",
+        "Pausing or resuming an unassigned partition raises LeaseLost, which names it, and changes nothing.",
     )
     async def test_partitions_of_others_are_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -163,7 +166,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.idle-closed-and-cancelled-differ",
-        "Idle is None or empty, closed raises Closed, cancelled is cancelled; none loses a record.",
+        "Idle returns None or an empty batch, a close raises Closed, a cancellation is one; no record is lost.",
     )
     async def test_idle_closed_and_cancelled_differ(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -189,7 +192,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.cancelled-reads-lose-nothing",
-        "Reads cancelled again and again while records arrive lose none of them.",
+        "Cancelling reads repeatedly while records arrive loses no record.",
     )
     async def test_cancelled_reads_lose_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -237,7 +240,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.decode-error-is-raised-in-place",
-        "An undecodable record raises DecodeError in its place; the ones around it are read.",
+        "An undecodable record raises DecodeError in its place; the records around it are read.",
     )
     async def test_decode_error_is_raised_in_place(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -259,7 +262,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.decode-error-to-dead-letters",
-        "With a dead-letter topic an undecodable record goes there with its reason; reading goes on.",
+        "With a dead-letter topic, an undecodable record is dead-lettered with its reason, and reading continues.",
     )
     async def test_decode_error_to_dead_letters(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(partitions=1), await harness.topic()
@@ -279,7 +282,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.buffer-is-bounded",
-        "A source brings no more records than were asked for, and exceeds the bytes by one record at most.",
+        "A source returns at most the requested records, and exceeds the requested bytes by at most one record.",
     )
     async def test_buffer_is_bounded(self, harness: Harness) -> None:
         topic, sent = await harness.topic(), [body + bytes(1000) for body in numbered(50)]
@@ -293,7 +296,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.close-ends-the-wait",
-        "Closing a record consumer that waits for records ends its fetch at once, however long that was to wait.",
+        "Closing a record consumer ends its waiting fetch at once.",
     )
     async def test_close_ends_the_wait(self, harness: Harness) -> None:
         topic, probe = await harness.topic(), RecordProbe(wait=600.0)
@@ -304,7 +307,7 @@ class Records(ConformanceCase):
             await eventually(lambda: not probe.waiting, harness.patience, "the end of the fetch")
 
     @requires("records")
-    @promise("records.missing-topic-is-told", "Joining a group on a topic that does not exist raises TopicNotFound.")
+    @promise("records.missing-topic-is-told", "Joining a group on a missing topic raises TopicNotFound.")
     async def test_joining_a_missing_topic_is_told(self, harness: Harness) -> None:
         bus = await harness.bus()
         with pytest.raises(TopicNotFound):
@@ -312,7 +315,7 @@ class Records(ConformanceCase):
                 pass
 
     @requires("records", "messages.ephemeral")
-    @promise("records.ephemeral-group-is-ones-own", "Members of ephemeral groups each read everything, by default.")
+    @promise("records.ephemeral-group-is-ones-own", "By default, every member of an ephemeral group reads all records.")
     async def test_ephemeral_group_is_ones_own(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(10))
@@ -326,7 +329,7 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.families-share-a-topic",
-        "A message subscription and a record group read the same topic and do not disturb each other.",
+        "A message subscription and a record group can read the same topic independently.",
     )
     async def test_families_share_a_topic(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

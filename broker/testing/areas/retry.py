@@ -1,4 +1,4 @@
-"""What retrying promises: backoff, bounds on failures and deliveries, and restarts that burn no attempts."""
+"""Conformance tests of the retry policy: backoff, bounds, and restarts that cost no attempts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ RESTARTS = 12
 class Retrying(ConformanceCase):
     """The retry policy of handlers."""
 
-    @promise("retry.failure-comes-again", "A message whose handler raises comes again; one that returns is done.")
+    @promise(
+        "retry.failure-comes-again",
+        "A message whose handler raises is redelivered; a message whose handler returns is not.",
+    )
     async def test_failure_comes_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         calls: list[bytes | None] = []
@@ -48,7 +51,7 @@ class Retrying(ConformanceCase):
 
     @promise(
         "retry.backoff-grows",
-        "Each failure waits longer than the one before, up to the maximum, and never less than said.",
+        "Each retry waits longer than the one before, up to the maximum, and never less than configured.",
     )
     async def test_backoff_grows(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -68,7 +71,7 @@ class Retrying(ConformanceCase):
         for waited, due in zip(waits, [0.1, 0.2, 0.4, 0.4], strict=True):
             assert due - 0.02 <= waited <= due + 0.5 * harness.patience, f"Waited {waited:.3f} s where {due} s were due"
 
-    @promise("retry.waiting-blocks-no-other", "While a failed message waits, the consumer works on others.")
+    @promise("retry.waiting-blocks-no-other", "While a failed message waits, the consumer handles others.")
     async def test_waiting_blocks_no_other(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         calls: list[bytes | None] = []
@@ -91,7 +94,7 @@ class Retrying(ConformanceCase):
 
     @promise(
         "retry.attempts-are-bounded",
-        "After `max_attempts` failures the handler does not see the message again.",
+        "After `max_attempts` failures the handler does not receive the message again.",
     )
     async def test_attempts_are_bounded(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -115,7 +118,7 @@ class Retrying(ConformanceCase):
 
     @promise(
         "retry.failures-are-counted",
-        "Each failure is an event with its number, and says whether it comes again.",
+        "Each failure is an event with its number, and with the time of the redelivery, if any.",
     )
     async def test_failures_are_counted(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -133,7 +136,7 @@ class Retrying(ConformanceCase):
             await handling(inbox.receive(handle), lambda: len(failed()) >= 3, inbox, harness.patience)
         assert [(event.failures, event.retry_in) for event in failed()] == [(1, 0.05), (2, 0.1), (3, None)]
 
-    @promise("retry.never-gives-up-at-once", "An exception named in `never`, or not in `on`, is not retried.")
+    @promise("retry.never-gives-up-at-once", "An exception in `never`, or not in `on`, is not retried.")
     async def test_never_gives_up_at_once(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         calls: list[bytes | None] = []
@@ -156,7 +159,7 @@ class Retrying(ConformanceCase):
 
     @promise(
         "retry.timeout-is-a-failure",
-        "A handler that runs beyond `Retry.timeout` is cancelled, which counts as a failure.",
+        "A handler that exceeds `Retry.timeout` is cancelled, which counts as a failure.",
     )
     async def test_timeout_is_a_failure(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -175,7 +178,7 @@ class Retrying(ConformanceCase):
 
     @promise(
         "retry.exhausted-comes-back-slowly",
-        "Without a dead-letter topic an exhausted message comes back at the longest backoff; it is never dropped.",
+        "Without a dead-letter topic, an exhausted message is redelivered at the longest backoff; it is never dropped.",
     )
     async def test_exhausted_comes_back_slowly(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -196,7 +199,7 @@ class Retrying(ConformanceCase):
     @requires("messages.unlimited_deliveries")
     @promise(
         "retry.restarts-burn-no-attempts",
-        "Being given back by restarts again and again does not exhaust a message.",
+        "Being released by many restarts does not exhaust a message.",
     )
     async def test_restarts_burn_no_attempts(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -217,8 +220,7 @@ class Retrying(ConformanceCase):
     @requires("messages.unlimited_deliveries")
     @promise(
         "retry.restarts-use-up-no-deliveries",
-        "However many consumers, each on its own connection, take a message and close without handling it, it is not "
-        "given up.",
+        "A message that many consumers, each on its own connection, receive and release unhandled is not given up.",
         seconds=180,
     )
     async def test_restarts_use_up_no_deliveries(self, harness: Harness) -> None:
@@ -252,7 +254,7 @@ class Retrying(ConformanceCase):
     @requires("messages.release_keeps_attempt", "messages.delivery_attempt")
     @promise(
         "retry.give-back-is-no-attempt",
-        "A message that was given back unhandled comes again with the attempt it had.",
+        "A message that was released unhandled is redelivered with the same `delivery_attempt`.",
     )
     async def test_give_back_is_no_attempt(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -269,7 +271,7 @@ class Retrying(ConformanceCase):
     @requires("messages.delivery_attempt")
     @promise(
         "retry.deliveries-are-bounded",
-        "`max_deliveries` gives up a message that keeps coming without a handler's verdict.",
+        "`max_deliveries` gives up a message that is redelivered repeatedly without a result of its handler.",
     )
     async def test_deliveries_are_bounded(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
@@ -289,7 +291,7 @@ class Retrying(ConformanceCase):
 
     @promise(
         "retry.impossible-delay-is-refused",
-        "A delay that nobody can keep is refused: at open for the policy, at the call for a nack.",
+        "A delay that is too long for the broker raises: at open for the retry policy, at the call for `nack`.",
     )
     async def test_impossible_delay_is_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -312,7 +314,7 @@ class Retrying(ConformanceCase):
     @requires("harness.advance", "messages.native_delay")
     @promise(
         "retry.long-delay-on-a-clock",
-        "A delay of an hour ends when the broker's clock says so, and not before.",
+        "A delay of an hour ends by the broker's clock, and not before.",
     )
     async def test_long_delay_on_a_clock(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

@@ -1,4 +1,4 @@
-"""What retry topics promise: failed messages wait durably, come back as they were, and end among the dead letters."""
+"""Conformance tests of retry topics: durable waits, unchanged messages, dead letters at the end."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ async def _prepared(harness: Harness, *, partitions: int = 2) -> str:
 
 
 class RetryingOnTopics(ConformanceCase):
-    """Retry topics of a record consumer that serves messages."""
+    """Retry topics of record consumers that serve messages."""
 
     @requires("records")
     @promise(
         "retry-topics.wait-and-come-again",
-        "A message that failed comes again when its retry topic's delay is over, the second time after the longer one, "
-        "while others pass it.",
+        "A failed message is redelivered after the delay of each retry topic in turn; others pass it.",
     )
     async def test_wait_and_come_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await _prepared(harness)
@@ -69,8 +68,7 @@ class RetryingOnTopics(ConformanceCase):
     @requires("records")
     @promise(
         "retry-topics.show-the-original",
-        "After its wait a message has the topic, id, key, body, attributes and publish time that it had, and "
-        "`delivery_attempt` goes on.",
+        "After its wait a message has its original topic, id, key, body, attributes and time; its attempts go on.",
     )
     async def test_show_the_original(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await _prepared(harness)
@@ -91,7 +89,7 @@ class RetryingOnTopics(ConformanceCase):
     @requires("records")
     @promise(
         "retry-topics.last-is-dead-lettered",
-        "After the last of the retry topics a message is a dead letter of the topic that it came from.",
+        "After the last retry topic a message is dead-lettered with its original topic.",
     )
     async def test_last_is_dead_lettered(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await _prepared(harness), await harness.topic()
@@ -153,7 +151,7 @@ class RetryingOnTopics(ConformanceCase):
     @requires("records", "harness.crash")
     @promise(
         "retry-topics.waits-outlive-a-crash",
-        "What waits when its consumer dies comes to another one, not before it is due.",
+        "Messages that wait on a retry topic outlive their consumer, and are not delivered before they are due.",
     )
     async def test_waits_outlive_a_crash(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await _prepared(harness)
@@ -176,7 +174,7 @@ class RetryingOnTopics(ConformanceCase):
     @requires("records")
     @promise(
         "retry-topics.must-exist",
-        "A consumer whose retry topics are missing says so when it opens, and creates none.",
+        "A consumer whose retry topics are missing raises when it opens, and creates none.",
     )
     async def test_must_exist(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

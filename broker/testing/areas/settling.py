@@ -1,4 +1,4 @@
-"""What settling promises: each message on its own, once, and again only when it was not acked."""
+"""Conformance tests of settling: each message on its own, and redelivery only without an ack."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Settling"]
 
 
 class Settling(ConformanceCase):
-    """Ack, nack and their repetition."""
+    """Ack and nack."""
 
-    @promise("messages.ack-is-final", "An acked message never comes again, not even after the consumer was closed.")
+    @promise("messages.ack-is-final", "An acked message is never redelivered, not even after the consumer was closed.")
     async def test_ack_is_final(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -34,7 +34,7 @@ class Settling(ConformanceCase):
 
     @promise(
         "messages.ack-is-final-past-the-lease",
-        "An acked message does not come again when its lease would have ended.",
+        "An acked message is not redelivered at the time when its lease would have ended.",
     )
     async def test_ack_is_final_past_the_lease(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -43,7 +43,7 @@ class Settling(ConformanceCase):
             await until_seen(inbox, numbered(10), harness.patience)
             await nothing_more(inbox, 1.5 * harness.lease_seconds)
 
-    @promise("messages.nack-redelivers", "Two nacked messages both come again, with the ids they had.")
+    @promise("messages.nack-redelivers", "Two nacked messages are both redelivered, with the same ids.")
     async def test_nack_redelivers(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -57,7 +57,7 @@ class Settling(ConformanceCase):
             assert {(m.id, m.data, m.key) for m in again} == {(m.id, m.data, m.key) for m in first}
             assert all(dict(message.attributes) == {"a": "b"} for message in again)
 
-    @promise("messages.nack-delay-is-kept", "`nack(delay=)` brings a message again after the delay, and not before.")
+    @promise("messages.nack-delay-is-kept", "`nack(delay=)` redelivers a message after the delay, and not before.")
     async def test_nack_delay_is_kept(self, harness: Harness) -> None:
         bus, topic, delay = await harness.bus(), await harness.topic(), 0.8
         loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class Settling(ConformanceCase):
             await take(inbox, 1, harness.patience)
             assert loop.time() - asked >= delay - 0.02
 
-    @promise("messages.delayed-blocks-no-other", "While one message waits out its delay, others come.")
+    @promise("messages.delayed-blocks-no-other", "While one message waits for its delay, others arrive.")
     async def test_delayed_blocks_no_other(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -80,7 +80,7 @@ class Settling(ConformanceCase):
             seen = await until_seen(inbox, [*numbered(20), b"late"], harness.patience)
             assert seen[-1].data == b"late"
 
-    @promise("messages.nacks-among-many", "Two nacks among a hundred messages: all hundred still arrive.")
+    @promise("messages.nacks-among-many", "With two nacks among a hundred messages, all hundred arrive.")
     async def test_nacks_among_many(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -92,7 +92,7 @@ class Settling(ConformanceCase):
     @requires("messages.unlimited_deliveries")
     @promise(
         "messages.go-on-after-many-nacks",
-        "After three consumers each nacked again and again, everything arrives.",
+        "After three consumers each nacked repeatedly, all messages arrive.",
     )
     async def test_go_on_after_many_nacks(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -106,7 +106,9 @@ class Settling(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             assert bodies(await until_seen(inbox, numbered(30), harness.patience)) == once(numbered(30))
 
-    @promise("messages.settle-twice", "Settling twice the same way is harmless; the other way raises AlreadySettled.")
+    @promise(
+        "messages.settle-twice", "Settling twice the same way does no harm; settling differently raises AlreadySettled."
+    )
     async def test_settle_twice(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -128,7 +130,7 @@ class Settling(ConformanceCase):
     @requires("messages.delivery_attempt")
     @promise(
         "messages.attempts-are-counted",
-        "`delivery_attempt` is 1 at first and grows by one with every redelivery.",
+        "`delivery_attempt` starts at 1 and grows by one with every redelivery.",
     )
     async def test_attempts_are_counted(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -139,7 +141,7 @@ class Settling(ConformanceCase):
                 assert message.delivery_attempt == attempt
                 await message.nack(delay=0)
 
-    @promise("messages.batch-ack", "`batch.ack()` settles the whole batch and skips what was settled before.")
+    @promise("messages.batch-ack", "`batch.ack()` acks all messages of the batch that are still open.")
     async def test_batch_ack(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -157,7 +159,7 @@ class Settling(ConformanceCase):
             assert bodies(await until_seen(inbox, nacked, harness.patience)) == once(nacked)
             await nothing_more(inbox, harness.quiet)
 
-    @promise("messages.batch-nack", "`batch.nack()` brings every message of the batch again.")
+    @promise("messages.batch-nack", "`batch.nack()` redelivers every message of the batch.")
     async def test_batch_nack(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -167,7 +169,7 @@ class Settling(ConformanceCase):
             await batch.nack(delay=0)
             assert bodies(await until_seen(inbox, numbered(20), harness.patience)) == once(numbered(20))
 
-    @promise("messages.block-acks", "`async with message` acks when the block ends.")
+    @promise("messages.block-acks", "`async with message` acks the message when the block ends.")
     async def test_block_acks(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -179,7 +181,7 @@ class Settling(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             await nothing_more(inbox, harness.quiet)
 
-    @promise("messages.block-retries", "`async with message` has a message come again when its block raises.")
+    @promise("messages.block-retries", "`async with message` redelivers the message when its block raises.")
     async def test_block_retries(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:

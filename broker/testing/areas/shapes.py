@@ -1,4 +1,4 @@
-"""What the shapes of consuming promise: the same messages, whichever way they are asked for."""
+"""Conformance tests of the ways to consume: each delivers the same messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reader = Callable[[Any, int], Awaitable[list[bytes | None]]]
 
 
 class Shapes(ConformanceCase):
-    """The six ways of consuming."""
+    """The six ways to consume."""
 
     async def _check(self, harness: Harness, read: Reader) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -34,14 +34,17 @@ class Shapes(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             await nothing_more(inbox, harness.quiet)
 
-    @promise("messages.shape-next-message", "`next_message` hands over every message, one at a time.")
+    @promise("messages.shape-next-message", "`next_message` delivers every message, one at a time.")
     async def test_shape_next_message(self, harness: Harness) -> None:
         async def read(inbox: Any, count: int) -> list[bytes | None]:
             return [message.data for message in await until_seen(inbox, numbered(count), harness.patience)]
 
         await self._check(harness, read)
 
-    @promise("messages.shape-next-batch", "`next_batch` hands over what is there, at least one and at most as asked.")
+    @promise(
+        "messages.shape-next-batch",
+        "`next_batch` delivers the available messages, at least one and at most the requested number.",
+    )
     async def test_shape_next_batch(self, harness: Harness) -> None:
         async def read(inbox: Any, count: int) -> list[bytes | None]:
             seen: list[bytes | None] = []
@@ -56,7 +59,7 @@ class Shapes(ConformanceCase):
 
     @promise(
         "messages.shape-async-for",
-        "`async for message` hands over every message, and `break` needs no clean-up.",
+        "`async for message` delivers every message, and `break` needs no clean-up.",
     )
     async def test_shape_async_for(self, harness: Harness) -> None:
         async def read(inbox: Any, count: int) -> list[bytes | None]:
@@ -71,7 +74,7 @@ class Shapes(ConformanceCase):
 
         await self._check(harness, read)
 
-    @promise("messages.shape-batches", "`async for batch in batches()` hands over every message in batches.")
+    @promise("messages.shape-batches", "`async for batch in batches()` delivers every message in batches.")
     async def test_shape_batches(self, harness: Harness) -> None:
         async def read(inbox: Any, count: int) -> list[bytes | None]:
             seen: list[bytes | None] = []
@@ -85,7 +88,10 @@ class Shapes(ConformanceCase):
 
         await self._check(harness, read)
 
-    @promise("messages.shape-receive", "`receive` runs the handler on every message and acks it when it returns.")
+    @promise(
+        "messages.shape-receive",
+        "`receive` calls the handler with every message and acks the message when the handler returns.",
+    )
     async def test_shape_receive(self, harness: Harness) -> None:
         async def read(inbox: Any, count: int) -> list[bytes | None]:
             seen: list[bytes | None] = []
@@ -102,7 +108,7 @@ class Shapes(ConformanceCase):
 
         await self._check(harness, read)
 
-    @promise("messages.shape-receive-batches", "`receive_batches` runs the handler on batches and acks them.")
+    @promise("messages.shape-receive-batches", "`receive_batches` calls the handler with batches and acks them.")
     async def test_shape_receive_batches(self, harness: Harness) -> None:
         async def read(inbox: Any, count: int) -> list[bytes | None]:
             seen: list[bytes | None] = []
@@ -122,7 +128,7 @@ class Shapes(ConformanceCase):
 
     @promise(
         "messages.batch-handler-tells-each",
-        "A batch handler that fails some messages has those, and only those, again.",
+        "When a batch handler fails some messages, only those are redelivered.",
     )
     async def test_batch_handler_tells_each(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -179,7 +185,7 @@ class Shapes(ConformanceCase):
             await work
         assert peak == 5
 
-    @promise("messages.handlers-are-isolated", "Context variables set by one handler are not seen by another's.")
+    @promise("messages.handlers-are-isolated", "Context variables set by a handler are not visible to other handlers.")
     async def test_handlers_are_isolated(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         before: list[str] = []
@@ -205,7 +211,7 @@ class Shapes(ConformanceCase):
 
     @promise(
         "messages.concurrent-callers-share",
-        "Ten tasks calling `next_message` get every message once between them.",
+        "Ten tasks that call `next_message` together receive every message once.",
     )
     async def test_concurrent_callers_share(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

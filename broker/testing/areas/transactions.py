@@ -1,4 +1,4 @@
-"""What transactions promise: all or nothing, for what is published and for the positions and acks that ride along."""
+"""Conformance tests of transactions: all or nothing, for messages, positions and acks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Transactions"]
 
 
 class Transactions(ConformanceCase):
-    """Transactional publishing."""
+    """All or nothing, for messages, positions and acks."""
 
     @requires("publish.transactions", "records.read_committed")
     @promise(
         "transactions.commit-shows-all",
-        "What a committed transaction published is read, in every topic it wrote to.",
+        "All messages of a committed transaction are visible, in every topic that it wrote to.",
     )
     async def test_commit_shows_all(self, harness: Harness) -> None:
         bus, topics = await harness.bus(), [await harness.topic(), await harness.topic()]
@@ -40,7 +40,7 @@ class Transactions(ConformanceCase):
     @requires("publish.transactions", "records.read_committed")
     @promise(
         "transactions.open-is-not-seen",
-        "Readers of committed data see nothing of an open transaction, without an error.",
+        "Readers of committed data see no message of an open transaction, without an error.",
     )
     async def test_open_is_not_seen(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -56,7 +56,9 @@ class Transactions(ConformanceCase):
             assert bodies(await read(committed, 2, harness.patience)) == once(numbered(2))
 
     @requires("publish.transactions", "records.read_committed")
-    @promise("transactions.abort-hides-all", "What an aborted transaction published is never read; what follows is.")
+    @promise(
+        "transactions.abort-hides-all", "Messages of an aborted transaction are never visible; later messages are."
+    )
     async def test_abort_hides_all(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         async with bus.transactional_publisher(unique("tx")) as publisher:
@@ -95,7 +97,7 @@ class Transactions(ConformanceCase):
             assert await log.next_record(timeout=harness.quiet) is None
 
     @requires("publish.transactions")
-    @promise("transactions.empty-is-fine", "A transaction in which nothing happened commits without an error.")
+    @promise("transactions.empty-is-fine", "An empty transaction commits without an error.")
     async def test_empty_is_fine(self, harness: Harness) -> None:
         bus = await harness.bus()
         async with bus.transactional_publisher(unique("tx")) as publisher:
@@ -106,7 +108,7 @@ class Transactions(ConformanceCase):
     @requires("publish.transactions", "records.read_committed")
     @promise(
         "transactions.positions-ride-along",
-        "Consume-process-produce: the positions of the records read are committed with what was written.",
+        "Consume, process, produce: the positions of the read records are committed with the published messages.",
     )
     async def test_positions_ride_along(self, harness: Harness) -> None:
         bus, source, sink = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=1)
@@ -129,7 +131,7 @@ class Transactions(ConformanceCase):
     @requires("publish.transactions", "records.read_committed")
     @promise(
         "transactions.abort-rewinds",
-        "After an abort the consumer is back at its committed positions, and the work can be done again, exactly once.",
+        "An abort rewinds the consumer to its committed positions; repeating the work takes effect exactly once.",
     )
     async def test_abort_rewinds(self, harness: Harness) -> None:
         bus, source, sink = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=1)
@@ -156,8 +158,7 @@ class Transactions(ConformanceCase):
     @requires("messages.acks_in_transactions", "publish.transactions", "records.read_committed")
     @promise(
         "transactions.acks-ride-along",
-        "Acks in a transaction count with what it wrote: after an abort the messages are held as before, after the "
-        "commit none comes again.",
+        "Acks of a transaction take effect with its commit; after an abort the messages are held as before.",
     )
     async def test_acks_ride_along(self, harness: Harness) -> None:
         bus, source, sink = await harness.bus(), await harness.topic(), await harness.topic(partitions=1)
@@ -187,7 +188,7 @@ class Transactions(ConformanceCase):
     @requires("publish.transactions")
     @promise(
         "transactions.newer-publisher-fences-older",
-        "A second publisher of the same id fences the first, whose next commit raises TransactionFatal.",
+        "A second publisher with the same id fences the first, whose next commit raises TransactionFatal.",
     )
     async def test_newer_publisher_fences_older(self, harness: Harness) -> None:
         bus, topic, name = await harness.bus(), await harness.topic(partitions=1), unique("tx")
@@ -203,7 +204,7 @@ class Transactions(ConformanceCase):
 
     @promise(
         "transactions.absent-ones-are-refused",
-        "Where the broker has no transactions, asking for a transactional publisher raises Unsupported.",
+        "If the broker has no transactions, requesting a transactional publisher raises Unsupported.",
     )
     async def test_absent_ones_are_refused(self, harness: Harness) -> None:
         bus = await harness.bus()

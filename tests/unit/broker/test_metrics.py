@@ -62,7 +62,7 @@ async def metrics(broker_bus: broker.Bus) -> Metrics:
 async def test_publishing(broker_bus: broker.Bus, inmem_broker: Broker, metrics: Metrics) -> None:
     orders = broker_bus.topic("orders")
     await orders.publish(b"1")
-    await orders.publish_all([b"2", b"3"])
+    await orders.publish_batch([b"2", b"3"], receipts=False)
     await (await orders.enqueue(b"4"))
     inmem_broker.faults.fail_publish()
     with pytest.raises(broker.PublishError):

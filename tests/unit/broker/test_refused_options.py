@@ -20,9 +20,9 @@ from broker_inmem import Broker
 MESSAGES: list[tuple[str, Any, str]] = [
     ("codec", 5, "an object with encode and decode"),
     ("codec", "json", "an object with encode and decode"),
-    ("codec", broker.Text, "Write Text()"),
-    ("codec", broker.Json, "Write Json()"),
-    ("codec", broker.Json[int], "Write Json(int)"),
+    ("codec", broker.Text, "Pass an instance: Text()"),
+    ("codec", broker.Json, "Pass an instance: Json()"),
+    ("codec", broker.Json[int], "Pass an instance: Json(int)"),
     ("retry", 5, "a Retry(...)"),
     ("retry", False, "a Retry(...)"),
     ("dead_letter", 5, "a topic's name, DROP or None"),
@@ -40,7 +40,7 @@ MESSAGES: list[tuple[str, Any, str]] = [
 ]
 RECORDS: list[tuple[str, Any, str]] = [
     ("codec", 5, "an object with encode and decode"),
-    ("codec", broker.Text, "Write Text()"),
+    ("codec", broker.Text, "Pass an instance: Text()"),
     ("start", "sometime", '"earliest", "latest" or a datetime'),
     ("isolation", "x", '"read_committed" or "read_uncommitted"'),
     ("isolation", None, '"read_committed" or "read_uncommitted"'),
@@ -133,7 +133,9 @@ def test_blocking(inmem_broker: Broker) -> None:
 
 async def test_a_codec_of_a_topic(broker_bus: Bus) -> None:
     assert tells(refusal(lambda: broker_bus.topic("orders", 5)), "codec", 5, "an object")  # type: ignore[call-overload]
-    assert tells(refusal(lambda: broker_bus.topic("orders", broker.Text)), "codec", broker.Text, "Write Text()")  # type: ignore[arg-type]
+    assert tells(
+        refusal(lambda: broker_bus.topic("orders", broker.Text)), "codec", broker.Text, "Pass an instance: Text()"
+    )  # type: ignore[arg-type]
 
 
 async def test_a_class_that_needs_no_object_is_a_codec(broker_bus: Bus) -> None:

@@ -87,7 +87,7 @@ def test_an_unknown_scheme_near_nothing_lists_the_known():
 
 
 def test_an_object_that_is_no_settings_is_refused():
-    with pytest.raises(ConfigurationError, match="A int names no broker"):
+    with pytest.raises(ConfigurationError, match="type int names no broker"):
         created(5)
 
 
@@ -95,7 +95,7 @@ def test_settings_of_another_class_are_refused():
     class Impostor(BackendSettings):
         schemes: ClassVar[tuple[str, ...]] = ("stub",)
 
-    with pytest.raises(ConfigurationError, match=r"other settings than Impostor. Make a StubSettings"):
+    with pytest.raises(ConfigurationError, match=r"settings of type Impostor. Use StubSettings"):
         created(Impostor())
 
 
@@ -112,7 +112,7 @@ def test_a_registration_can_be_undone_and_is_listed():
     ("scheme", "target", "says"),
     [
         ("nats", "module:Class", "built in"),
-        ("No Scheme", "module:Class", "not a scheme"),
+        ("No Scheme", "module:Class", "'No Scheme' is invalid"),
         ("fine", "module.Class", "module:Class"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_registration_that_cannot_work_is_refused(scheme: str, target: str, sa
 
 def test_a_target_that_is_no_backend_is_told():
     undo = register("wrong", "json:JSONDecoder")
-    with pytest.raises(ConfigurationError, match="'json:JSONDecoder', which is not a backend class"):
+    with pytest.raises(ConfigurationError, match="'json:JSONDecoder' of scheme 'wrong' is not a backend class"):
         load_backend("wrong")
     undo()
 

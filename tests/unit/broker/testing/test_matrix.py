@@ -156,9 +156,7 @@ def test_render_is_deterministic() -> None:
     first, second = _full(), _full(reverse=True)
     assert first.render() == second.render()
     assert first.missing() == []
-    assert (
-        "| `publishing.id-is-kept` | An id given by the publisher is what consumers see. | ok | ok |" in first.render()
-    )
+    assert "| `publishing.id-is-kept` | Consumers see the id that the publisher set. | ok | ok |" in first.render()
     assert "| loses-it | It is lost. | `messages.arrive-equal` |" in first.render()
 
 
@@ -173,10 +171,10 @@ def test_another_configuration_need_not_run_all() -> None:
     matrix.cells[("publishing.id-is-kept", "one[other]")] = OK
     assert matrix.missing() == []
     text = matrix.render()
-    assert "- `as kafka`, say, of `kafka[" in text
-    assert "| `publishing.id-is-kept` | An id given by the publisher is what consumers see. | ok | ok | ok |" in text
+    assert "- `as kafka`: `kafka[…]` is another" in text
+    assert "| `publishing.id-is-kept` | Consumers see the id that the publisher set. | ok | ok | ok |" in text
     assert (
-        "| `messages.batch-nack` | `batch.nack()` brings every message of the batch again. | ok | as one | ok |" in text
+        "| `messages.batch-nack` | `batch.nack()` redelivers every message of the batch. | ok | as one | ok |" in text
     )
     del matrix.cells[("messages.batch-nack", "one")]
     assert matrix.missing() == ["messages.batch-nack on one", "messages.batch-nack on one[other]"]

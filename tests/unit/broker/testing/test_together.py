@@ -11,7 +11,7 @@ from broker.testing.areas.reconnect import Reconnecting
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
-from broker.testing.together import shares_restart
+from broker.testing.shared_restart import shares_restart
 from broker_inmem import Broker
 from tests.conformance.inmem_harness import InmemHarness
 

@@ -1,13 +1,16 @@
-"""Exit codes of the command `broker`, and how an error becomes one of them and one sentence; pure functions.
+"""Errors of the command line: exit codes, and how to print an error. Pure functions.
 
-0    done
-1    failed, for a reason that has no code of its own
-2    the command line, URL, settings or a name cannot be used, or the backend cannot do what was asked for
-3    the topic or subscription does not exist
-4    no connection, or no answer in time
-5    the server refused the credentials or the operation
-6    some of the input was not published: a line that cannot be read, a message that was refused
-130  interrupted (Ctrl-C); 143 terminated; 141 the reader of standard output went away
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed for any other reason |
+| 2 | the command line, URL, settings or a name is invalid, or the backend lacks the feature |
+| 3 | the topic or subscription does not exist |
+| 4 | no connection, or no answer in time |
+| 5 | the server refused the credentials or the operation |
+| 6 | some of the input was not published |
+| 130, 143 | interrupted by Ctrl-C; terminated by SIGTERM |
+| 141 | the reader of standard output went away |
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from broker.errors import (
     Unsupported,
 )
 
-__all__ = ["Exit", "Failure", "describe", "exit_code", "sentence"]
+__all__ = ["Exit", "Failure", "error_json", "error_line", "exit_code"]
 
 
 class Exit(IntEnum):
-    """What the command returns to the shell."""
+    """The exit codes."""
 
     DONE = 0
     FAILED = 1
@@ -48,7 +51,7 @@ class Exit(IntEnum):
 
 
 class Failure(Exception):
-    """An error of the command line itself: a sentence, what to do, and the exit code."""
+    """An error of the command line itself: message, advice and exit code."""
 
     def __init__(self, message: str, *, advice: str = "", code: Exit = Exit.FAILED) -> None:
         super().__init__(message)
@@ -73,7 +76,7 @@ _COMMANDS = {
     "TopicNotFound": "Create it with `broker topics create NAME`, or see `broker topics list`",
     "SubscriptionNotFound": "Create it with `broker subscriptions create TOPIC NAME`",
 }
-"""Advice in terms of the command line for what a class of errors says by itself, which speaks of Python."""
+"""Advice for the command line, instead of the default advice of a class, which names Python calls."""
 
 
 def exit_code(error: BaseException) -> Exit:
@@ -86,8 +89,8 @@ def exit_code(error: BaseException) -> Exit:
     return Exit.FAILED
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """The error as data: type, message, advice and whether a later try may succeed."""
+def error_json(error: BaseException) -> dict[str, Any]:
+    """The error for programs: type, message, advice, and whether a retry may succeed."""
     if isinstance(error, Failure):
         return {"type": type(error).__name__, "message": error.message, "advice": error.advice, "retriable": False}
     if isinstance(error, BrokerError):
@@ -98,14 +101,14 @@ def describe(error: BaseException) -> dict[str, Any]:
             "advice": _COMMANDS.get(kind, error.advice) if error.advice == error.default_advice else error.advice,
             "retriable": error.retriable,
         }
-    text = str(error) or "no further detail"
-    advice = "Run it again with --debug for the traceback"
+    text = str(error) or "no details"
+    advice = "Run the command with --debug for the traceback"
     return {"type": type(error).__name__, "message": text, "advice": advice, "retriable": False}
 
 
-def sentence(error: BaseException, *, as_json: bool = False) -> str:
-    """What is written to standard error: one line, `broker: …`, or a JSON object with `error`."""
-    parts = describe(error)
+def error_line(error: BaseException, *, as_json: bool = False) -> str:
+    """The line for standard error: `broker: MESSAGE. ADVICE`, or a JSON object with `error`."""
+    parts = error_json(error)
     if as_json:
         return json.dumps({"error": parts}, ensure_ascii=False)
     known = isinstance(error, (Failure, BrokerError))

@@ -1,11 +1,10 @@
-"""Runs the tests of a class that restart the server around one restart, for a server that takes long to come back.
+"""`shares_restart`: lets tests that restart the server share one restart, for servers that restart slowly.
 
-Each of them stays a test and a promise of its own, with a harness of its own: they run at once, the `restart` of
-theirs waits until all of them ask for it or are over, and each has its own outcome. The first that is asked for runs
-them all; the others tell what became of them then.
+The first of these tests in a class runs all of them concurrently, each with its own harness, and keeps their outcomes;
+the others return theirs. A call of `restart` waits until all running tests have called it.
 
-*Concurrency.* One event loop at a time. *Cancellation.* Ends all that run; the next one that is asked for runs them
-anew. *Failure.* Of a test: raised by that test. Of the restart: raised to all that wait for it.
+*Concurrency.* One event loop at a time. *Cancellation.* Ends all running tests; the next test runs them again.
+*Failure.* A test raises its own failure; a failed restart is raised by all tests that wait for it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ __all__ = ["RESTART_GROUP", "shares_restart"]
 _Test = Callable[[Any, Harness], Awaitable[None]]
 _ALONE = "__alone__"
 RESTART_GROUP = "restart"
-"""What tests are named together that share a restart: whoever runs tests in several processes keeps them in one."""
+"""The xdist group of tests that share a restart: they must run in one process."""
 
 _outcomes: dict[type, dict[str, BaseException | None]] = {}
-"""Of tests that have run and were not asked for yet, by class and name."""
+"""Outcomes of tests that have run and were not collected yet, by class and name."""
 
 
 def shares_restart(test: _Test) -> _Test:
-    """Run this test with the others of its class that are marked so, where `Harness.shares_restarts` says so."""
+    """Run this test together with the others of its class that have this mark, if `Harness.shares_restarts` is set."""
 
     @functools.wraps(test)
     async def shared(self: object, harness: Harness) -> None:
@@ -52,22 +51,22 @@ def shares_restart(test: _Test) -> _Test:
 
 
 class _Restart:
-    """One restart for all that are running; another one when all that are left ask again."""
+    """Restarts the server each time that all running tests have requested it."""
 
     def __init__(self, restart: Callable[[], Awaitable[None]], running: int) -> None:
         self._restart = restart
         self._running = running
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def ask(self) -> None:
-        """Wait until the server has been restarted."""
-        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(asked)
+    async def request(self) -> None:
+        """Return when the server has been restarted."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
         await self._begin()
-        await asked
+        await done
 
     async def leave(self) -> None:
-        """One that was running is over."""
+        """A running test has ended."""
         self._running -= 1
         await self._begin()
 
@@ -78,12 +77,12 @@ class _Restart:
         try:
             await self._restart()
         except Exception as error:
-            for asked in waiting:
-                if not asked.done():
-                    asked.set_exception(error)
-        for asked in waiting:
-            if not asked.done():
-                asked.set_result(None)
+            for done in waiting:
+                if not done.done():
+                    done.set_exception(error)
+        for done in waiting:
+            if not done.done():
+                done.set_result(None)
 
 
 async def _run(case: type, harness: Harness) -> dict[str, BaseException | None]:
@@ -96,7 +95,7 @@ async def _run(case: type, harness: Harness) -> dict[str, BaseException | None]:
 
     async def outcome(test: _Test) -> BaseException | None:
         twin = harness.twin()
-        vars(twin)["restart"] = restart.ask
+        vars(twin)["restart"] = restart.request
         try:
             try:
                 await twin.start()
