@@ -54,7 +54,6 @@ from broker_kafka.queue.admin.purging import purge_queue
 from broker_kafka.queue.admin.queue_admin import QueueAdmin, redrives_by_offsets
 from broker_kafka.queue.admin.serving import KafkaQueueTracker, shown_leases
 from broker_kafka.queue.consumer.subscribing import open_queue
-from broker_kafka.queue.dispatch.shared_readers import SharedReaders
 from broker_kafka.queue.markers.queue_names import check_names
 from broker_kafka.queue.tracker.trackers import Trackers
 from broker_kafka.queue.tracker.tracking import TrackerOptions
@@ -116,7 +115,6 @@ class KafkaBackend:
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
         self._trackers = Trackers(self.connection, hooks)
-        self._readers = SharedReaders(self.connection, self._trackers, found)
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -169,8 +167,6 @@ class KafkaBackend:
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         match self._engine(subscription.subscription):
             case "markers":
-                if self.connection.settings.queue_group is not None:
-                    return await self._readers.use(subscription, listener)
                 await check_names(self.connection, subscription)
                 await found(self.connection, subscription)
                 return await open_queue(self.connection, self._trackers, subscription, listener)

@@ -61,28 +61,6 @@ def ended(kafka: KafkaServer, group: str) -> set[int]:
     return {each.offset for marker in found if marker and marker.kind is Kind.END for each in marker.ids()}
 
 
-async def test_messages_of_queues_that_share_a_topic_are_acked_in_one_transaction(
-    kafka: KafkaServer, make_topic: MakeTopic, group: str
-) -> None:
-    topic, sink = make_topic(), make_topic()
-    options = f"{OPTIONS}&queue_group={group}&queue_ids=mail,reports"
-    async with (
-        connect(f"{kafka.url}?{options}") as bus,
-        bus.messages(topic, subscription="mail") as mails,
-        bus.messages(topic, subscription="reports") as reports,
-        bus.transactional_publisher(f"{group}-tx") as publisher,
-    ):
-        for queue in ("mail", "reports"):
-            await bus.topic(topic).publish(queue.encode(), key=queue)
-        messages = [*await take(mails, 1, PATIENCE), *await take(reports, 1, PATIENCE)]
-        async with publisher.transaction() as tx:
-            await tx.publish(sink, b"both")
-            await tx.ack_batch(messages)
-        assert [message.state for message in messages] == [SettleState.SETTLED] * 2
-        await nothing_left(bus, topic, group)
-    assert (written(kafka, sink), ended(kafka, group)) == ([b"both"], {0, 1})
-
-
 async def nothing_left(bus: Bus, topic: str, group: str) -> None:
     async def is_done() -> bool:
         lag = await bus.admin.lag(topic, group)

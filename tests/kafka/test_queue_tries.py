@@ -156,17 +156,6 @@ async def test_a_delay_outlives_the_process_in_v1_too(kafka: KafkaServer, topic:
             await message.ack()
 
 
-async def test_a_queue_of_a_group_keeps_tries_too(kafka: KafkaServer, topic: str, group: str) -> None:
-    url = f"{kafka.url}?{QUICK}&queue_group={group}&queue_ids=mail"
-    async with connect(url) as bus:
-        await sent(bus, topic)
-        assert [attempt for attempt, _ in await killed(url, topic, "mail", 0.01, 0.0)] == ["1", "2", "3"]
-        async with bus.messages(topic, subscription="mail", ordered_by_key=True) as inbox:
-            (message,) = await take(inbox, 1, PATIENCE)
-            assert message.delivery_attempt == 4
-            await message.ack()
-
-
 @pytest.mark.parametrize("confirm", [True, False])
 async def test_a_try_that_cannot_be_written_down_is_told(
     kafka: KafkaServer, topic: str, group: str, confirm: bool, monkeypatch: pytest.MonkeyPatch

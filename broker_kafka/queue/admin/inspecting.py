@@ -22,7 +22,7 @@ from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.codec.headers import headers_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.topic import marker_topic_name, tracker_group
 from broker_kafka.queue.markers.wire import read_markers
 from broker_kafka.queue.tracker.markers_queue import MarkersQueue
@@ -49,7 +49,7 @@ async def untaken_ranges(connection: Connection, log: LogReaderSpi, subscription
 
 
 async def read_untaken(
-    log: LogReaderSpi, own: OwnRecords, place: TopicPartition, bounds: Bounds, batch: int
+    log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, batch: int
 ) -> AsyncGenerator[list[Record[Any]]]:
     """The records of a range that are messages of the queue, in batches of at most so many."""
     if bounds.first < bounds.next:
@@ -67,7 +67,7 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
 
     :raises BrokerError: the brokers do not tell.
     """
-    own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
+    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     topic = marker_topic_name(own.queue, shared)
     if not is_topic_name(topic):
         return []

@@ -16,7 +16,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.codec.headers import RECORD_VIEW, headers_of
 from broker_kafka.queue.admin.inspecting import open_leases, read_untaken, state_of, untaken_ranges
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.queue_names import require_markers
 from broker_kafka.queue.markers.redelivery import attempts_of
 from broker_kafka.queue.markers.wire import Headers, MessageId, read_content
@@ -28,7 +28,7 @@ async def queued_messages(
     connection: Connection, log: LogReaderSpi, subscription: str, limit: int
 ) -> list[QueuedMessage]:
     """As `TracksQueues.queued_messages`."""
-    own = OwnRecords.of(subscription, connection.settings)
+    own = QueueFilter.of(subscription, connection.settings)
     await require_markers(connection, own.queue)
     # Before the leases: what is taken meanwhile is in both then, and never in neither.
     ready: list[Record[Any]] = []
@@ -43,7 +43,7 @@ async def queued_messages(
 
 
 async def _first_of(
-    log: LogReaderSpi, own: OwnRecords, place: TopicPartition, bounds: Bounds, count: int
+    log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, count: int
 ) -> list[Record[Any]]:
     found: list[Record[Any]] = []
     async with aclosing(read_untaken(log, own, place, bounds, count)) as batches:

@@ -21,7 +21,7 @@ from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.admin.inspecting import open_in, open_leases, read_untaken, untaken_ranges
 from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords, refuse_one_of_many
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.queue_names import require_markers
 from broker_kafka.queue.markers.topic import tracker_group
 from broker_kafka.queue.markers.wire import Kind, Marker, write_marker
@@ -40,11 +40,8 @@ async def purge_queue(
 ) -> PurgedQueue:
     """As `TracksQueues.purge_queue`. What an open transaction of a producer hides is not there yet, and stays; so does
     what V1's markers in a shared topic say, which tell of no queue, unless `queue_id` does.
-
-    :raises Unsupported: it is one of the queues of a group.
     """
-    refuse_one_of_many(subscription, connection.settings, "purged")
-    own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
+    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
     places = await partitions_of(connection, await require_markers(connection, subscription))
     ranges = await untaken_ranges(connection, log, subscription)
@@ -63,7 +60,7 @@ async def purge_queue(
         await asyncio.gather(*(each.writer.stop(WRITER_CLOSE) for each in claims.values()))
 
 
-async def _count(log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartition, Bounds]) -> int:
+async def _count(log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]) -> int:
     """The messages of the queue in these ranges; all entries of the log, if there are many."""
     total = sum(bounds.next - bounds.first for bounds in ranges.values())
     if total > _COUNTED:
@@ -76,7 +73,7 @@ async def _count(log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartit
 
 
 async def _skip(
-    groups: KafkaGroups, log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartition, Bounds]
+    groups: KafkaGroups, log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]
 ) -> int:
     """Move the group to the ends of its topics; how many messages it will not see."""
     topics = sorted({place.topic for place in ranges})
@@ -115,13 +112,13 @@ async def _until_visible(connection: Connection, log: LogReaderSpi, claims: Mapp
         await asyncio.sleep(_PAUSE)
 
 
-def _is_surely(own: OwnRecords, lease: Lease, shared: str | None) -> bool:
+def _is_surely(own: QueueFilter, lease: Lease, shared: str | None) -> bool:
     """Whether it is nobody else's: V1's markers in a topic of several queues tell that by their key alone."""
-    return own.has_lease(lease) and bool(lease.id.queue or own.keys is not None or shared is None)
+    return own.has_lease(lease) and bool(lease.id.queue or own.key is not None or shared is None)
 
 
 async def _end_open(
-    log: LogReaderSpi, own: OwnRecords, claims: Mapping[TopicPartition, Claim], shared: str | None
+    log: LogReaderSpi, own: QueueFilter, claims: Mapping[TopicPartition, Claim], shared: str | None
 ) -> int:
     """Write the END of every open message; how many there were."""
     count = 0

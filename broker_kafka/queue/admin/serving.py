@@ -11,7 +11,7 @@ from broker.driver import Histogram, Hooks, LogReaderSpi, OpenLease
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.admin.inspecting import open_leases, state_of
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.queue_names import check_subscription, has_markers, require_markers
 from broker_kafka.queue.markers.wire import read_content
 from broker_kafka.queue.tracker.tracker import Tracker
@@ -39,7 +39,7 @@ class KafkaQueueTracker:
     ) -> None:
         self._connection = connection
         self._topics = options.topics
-        group = OwnRecords.of(subscription, connection.settings).queue
+        group = QueueFilter.of(subscription, connection.settings).queue
         self._tracker = Tracker(connection, group, hooks, options=options)
         self._on_close = on_close
         self._open = False
@@ -104,7 +104,7 @@ async def shown_leases(connection: Connection, log: LogReaderSpi, subscription: 
 
     :raises NotFound: the subscription has no marker topic.
     """
-    group = OwnRecords.of(subscription, connection.settings).queue
+    group = QueueFilter.of(subscription, connection.settings).queue
     await require_markers(connection, group)
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())

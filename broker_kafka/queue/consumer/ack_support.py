@@ -6,7 +6,6 @@ from broker import Unsupported
 from broker.driver import MessageSource, RecordsAsMessages
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.consumer.queue_lane import QueueLane
 from broker_kafka.queue.consumer.transacted_ends import TransactedEnds
 from broker_kafka.share.messages import ShareMessageSource
 
@@ -18,7 +17,7 @@ def ends_of(source: MessageSource, connection: Connection) -> TransactedEnds:
 
     :raises Unsupported: they cannot be acked there.
     """
-    if isinstance(source, (QueueClient, QueueLane)):
+    if isinstance(source, QueueClient):
         if source.transacted.connection is connection:
             return source.transacted
         raise Unsupported(

@@ -27,7 +27,7 @@ from broker_kafka.codec.headers import NativeRecord, RecordView, due_of, headers
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.queue.markers.held_message import Hold
 from broker_kafka.queue.markers.producer import PACKED_BYTES, Placed
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.redelivery import attempts_of, origin_of
 from broker_kafka.queue.markers.start_writer import StartWriter
 from broker_kafka.queue.markers.wire import (
@@ -125,7 +125,7 @@ class Starting:
 
     def __init__(
         self,
-        own: OwnRecords,
+        own: QueueFilter,
         partitions: int,
         *,
         lease_ms: int,
@@ -160,7 +160,7 @@ class Starting:
             if by_key:
                 key = _bytes(raw.key())
                 partition = usual if key is None else partition_of(key, self._partitions)
-            if not headers and own.keys is None:
+            if not headers and own.key is None:
                 hold = Hold(MessageId(topic, number, offset, queue), partition, 1)
             elif own.has(raw.key(), headers):
                 hold = Hold(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)

@@ -46,7 +46,7 @@ from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
 from broker_kafka.queue.markers.commit_texts import keys_in, mark_in, mark_of
 from broker_kafka.queue.markers.fenced_writer import Entry
 from broker_kafka.queue.markers.producer import MarkerProducer
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.topic import ensure_marker_topic, marker_topic_name
 from broker_kafka.queue.markers.wire import FORMATS
 from broker_kafka.queue.tracker.trackers import Trackers
@@ -84,13 +84,10 @@ _OFFSETS: Final = (
     "subscription of its own"
 )
 _SHARED: Final = (
-    "The messages of {topic!r} are shared by the group {group!r} with {who}, whose queue_id or queue_ids differs: what "
-    "is read here and is not of a queue that is named here is passed over for good, and the same there"
+    "The messages of {topic!r} are shared by the group {group!r} with {who}, whose queue_id differs: each side "
+    "passes over the messages of the other for good"
 )
-_MEND: Final = (
-    "Stop one of the two; give each queue_id a subscription of its own, and all processes of a queue_group the same "
-    "queue_ids"
-)
+_MEND: Final = "Stop one of the two, and give each queue_id a subscription of its own"
 _OTHER_KEYS: Final = f"{_SHARED}. {_MEND}"
 
 
@@ -165,12 +162,8 @@ async def open_queue(
     trackers: Trackers,
     subscription: MessageSubscription,
     listener: SourceListener,
-    *,
-    starting: Callable[..., Starting] = Starting,
 ) -> QueueClient:
     """The open client of a subscription whose group exists.
-
-    :param starting: makes what writes its STARTs; takes what `Starting` does.
 
     :raises ConfigurationError: its marker topic is not fit for markers, or holds V1 markers of another topic; or
         present members of its group read the topic for other keys.
@@ -183,7 +176,7 @@ async def open_queue(
         )
     partitions = await ensure_marker_topic(connection, queue, topics=(subscription.topic,))
     settings = connection.settings
-    own = OwnRecords.of(queue, settings)
+    own = QueueFilter.of(queue, settings)
     await refuse_rivals(connection, subscription.topic, queue, keys=own.mark)
     written = FORMATS[settings.marker_format]
 
@@ -205,7 +198,7 @@ async def open_queue(
     markers = marker_topic_name(queue, settings.marker_topic)
     producer = MarkerProducer(connection, markers, settings.queue_id or queue, lasts=lasts, together=written.together)
     book = LeaseBook(producer, lease_seconds=settings.lease_seconds, format=written)
-    starts = starting(
+    starts = Starting(
         own,
         partitions,
         lease_ms=book.lease_ms,

@@ -43,7 +43,7 @@ async def check_names(connection: Connection, subscription: MessageSubscription)
 
 
 def check_subscription(name: str, shared: str | None) -> str:
-    """The marker topic of a subscription, or of a `queue_group`, by its name alone.
+    """The marker topic of a subscription, by its name alone.
 
     :param shared: the setting `marker_topic`.
     :raises InvalidName: it is named as the trackers of another are, or cannot have a marker topic; or `shared` is none.
@@ -71,7 +71,7 @@ def check_subscription(name: str, shared: str | None) -> str:
 
 
 async def require_markers(connection: Connection, queue: str) -> str:
-    """The marker topic of a subscription, or of a `queue_group`, that is there.
+    """The marker topic of a subscription, that is there.
 
     :raises InvalidName: as `check_subscription`.
     :raises NotFound: there is none.
@@ -81,7 +81,7 @@ async def require_markers(connection: Connection, queue: str) -> str:
     if not await has_markers(connection, markers):
         raise NotFound(
             f"Subscription {queue!r} is no queue with markers: there is no topic {markers!r}",
-            advice="Check its name, and give queue_group and marker_topic as its consumers do; a new queue has its "
+            advice="Check its name, and give marker_topic as its consumers do; a new queue has its "
             "marker topic once its first consumer with queue=markers was opened",
         )
     return markers

@@ -27,7 +27,7 @@ from broker_kafka.queue.consumer.queue_client import QueueClient
 from broker_kafka.queue.consumer.starting import Starting
 from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
 from broker_kafka.queue.markers.producer import MarkerProducer, Placed
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.wire import FORMATS, Kind, read_markers
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class ClientMachine(RuleBasedStateMachine):
             member=lambda _: made,
             producer=self.log,
             starting=Starting(
-                OwnRecords("q", None),
+                QueueFilter("q", None),
                 5,
                 lease_ms=int(1000 * LEASE),
                 holder="me",

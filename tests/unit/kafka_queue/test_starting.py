@@ -13,7 +13,7 @@ from broker.driver.contract import TopicPartition
 from broker_kafka.queue.consumer.starting import Started, Starting, Taken
 from broker_kafka.queue.markers.held_message import Hold
 from broker_kafka.queue.markers.producer import PACKED_BYTES
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.start_writer import read_each
 from broker_kafka.queue.markers.wire import (
     FORMATS,
@@ -67,7 +67,7 @@ def taken(
 
 
 def starts(messages: Sequence[Taken], format: MarkerFormat) -> list[Started]:
-    own = OwnRecords("q", None)
+    own = QueueFilter("q", None)
     shared: dict[str, Any] = {"lease_ms": 30_000, "holder": "me", "max_deliveries": 5, "dead_letter": "d"}
     return Starting(own, 2, format=format, **shared).starts(messages, NOW)
 
