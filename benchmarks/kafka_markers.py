@@ -15,7 +15,7 @@ from benchmarks.measure import Spread
 from benchmarks.report import Finding, Section
 from broker_kafka.queue.markers.start_writer import StartWriter
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
+from broker_kafka.queue.tracker.partition_state import AssignedPartition
 
 __all__ = ["measure_markers"]
 

@@ -49,19 +49,19 @@ from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.messages import found, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
-from broker_kafka.queue.admin.peeking import queued_messages
+from broker_kafka.queue.admin.inspecting import queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
 from broker_kafka.queue.admin.queue_admin import QueueAdmin, redrives_by_offsets
-from broker_kafka.queue.admin.serving import KafkaQueueTracker, shown_leases
+from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker, shown_leases
 from broker_kafka.queue.consumer.subscribing import open_queue
-from broker_kafka.queue.markers.queue_names import check_names
-from broker_kafka.queue.tracker.trackers import Trackers
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.markers.marker_topic import check_names
+from broker_kafka.queue.tracker.shared_trackers import Trackers
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.admin import ShareAdmin
 from broker_kafka.share.group_config import share_capabilities
-from broker_kafka.share.subscribing import subscribe as subscribe_to_share_group
+from broker_kafka.share.messages import subscribe as subscribe_to_share_group
 from broker_kafka.transactions import KafkaTransaction
 
 __all__ = ["KafkaBackend", "queue_capabilities"]

@@ -21,7 +21,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.fenced_writer import Entry, FencedWriter, Positions
 from broker_kafka.queue.tracker import partition_claim as takeover
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.settings import KafkaSettings
 
 

@@ -18,8 +18,8 @@ from broker.messages import Message
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, numbered, take
-from broker_kafka.queue.consumer.starting import marker_partition
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.consumer.start_builder import marker_partition
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers, write_marker
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer

@@ -11,7 +11,7 @@ from broker.bus import connect
 from broker.errors import BrokerError
 from broker.testing.waiting import take
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.test_queue_failures import kinds_of

@@ -17,9 +17,9 @@ from broker.errors import BrokerError, ConfigurationError, ConnectionFailed, Lea
 from broker.hooks import LeasesNotRenewed, Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.redelivery import QUEUE
-from broker_kafka.queue.markers.topic import marker_topic_name
 from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.conftest import MakeTopic

@@ -19,8 +19,13 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.markers.queue_names import check_names
-from broker_kafka.queue.markers.topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
+from broker_kafka.queue.markers.marker_topic import (
+    MARKER_HEADROOM,
+    check_names,
+    ensure_marker_topic,
+    marker_topic_name,
+    tracker_group,
+)
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin

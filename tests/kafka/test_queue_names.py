@@ -10,7 +10,7 @@ from broker.bus import connect
 from broker.errors import InvalidName
 from broker.names import native_name
 from broker.testing.waiting import take
-from broker_kafka.queue.markers.topic import tracker_group
+from broker_kafka.queue.markers.marker_topic import tracker_group
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 

@@ -12,7 +12,7 @@ from broker.hooks import Hooks, Warned
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
-from broker_kafka.queue.tracker.message_topics import MessageTopics
+from broker_kafka.queue.tracker.redelivery_checks import MessageTopics
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka_client import produce

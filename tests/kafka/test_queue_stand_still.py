@@ -16,7 +16,7 @@ from broker.messages import Message, SettleState
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, take
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer

@@ -11,9 +11,9 @@ from confluent_kafka import Message, Producer
 from broker.hooks import Hooks, Warned
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.wire import TIME_MARKER, Content, Kind, Marker, MessageId, pack_markers, write_marker
-from broker_kafka.queue.tracker.assigned_partition import PartitionOptions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from tests.kafka.group_members import both_protocols, eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer

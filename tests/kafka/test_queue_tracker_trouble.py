@@ -15,14 +15,14 @@ from broker.hooks import Hooks, Warned
 from broker_kafka.admin.topics import KafkaTopics, TopicOptions
 from broker_kafka.client.consumer import ClientAssignment
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.admin.serving import KafkaQueueTracker
+from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker
 from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
-from broker_kafka.queue.tracker.assigned_partition import PartitionOptions
-from broker_kafka.queue.tracker.group_positions import GroupPositions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions
+from broker_kafka.queue.tracker.redelivery_checks import GroupPositions
 from broker_kafka.queue.tracker.tracked_partition import TrackedPartition, now_ms
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer

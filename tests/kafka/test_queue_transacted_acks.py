@@ -18,7 +18,7 @@ from broker.driver.leases import lease_time
 from broker.errors import LeaseLost, TransactionAborted, TransactionFatal, Unsupported
 from broker.messages import Message, SettleState
 from broker.testing.waiting import bodies, eventually, let_pass, nothing_more, numbered, once, take
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from broker_kafka.transactions import KafkaTransaction
 from tests.kafka import queue_ack_process

@@ -17,7 +17,7 @@ from broker.hooks import PositionsCommitted
 from broker_kafka.group import GroupConsumer
 from broker_kafka.group.topic_ids import TopicIdentities
 from broker_kafka.offsets import StoredOffset
-from broker_kafka.queue.markers.commit_texts import mark_in
+from broker_kafka.queue.markers.commit_text import mark_in
 from tests.kafka.group_members import take
 from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer

@@ -16,7 +16,7 @@ from broker.bus import connect
 from broker.driver.queue_tracking import TracksQueues
 from broker.outbound import OutboundMessage
 from broker_kafka.codec.headers import RECORD_VIEW, encode_headers
-from broker_kafka.queue.consumer.starting import QUEUE_VIEW
+from broker_kafka.queue.consumer.start_builder import QUEUE_VIEW
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, read_all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_kafka.share.asking import Asking
+from broker_kafka.share.fetch_scheduling import Asking
 
 
 def test_one_is_asked_and_others_only_where_it_gets_nothing() -> None:

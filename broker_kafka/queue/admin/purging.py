@@ -21,9 +21,8 @@ from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.admin.inspecting import open_in, open_leases, read_untaken, untaken_ranges
 from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry
 from broker_kafka.queue.markers.lease import Lease
+from broker_kafka.queue.markers.marker_topic import require_markers, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
-from broker_kafka.queue.markers.queue_names import require_markers
-from broker_kafka.queue.markers.topic import tracker_group
 from broker_kafka.queue.markers.wire import Kind, Marker, write_marker
 from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, Claim, claim
 

@@ -13,8 +13,8 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks, partitions_of
 from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.queue.admin.inspecting import open_leases, read_untaken
+from broker_kafka.queue.markers.marker_topic import marker_topic_name, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
-from broker_kafka.queue.markers.topic import marker_topic_name, tracker_group
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["QueueAdmin", "redrives_by_offsets"]

@@ -1,4 +1,6 @@
-"""What becomes of messages that are held here: ended, given back, kept; it writes their markers and minds their leases.
+"""A message that this process holds: which one, where its markers lie, and until when it is ours.
+
+MERGED broker_kafka.queue.consumer.lease_manager: What becomes of messages that are held here: ended, given back, kept; it writes their markers and minds their leases.
 
 *Concurrency.* One event loop; calls may run at once. *Cancellation.* What was begun goes on. *Failure.* A marker that
 is not on the brokers in time leaves its messages held, so that the call can be repeated. A message whose lease is over
@@ -14,13 +16,37 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from broker import BrokerError, LeaseLost, Message, OperationTimeout, Outcome, SettleError
 from broker.driver import Settlement, lease_time
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed, joined
-from broker_kafka.queue.markers.wire import Kind, Marker, MarkerFormat, write_marker
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.wire import Kind, Marker, MarkerFormat, MessageId, write_marker
 
-__all__ = ["LeaseBook", "over_of"]
+__all__ = ["Hold", "LeaseBook", "joined", "over_of"]
+
+
+class Hold(msgspec.Struct, eq=False, gc=False):
+    """:ivar id: the message.
+    :ivar partition: of the marker topic, chosen once: all markers of a message lie in one, whatever the topic grows to.
+    :ivar attempt: how many deliveries count, this one included; more than its START tells once it was `kept`.
+    :ivar until: the `lease_time` at which the lease is over as far as is known here: its last START or KEEPALIVE that
+        is on the brokers was begun a lease before. A tracker counts from when it was written, which is later.
+    :ivar due: the `lease_time` before which it is not to be delivered again; 0 while nobody waits for that.
+    :ivar kept: whether it was delivered from memory, or waits for that: its KEEPALIVEs tell how often.
+    :ivar ended: whether an END or a release was written, so that nothing more is to be said of it.
+    :ivar end_sent: whether an END was ever given to the producer, and so may be on the brokers.
+    """
+
+    id: MessageId
+    partition: int
+    attempt: int
+    until: float = 0.0
+    due: float = 0.0
+    kept: bool = False
+    ended: bool = False
+    end_sent: bool = False
+
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _ACK: Final = Outcome.ACK
@@ -203,6 +229,20 @@ class LeaseBook:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # the producer was closed, and the leases end by themselves
+
+
+def joined(holds: Iterable[Hold], together: int) -> list[list[Hold]]:
+    """Those of which one KEEPALIVE or END can tell together, at most so many each."""
+    groups: dict[tuple[int, str, int], list[Hold]] = {}
+    last: tuple[int, str, int] | None = None
+    group: list[Hold] = []
+    for hold in holds:
+        topic, partition, _, _ = hold.id
+        place = (hold.partition, topic, partition)
+        if place != last:
+            last, group = place, groups.setdefault(place, [])
+        group.append(hold)
+    return [group[at : at + together] for group in groups.values() for at in range(0, len(group), together)]
 
 
 def over_of(messages: Sequence[Message[Any]]) -> list[Message[Any]]:

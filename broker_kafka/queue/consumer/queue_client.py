@@ -43,12 +43,12 @@ from broker.driver import (
     logger,
 )
 from broker_kafka.queue.consumer.lease_manager import LeaseBook, over_of
+from broker_kafka.queue.consumer.start_builder import Starting, Taken
 from broker_kafka.queue.consumer.start_transactions import StartTransactions
-from broker_kafka.queue.consumer.starting import Starting, Taken
 from broker_kafka.queue.consumer.transacted_ends import TransactedEnds
 from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
-from broker_kafka.queue.markers.commit_texts import commit_text
-from broker_kafka.queue.markers.producer import MarkerProducer
+from broker_kafka.queue.markers.commit_text import commit_text
+from broker_kafka.queue.markers.marker_producer import MarkerProducer
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["QueueClient", "SetAside", "UnderWay"]

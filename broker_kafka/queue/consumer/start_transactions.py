@@ -22,11 +22,11 @@ from broker import BrokerError, MessageTooLarge, TopicPartition
 from broker.driver import lease_time
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
-from broker_kafka.queue.consumer.starting import Starting, Taken
+from broker_kafka.queue.consumer.start_builder import Starting, Taken
 from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
-from broker_kafka.queue.markers.commit_texts import commit_text, writer_in
+from broker_kafka.queue.markers.commit_text import commit_text, writer_in
 from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
-from broker_kafka.queue.markers.producer import explained, packed
+from broker_kafka.queue.markers.marker_producer import explained, packed
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["Claimed", "StartTransactions"]

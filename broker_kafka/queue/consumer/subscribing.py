@@ -39,17 +39,17 @@ from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.queue.consumer.lease_manager import LeaseBook
 from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.consumer.start_builder import Starting
 from broker_kafka.queue.consumer.start_transactions import StartTransactions
-from broker_kafka.queue.consumer.starting import Starting
 from broker_kafka.queue.consumer.transacted_ends import TransactedEnds
 from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
-from broker_kafka.queue.markers.commit_texts import keys_in, mark_in, mark_of
+from broker_kafka.queue.markers.commit_text import keys_in, mark_in, mark_of
 from broker_kafka.queue.markers.fenced_writer import Entry
-from broker_kafka.queue.markers.producer import MarkerProducer
+from broker_kafka.queue.markers.marker_producer import MarkerProducer
+from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name
 from broker_kafka.queue.markers.queue_filter import QueueFilter
-from broker_kafka.queue.markers.topic import ensure_marker_topic, marker_topic_name
 from broker_kafka.queue.markers.wire import FORMATS
-from broker_kafka.queue.tracker.trackers import Trackers
+from broker_kafka.queue.tracker.shared_trackers import Trackers
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["open_queue", "other_topics", "refuse_rivals", "rivals_of", "watch_for_rivals"]

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from broker import BrokerError, Message, OutboundMessage
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import MarkerProducer, explained
+from broker_kafka.queue.consumer.lease_manager import Hold, LeaseBook
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, explained
 
 __all__ = ["Produce", "TransactedEnds"]
 

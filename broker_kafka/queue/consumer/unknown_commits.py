@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from broker import TopicPartition
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.consumer.starting import Taken
+from broker_kafka.queue.consumer.start_builder import Taken
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["CommitDoubts"]

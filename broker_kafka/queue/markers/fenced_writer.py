@@ -25,7 +25,7 @@ from broker_kafka.client.thread import OwnerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.config.oauth import with_token
 from broker_kafka.errors import FENCED, configuration_error, kafka_error, translate
-from broker_kafka.queue.markers.topic import LARGEST
+from broker_kafka.queue.markers.marker_topic import LARGEST
 from broker_kafka.queue.markers.wire import Headers
 
 __all__ = ["Doubtful", "Entry", "FencedWriter", "NotWritten", "Positions"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_kafka.codec.headers import Headers
-from broker_kafka.queue.markers.commit_texts import mark_of_keys
+from broker_kafka.queue.markers.commit_text import mark_of_keys
 from broker_kafka.queue.markers.lease import Lease
 from broker_kafka.queue.markers.redelivery import QUEUE
 from broker_kafka.queue.markers.wire import read_content

@@ -20,7 +20,7 @@ from broker import BrokerError
 from broker.driver import logger
 from broker_kafka.offsets.kafka import CommittingClient
 from broker_kafka.queue.tracker.tracked_partition import TrackedPartition
-from broker_kafka.queue.tracker.tracking import TrackerCounts, TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerCounts, TrackerOptions
 
 __all__ = ["CommitSchedule", "OffsetCommitter"]
 

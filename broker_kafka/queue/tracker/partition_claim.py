@@ -15,7 +15,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.offsets.protocol import FetchResults
 from broker_kafka.queue.markers.fenced_writer import FencedWriter
-from broker_kafka.queue.markers.topic import TRACKER
+from broker_kafka.queue.markers.marker_topic import TRACKER
 
 __all__ = ["WRITER_CLOSE", "Claim", "claim"]
 

@@ -24,13 +24,12 @@ from broker import BrokerError, ConfigurationError, MessageTooLarge, TopicNotFou
 from broker_kafka.errors import kafka_error
 from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten
 from broker_kafka.queue.markers.lease import Lease, State
+from broker_kafka.queue.markers.marker_topic import MARKER_HEADROOM
 from broker_kafka.queue.markers.redelivery import again, dead_letter, is_exhausted
-from broker_kafka.queue.markers.topic import MARKER_HEADROOM
 from broker_kafka.queue.markers.wire import TIME_MARKER, Content, Kind, Marker, MessageId, read_content, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
-from broker_kafka.queue.tracker.group_positions import EVER, GroupPositions
-from broker_kafka.queue.tracker.message_topics import MessageTopics
-from broker_kafka.queue.tracker.tracking import TrackerCounts, TrackerOptions
+from broker_kafka.queue.tracker.partition_state import AssignedPartition
+from broker_kafka.queue.tracker.redelivery_checks import EVER, GroupPositions, MessageTopics
+from broker_kafka.queue.tracker.tracker_state import TrackerCounts, TrackerOptions
 
 __all__ = ["Redeliverer", "RedeliveryRate"]
 

@@ -25,16 +25,15 @@ from broker_kafka.cluster.requests import describe
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.queue.markers.lease import State
-from broker_kafka.queue.markers.producer import explained
-from broker_kafka.queue.markers.topic import ensure_marker_topic, marker_topic_name, tracker_group
-from broker_kafka.queue.tracker.group_positions import GroupPositions
+from broker_kafka.queue.markers.marker_producer import explained
+from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name, tracker_group
 from broker_kafka.queue.tracker.marker_consumer import MarkerConsumer
-from broker_kafka.queue.tracker.message_topics import MessageTopics
 from broker_kafka.queue.tracker.offset_committer import OffsetCommitter
 from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, Claim, claim
 from broker_kafka.queue.tracker.redeliverer import Redeliverer, RedeliveryRate
+from broker_kafka.queue.tracker.redelivery_checks import GroupPositions, MessageTopics
 from broker_kafka.queue.tracker.tracked_partition import NotMoved, TrackedPartition, now_ms
-from broker_kafka.queue.tracker.tracking import QueueTracked, TrackerCounts, TrackerOptions, TrackerState
+from broker_kafka.queue.tracker.tracker_state import QueueTracked, TrackerCounts, TrackerOptions, TrackerState
 
 __all__ = ["CLOSE", "Tracker"]
 

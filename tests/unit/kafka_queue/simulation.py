@@ -26,7 +26,7 @@ from broker_kafka.queue.markers.wire import (
     write_marker,
 )
 from broker_kafka.queue.markers_pb2 import Header, HeaderList
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
+from broker_kafka.queue.tracker.partition_state import AssignedPartition, PartitionOptions
 
 __all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "markers_of", "naive_open", "taken"]
 

@@ -24,9 +24,9 @@ from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.queue.consumer.lease_manager import LeaseBook
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.consumer.starting import Starting
+from broker_kafka.queue.consumer.start_builder import Starting
 from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.wire import FORMATS, Kind, read_markers
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
 from broker_kafka.queue.tracker.offset_committer import CommitSchedule
+from broker_kafka.queue.tracker.partition_state import AssignedPartition
 
 
 def test_nothing_read_is_nothing_to_commit() -> None:

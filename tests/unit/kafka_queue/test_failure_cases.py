@@ -7,10 +7,10 @@ clocks (E, F) are in `test_failure_clocks.py`.
 
 from __future__ import annotations
 
-from broker_kafka.queue.consumer.starting import marker_partition
+from broker_kafka.queue.consumer.start_builder import marker_partition
 from broker_kafka.queue.markers.redelivery import ATTEMPTS, again, attempts_of, origin_of
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
+from broker_kafka.queue.tracker.partition_state import AssignedPartition, PartitionOptions
 from tests.unit.kafka_queue.simulation import FAR, TOPIC, Simulation, expire, taken
 
 

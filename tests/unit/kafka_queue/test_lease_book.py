@@ -14,10 +14,9 @@ from broker.driver.contract import Settlement
 from broker.driver.leases import lease_time
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
 from broker.messages import Message, Outcome
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
-from broker_kafka.queue.consumer.starting import QUEUE_VIEW
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.consumer.lease_manager import Hold, LeaseBook
+from broker_kafka.queue.consumer.start_builder import QUEUE_VIEW
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
 from broker_kafka.queue.markers.wire import FORMATS, Kind, MessageId, read_markers
 
 LEASE = 0.6

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker_kafka.queue.markers.start_writer import StartWriter
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
+from broker_kafka.queue.tracker.partition_state import AssignedPartition
 
 COUNT = 6_000
 TOGETHER = 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.errors import OperationTimeout
-from broker_kafka.queue.markers.producer import Placed, explained, packed
+from broker_kafka.queue.markers.marker_producer import Placed, explained, packed
 from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, read_markers, write_marker
 
 

@@ -21,7 +21,7 @@ from broker_kafka.queue.markers.wire import (
     read_markers,
     write_marker,
 )
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
+from broker_kafka.queue.tracker.partition_state import AssignedPartition, PartitionOptions
 
 OPTIONS = PartitionOptions(renew_distance=3, stall_ms=10**9)
 some = st.lists(st.integers(0, 11), min_size=1, max_size=12)

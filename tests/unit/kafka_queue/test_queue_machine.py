@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_kafka.queue.markers.wire import Kind, MessageId
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
+from broker_kafka.queue.tracker.partition_state import AssignedPartition
 from tests.unit.kafka_queue.simulation import Held, Record, Simulation, markers_of, naive_open
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker_kafka.queue.markers.wire import TIME_MARKER, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
-from broker_kafka.queue.tracker.group_positions import _Known
+from broker_kafka.queue.tracker.partition_state import AssignedPartition
+from broker_kafka.queue.tracker.redelivery_checks import _Known
 
 
 def test_all_is_read_that_lay_below_an_end_when_it_was_asked_for() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_kafka.queue.tracker.failure_backoff import RepeatedDoubts
+from broker_kafka.queue.tracker.tracked_partition import RepeatedDoubts
 
 
 def test_doubts_in_a_row_have_it_rest_ever_longer_up_to_a_minute() -> None:

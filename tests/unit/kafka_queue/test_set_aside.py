@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.driver.contract import TopicPartition
 from broker_kafka.queue.consumer.queue_client import SetAside
-from broker_kafka.queue.consumer.starting import Taken
+from broker_kafka.queue.consumer.start_builder import Taken
 
 HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 RAW: Any = None

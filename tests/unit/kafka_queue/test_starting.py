@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.driver.contract import TopicPartition
-from broker_kafka.queue.consumer.starting import Started, Starting, Taken
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import PACKED_BYTES
+from broker_kafka.queue.consumer.lease_manager import Hold
+from broker_kafka.queue.consumer.start_builder import Started, Starting, Taken
+from broker_kafka.queue.markers.marker_producer import PACKED_BYTES
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.start_writer import read_each
 from broker_kafka.queue.markers.wire import (

@@ -12,9 +12,9 @@ from typing import Final
 from broker import BrokerError, Closed, ConfigurationError
 from broker.driver import Hooks, logger
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.topic import tracker_group
+from broker_kafka.queue.markers.marker_topic import tracker_group
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
 __all__ = ["Trackers"]
 

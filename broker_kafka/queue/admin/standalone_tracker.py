@@ -11,11 +11,11 @@ from broker.driver import Histogram, Hooks, LogReaderSpi, OpenLease
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.admin.inspecting import open_leases, state_of
 from broker_kafka.queue.markers.lease import Lease
+from broker_kafka.queue.markers.marker_topic import check_subscription, has_markers, require_markers
 from broker_kafka.queue.markers.queue_filter import QueueFilter
-from broker_kafka.queue.markers.queue_names import check_subscription, has_markers, require_markers
 from broker_kafka.queue.markers.wire import read_content
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
 __all__ = ["KafkaQueueTracker", "shown_leases"]
 

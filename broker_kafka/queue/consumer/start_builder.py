@@ -25,8 +25,8 @@ from broker.driver import Place
 from broker_kafka.client.partitioner import partition_of
 from broker_kafka.codec.headers import NativeRecord, RecordView, due_of, headers_of, headers_of_each
 from broker_kafka.codec.record_run import NativeRun
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import PACKED_BYTES, Placed
+from broker_kafka.queue.consumer.lease_manager import Hold
+from broker_kafka.queue.markers.marker_producer import PACKED_BYTES, Placed
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.redelivery import attempts_of, origin_of
 from broker_kafka.queue.markers.start_writer import StartWriter

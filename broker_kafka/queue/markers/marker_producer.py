@@ -7,7 +7,7 @@ goes on. *Failure.* Each marker has its own outcome; one that failed may still b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -25,11 +25,10 @@ from broker import (
 from broker.driver import lease_time
 from broker_kafka.client.producer import ProducerClient, ProducerThread
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.topic import LARGEST, MARKER_HEADROOM
+from broker_kafka.queue.markers.marker_topic import LARGEST, MARKER_HEADROOM
 from broker_kafka.queue.markers.wire import pack_markers
 
-__all__ = ["PACKED_BYTES", "MarkerProducer", "Placed", "explained", "joined", "packed"]
+__all__ = ["PACKED_BYTES", "MarkerProducer", "Placed", "explained", "packed"]
 
 PACKED_BYTES: Final = MARKER_HEADROOM // 2
 """The most bytes of markers in one record of several: every marker topic takes that, whatever its messages may take."""
@@ -109,20 +108,6 @@ class MarkerProducer:
     async def close(self, timeout: float) -> None:
         """Write what is on the way, at most for so many seconds; may be called twice."""
         await self._thread.stop(timeout)
-
-
-def joined(holds: Iterable[Hold], together: int) -> list[list[Hold]]:
-    """Those of which one KEEPALIVE or END can tell together, at most so many each."""
-    groups: dict[tuple[int, str, int], list[Hold]] = {}
-    last: tuple[int, str, int] | None = None
-    group: list[Hold] = []
-    for hold in holds:
-        topic, partition, _, _ = hold.id
-        place = (hold.partition, topic, partition)
-        if place != last:
-            last, group = place, groups.setdefault(place, [])
-        group.append(hold)
-    return [group[at : at + together] for group in groups.values() for at in range(0, len(group), together)]
 
 
 def packed(markers: Sequence[Placed], together: int) -> tuple[list[Placed], list[int]]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from broker import BrokerError
 from broker.driver import Event, Histogram
-from broker_kafka.queue.tracker.assigned_partition import PartitionOptions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions
 
 __all__ = ["QueueTracked", "TrackerCounts", "TrackerOptions", "TrackerState", "Tracking"]
 
