@@ -52,10 +52,10 @@ from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
 from broker_kafka.queue.admin.inspecting import queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
 from broker_kafka.queue.admin.queue_admin import QueueAdmin, redrives_by_offsets
-from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker, shown_leases
+from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker, list_open_leases
 from broker_kafka.queue.consumer.subscribing import open_queue
 from broker_kafka.queue.markers.marker_topic import check_names
-from broker_kafka.queue.tracker.shared_trackers import Trackers
+from broker_kafka.queue.tracker.shared_trackers import SharedTrackers
 from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.settings import KafkaSettings
@@ -114,7 +114,7 @@ class KafkaBackend:
         self.connection: Final = Connection(settings, hooks)
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
-        self._trackers = Trackers(self.connection, hooks)
+        self._trackers = SharedTrackers(self.connection, hooks)
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -220,7 +220,7 @@ class KafkaBackend:
         return tracker
 
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
-        return await shown_leases(self.connection, self._log, subscription)
+        return await list_open_leases(self.connection, self._log, subscription)
 
     async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
         return await queued_messages(self.connection, self._log, subscription, limit)

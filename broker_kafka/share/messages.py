@@ -46,9 +46,9 @@ from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import group_id
 from broker_kafka.codec.headers import NativeRecord, RecordView
 from broker_kafka.errors import kafka_error
-from broker_kafka.share.fetch_scheduling import Asking
-from broker_kafka.share.group_config import counted_lock, delete_group, no_share_groups, prepare, require
-from broker_kafka.share.join_state import TakingPart
+from broker_kafka.share.fetch_scheduling import FetchScheduler
+from broker_kafka.share.group_config import configured_lock, delete_group, no_share_groups, prepare, require
+from broker_kafka.share.join_state import JoinState
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
 
 __all__ = ["SHARE_VIEW", "Batch", "ShareMessageSource", "place_of", "subscribe"]
@@ -133,12 +133,12 @@ class ShareMessageSource:
         self._config = member_config(connection.client_config("consumer"), group, most)
         self._loop = asyncio.get_running_loop()
         self._members: dict[ShareMember, Batch | None] = {}
-        self._asking: Asking[ShareMember] = Asking(connection.settings.share_members, partitions)
+        self._asking: FetchScheduler[ShareMember] = FetchScheduler(connection.settings.share_members, partitions)
         self._adding: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[bool]] = set()
         self._buffer: deque[Message[Any]] = deque()
         self._failures: deque[BrokerError] = deque()
-        self._part = TakingPart(self._what, connection.settings)
+        self._part = JoinState(self._what, connection.settings)
         self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
 
@@ -478,7 +478,7 @@ async def subscribe(
     except BaseException:
         await source.close()
         raise
-    counted = counted_lock(connection.settings)
+    counted = configured_lock(connection.settings)
     if config.lock_seconds < counted:
         text = (
             f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, and delays and retries of this "

@@ -17,7 +17,7 @@ from broker.errors import BrokerError, ConfigurationError, ConnectionFailed, Lea
 from broker.hooks import LeasesNotRenewed, Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take
-from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
 from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.redelivery import QUEUE
 from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers
@@ -67,7 +67,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, kind: Kind, which: int) -> None:
     write: Write = MarkerProducer.write
     left = [which]
 
-    async def failing(self: MarkerProducer, markers: Sequence[Placed], **how: Any) -> list[BrokerError | None]:
+    async def failing(self: MarkerProducer, markers: Sequence[PlacedMarker], **how: Any) -> list[BrokerError | None]:
         found = [marker for placed in markers for marker, _ in read_markers(placed.data)]
         told = [(place, marker) for place, marker in enumerate(found) if marker is not None and marker.kind == kind]
         mine = [place for place, marker in told for _ in marker.ids()]

@@ -160,7 +160,7 @@ async def test_a_consumer_whose_marker_topic_is_deleted_says_so(kafka: KafkaServ
         await bus.topic(topic).publish(b"x")
         assert await inbox.next_message(timeout=20) is not None
         await bus.admin.delete_topic(marker_topic_name(group))
-        with pytest.raises(BackendError, match="is gone, and with it what is known of unsettled messages"):
+        with pytest.raises(BackendError, match="was deleted, and with it the record of unsettled messages"):
             while True:
                 await bus.topic(topic).publish(b"y")
                 await inbox.next_message(timeout=0.1)

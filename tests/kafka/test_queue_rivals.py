@@ -13,7 +13,7 @@ from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.consumer.subscribing import rivals_of
+from broker_kafka.queue.consumer.conflicting_members import conflicting_members
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
@@ -91,12 +91,12 @@ async def test_a_group_that_has_changed_over_has_no_rivals(
         await send(side, topic)
         await eventually(side.work, PATIENCE, "the first message")
         connection: Connection = side.bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
-        assert [member.client for member in await rivals_of(connection, topic, group)] == ["anybroker"]
+        assert [member.client for member in await conflicting_members(connection, topic, group)] == ["anybroker"]
     async with AsyncExitStack() as stack:
         sides = [await joined(stack, kafka, "queue=offsets", topic, group) for _ in range(2)]
         connection = sides[0].bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
         # Nothing was published since, so that what the others have committed still stands.
-        assert await rivals_of(connection, topic, group) == []
+        assert await conflicting_members(connection, topic, group) == []
 
 
 def unlike(how: str, more: str) -> tuple[str, str]:
@@ -134,7 +134,7 @@ async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
         assert isinstance(error, ConfigurationError)
         (warning,) = first.warned
         assert error.message == warning
-        assert f"group {group!r}" in warning
+        assert f"Group {group!r}" in warning
         assert "anybroker at 127.0.0.1" in warning
         assert "a subscription of its own" in warning
         assert not second.warned if how == "one takes all" else set(second.warned) <= {warning}
@@ -151,7 +151,7 @@ async def test_who_comes_to_others_with_other_keys_is_refused(
         first = await joined(stack, kafka, mine, topic, group)
         await send(first, topic, "mail", "reports")
         await eventually(first.work, PATIENCE, "the first message")
-        with pytest.raises(ConfigurationError, match=r"whose queue_id differs: .* Stop one of the two"):
+        with pytest.raises(ConfigurationError, match=r"with different values of queue_id: .* Stop one of the two"):
             await joined(stack, kafka, theirs, topic, group)
         # The same again disturbs nobody.
         await joined(stack, kafka, mine, topic, group)
@@ -174,5 +174,10 @@ async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: 
 
         await eventually(both, PATIENCE, "work for both")
         connection: Connection = first.bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
-        assert len(await rivals_of(connection, topic, group)) == 2
-        assert await rivals_of(connection, topic, group, keys=QueueFilter.of(group, connection.settings).mark) == []
+        assert len(await conflicting_members(connection, topic, group)) == 2
+        assert (
+            await conflicting_members(
+                connection, topic, group, key_mark=QueueFilter.of(group, connection.settings).key_mark
+            )
+            == []
+        )

@@ -16,7 +16,7 @@ from broker.messages import Message, SettleState
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, take
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.markers.marker_producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer
@@ -28,7 +28,7 @@ async def test_an_ack_that_was_in_time_is_not_told_as_lost(
     write = MarkerProducer.write
 
     async def stand_still(
-        producer: MarkerProducer, markers: Sequence[Placed], **more: float
+        producer: MarkerProducer, markers: Sequence[PlacedMarker], **more: float
     ) -> list[BrokerError | None]:
         outcomes = await write(producer, markers, **more)
         ((marker, _),) = read_markers(markers[0].data)

@@ -16,7 +16,7 @@ from broker.bus import Bus, connect
 from broker.errors import OperationTimeout, SettleError
 from broker.hooks import Event, LeasesNotRenewed
 from broker.testing.waiting import take
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
+from broker_kafka.queue.consumer.lease_manager import LeaseManager
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
@@ -162,10 +162,10 @@ async def test_a_try_that_cannot_be_written_down_is_told(
 ) -> None:
     told: list[Event] = []
 
-    async def keep(self: LeaseBook, *arguments: object) -> OperationTimeout:
+    async def keep(self: LeaseManager, *arguments: object) -> OperationTimeout:
         return OperationTimeout("no answer in time")
 
-    monkeypatch.setattr(LeaseBook, "keep", keep)
+    monkeypatch.setattr(LeaseManager, "keep", keep)
     async with connect(f"{kafka.url}?{QUICK}") as bus:
         bus.hooks.listen(told.append)
         await sent(bus, topic)

@@ -388,12 +388,12 @@ async def test_positions_that_a_tracker_may_not_read_are_told_once(
         positions = redelivery_checks.GroupPositions(connection, group, warned.append)
         secure.restrict(refused, "bob", resource)
         for _ in range(3):
-            assert not await positions.behind([message])
+            assert not await positions.passed([message])
         assert len(warned) == 1
         assert refused in warned[0]
         secure.restrict(refused, "ann", resource)
         async with asyncio.timeout(20):
-            while not await positions.behind([message]):
+            while not await positions.passed([message]):
                 await asyncio.sleep(0.05)
         assert len(warned) == 1
     finally:

@@ -35,10 +35,10 @@ from broker_kafka.queue.markers.redelivery import attempts_of
 from broker_kafka.queue.markers.wire import Headers, MessageId, read_content, read_markers
 from broker_kafka.queue.tracker.markers_queue import MarkersQueue
 
-__all__ = ["open_in", "open_leases", "queued_messages", "read_untaken", "state_of", "untaken_ranges"]
+__all__ = ["backlog_ranges", "open_leases", "open_leases_in", "queued_messages", "read_backlog", "state_of"]
 
 
-async def untaken_ranges(connection: Connection, log: LogReaderSpi, subscription: str) -> dict[TopicPartition, Bounds]:
+async def backlog_ranges(connection: Connection, log: LogReaderSpi, subscription: str) -> dict[TopicPartition, Bounds]:
     """From where to where nobody has taken anything, for every partition of the topics that the group reads.
 
     :raises SubscriptionNotFound: there is no such group.
@@ -56,7 +56,7 @@ async def untaken_ranges(connection: Connection, log: LogReaderSpi, subscription
     return found
 
 
-async def read_untaken(
+async def read_backlog(
     log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, batch: int
 ) -> AsyncGenerator[list[Record[Any]]]:
     """The records of a range that are messages of the queue, in batches of at most so many."""
@@ -92,11 +92,11 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
             raise position
         first, following = bounds[place.partition]
         start = first if position is None else max(first, position.offset)
-        found += await open_in(log, place, start, following)
+        found += await open_leases_in(log, place, start, following)
     return [lease for lease in found if own.has_lease(lease)]
 
 
-async def open_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
+async def open_leases_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
     """The same of one marker partition, as of the offset `stop`, read from `start`."""
     markers = MarkersQueue(start)
     if start < stop:
@@ -127,7 +127,7 @@ async def queued_messages(
     await require_markers(connection, own.queue)
     # Before the leases: what is taken meanwhile is in both then, and never in neither.
     ready: list[Record[Any]] = []
-    for place, bounds in (await untaken_ranges(connection, log, own.queue)).items():
+    for place, bounds in (await backlog_ranges(connection, log, own.queue)).items():
         ready += await _first_of(log, own, place, bounds, limit)
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())
@@ -141,7 +141,7 @@ async def _first_of(
     log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, count: int
 ) -> list[Record[Any]]:
     found: list[Record[Any]] = []
-    async with aclosing(read_untaken(log, own, place, bounds, count)) as batches:
+    async with aclosing(read_backlog(log, own, place, bounds, count)) as batches:
         async for batch in batches:
             found += batch
             if len(found) >= count:

@@ -18,13 +18,13 @@ from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.queue.admin.inspecting import open_in, open_leases, read_untaken, untaken_ranges
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry
+from broker_kafka.queue.admin.inspecting import backlog_ranges, open_leases, open_leases_in, read_backlog
+from broker_kafka.queue.markers.fenced_writer import OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.lease import Lease
 from broker_kafka.queue.markers.marker_topic import require_markers, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.wire import Kind, Marker, write_marker
-from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, Claim, claim
+from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, PartitionClaim, claim_partitions
 
 __all__ = ["purge_queue"]
 
@@ -43,14 +43,14 @@ async def purge_queue(
     own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
     places = await partitions_of(connection, await require_markers(connection, subscription))
-    ranges = await untaken_ranges(connection, log, subscription)
+    ranges = await backlog_ranges(connection, log, subscription)
     if dry_run:
         leases = [lease for lease in await open_leases(connection, log, subscription) if _is_surely(own, lease, shared)]
         return PurgedQueue(open=len(leases), ready=await _count(log, own, ranges))
     groups = KafkaGroups(connection)
     for group, members in ((subscription, "consumers"), (trackers, "consumers, which track, and each broker tracker")):
         await groups.refuse_members(group, f"queue {subscription!r} is not purged", members=members)
-    claims = await claim(connection, GroupOffsetStore(connection), trackers, places)
+    claims = await claim_partitions(connection, GroupOffsetStore(connection), trackers, places)
     try:
         ready = await _skip(groups, log, own, ranges)
         await _until_visible(connection, log, claims)
@@ -66,7 +66,7 @@ async def _count(log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicParti
         return total
     count = 0
     for place, bounds in ranges.items():
-        async for records in read_untaken(log, own, place, bounds, _BATCH):
+        async for records in read_backlog(log, own, place, bounds, _BATCH):
             count += len(records)
     return count
 
@@ -90,7 +90,9 @@ async def _skip(
     return await _count(log, own, skipped)
 
 
-async def _until_visible(connection: Connection, log: LogReaderSpi, claims: Mapping[TopicPartition, Claim]) -> None:
+async def _until_visible(
+    connection: Connection, log: LogReaderSpi, claims: Mapping[TopicPartition, PartitionClaim]
+) -> None:
     """Wait for the end of transactions that the claims have undone, behind which nothing can be read.
 
     :raises OperationTimeout: somebody else's transaction is open.
@@ -117,18 +119,18 @@ def _is_surely(own: QueueFilter, lease: Lease, shared: str | None) -> bool:
 
 
 async def _end_open(
-    log: LogReaderSpi, own: QueueFilter, claims: Mapping[TopicPartition, Claim], shared: str | None
+    log: LogReaderSpi, own: QueueFilter, claims: Mapping[TopicPartition, PartitionClaim], shared: str | None
 ) -> int:
     """Write the END of every open message; how many there were."""
     count = 0
     for place, claimed in claims.items():
-        found = await open_in(log, place, claimed.start, claimed.end)
+        found = await open_leases_in(log, place, claimed.start, claimed.end)
         leases = [lease for lease in found if _is_surely(own, lease, shared)]
         if not leases:
             continue
         try:
             await claimed.writer.write(_ends(place, leases))
-        except Doubtful as error:
+        except OutcomeUnknown as error:
             if not error.fenced:
                 raise
             raise BackendError(
@@ -141,10 +143,10 @@ async def _end_open(
     return count
 
 
-def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[Entry]:
+def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[OutgoingRecord]:
     # One each, and in V1 where the START was: a tracker of kafka-mq-go may read them as well.
     return [
-        Entry(
+        OutgoingRecord(
             place.topic,
             None,
             write_marker(Marker(kind=Kind.END, id=lease.id), v1=lease.id.is_v1),

@@ -12,7 +12,7 @@ from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks, partitions_of
 from broker_kafka.cluster.names import is_topic_name
-from broker_kafka.queue.admin.inspecting import open_leases, read_untaken
+from broker_kafka.queue.admin.inspecting import open_leases, read_backlog
 from broker_kafka.queue.markers.marker_topic import marker_topic_name, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.settings import KafkaSettings
@@ -94,7 +94,7 @@ class QueueAdmin(KafkaAdmin):
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
             bounds = Bounds(max(first, positions.get(place, first)), following)
-            batches = [len(records) async for records in read_untaken(self._log, own, place, bounds, _COUNTED)]
+            batches = [len(records) async for records in read_backlog(self._log, own, place, bounds, _COUNTED)]
             counted[partition] = sum(batches)
         return counted
 

@@ -17,7 +17,7 @@ from broker_kafka.queue.markers.wire import read_content
 from broker_kafka.queue.tracker.tracker import Tracker
 from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
-__all__ = ["KafkaQueueTracker", "shown_leases"]
+__all__ = ["KafkaQueueTracker", "list_open_leases"]
 
 _SILENT: Final = 10.0
 """Seconds without an answer after which a tracker is in trouble; it asks each 2.5 s, and waits for 2 s."""
@@ -99,7 +99,7 @@ class KafkaQueueTracker:
         }
 
 
-async def shown_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
+async def list_open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
     """The open leases of a subscription for people, the oldest first, by the clock of this machine.
 
     :raises NotFound: the subscription has no marker topic.

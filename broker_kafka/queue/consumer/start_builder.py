@@ -1,11 +1,7 @@
-"""In which marker partition the markers of a message lie. Pure.
+"""`StartBuilder`: turns fetched records into messages of a queue, and into the STARTs that lease them. Pure.
 
-All markers of a message lie in one partition, which is chosen when its START is written and kept by who holds it: a
-marker topic that grows in between moves nothing.
-
-How a record that is handed over as a message of a queue is shown. Pure, safe from any thread.
-
-Records on their way to be messages of a queue: what of them is to be started, and what their STARTs say. Pure.
+All markers of a message lie in one partition of the marker topic. It is chosen when the START is built and kept with
+the message, so that a marker topic which grows in between moves nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +21,8 @@ from broker.driver import Place
 from broker_kafka.client.partitioner import partition_of
 from broker_kafka.codec.headers import NativeRecord, RecordView, due_of, headers_of, headers_of_each
 from broker_kafka.codec.record_run import NativeRun
-from broker_kafka.queue.consumer.lease_manager import Hold
-from broker_kafka.queue.markers.marker_producer import PACKED_BYTES, Placed
+from broker_kafka.queue.consumer.lease_manager import HeldMessage
+from broker_kafka.queue.markers.marker_producer import PACKED_BYTES, PlacedMarker
 from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.redelivery import attempts_of, origin_of
 from broker_kafka.queue.markers.start_writer import StartWriter
@@ -42,16 +38,16 @@ from broker_kafka.queue.markers.wire import (
 )
 from broker_kafka.queue.markers_pb2 import Header, HeaderList
 
-__all__ = ["QUEUE_VIEW", "UNCOUNTED_VIEW", "Started", "Starting", "Taken", "marker_partition"]
+__all__ = ["QUEUE_VIEW", "UNCOUNTED_VIEW", "FetchedRecord", "StartBuilder", "StartRecord", "marker_partition"]
 
 
 def marker_partition(id: MessageId, partitions: int) -> int:
-    """The partition for a START: one for each queue and partition of messages, so that a queue's load is shared."""
+    """The partition of a START: one for each queue and message partition, which spreads the load of a queue."""
     return (crc32(f"{id.queue}\0{id.topic}".encode()) + id.partition) % partitions
 
 
 class _UncountedView(RecordView):
-    """As any record, and it tells where the message lay before a tracker sent it again."""
+    """As `RecordView`, with the place at which a redelivered message was published."""
 
     __slots__ = ()
 
@@ -61,7 +57,7 @@ class _UncountedView(RecordView):
 
 
 class _QueueView(_UncountedView):
-    """It also tells which delivery this is."""
+    """With the delivery attempt, too."""
 
     __slots__ = ()
 
@@ -71,28 +67,27 @@ class _QueueView(_UncountedView):
 
 
 QUEUE_VIEW: Final = _QueueView()
-"""The one view of all messages of queues."""
+"""The view of messages of queues."""
 UNCOUNTED_VIEW: Final = _UncountedView()
-"""That of messages whose markers are V1: those keep no count."""
+"""The view of messages with V1 markers, which carry no attempt count."""
 
 
 _offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
 
-_MOST: Final = 2**32 - 1
-"""The largest count that a START can tell."""
+_MAX_COUNT: Final = 2**32 - 1
+"""The largest attempt count that a START can carry."""
 _FRAME: Final = 40
-"""The most bytes that a message takes in a START of several, beside its key, value and headers."""
+"""Bytes that a message takes in a START of several, at most, beside its key, value and headers."""
 
 
-class Taken(msgspec.Struct, eq=False, gc=False):
-    """A record that was taken from the group and is not committed.
+class FetchedRecord(msgspec.Struct, eq=False, gc=False):
+    """A record that was fetched and whose position is not committed.
 
-    :ivar headers: of the record.
-    :ivar assignment: the number of the assignment that it came in.
-    :ivar hold: None for one that is another queue's, and is passed over.
+    :ivar assignment: the number of the assignment in which it was fetched.
+    :ivar held: the message; None for a record of another queue, which is skipped.
     :ivar due: when it may be handed over, in milliseconds since 1970; 0 is at once.
-    :ivar is_first: whether it lies where it was sent first, and was never delivered.
-    :ivar waits: whether its START says that it is not due, so that a tracker sends it again when it is.
+    :ivar is_first: whether it lies where it was published, and was never delivered.
+    :ivar deferred: whether its START leases it to no one, so that a tracker sends it again when it is due.
     """
 
     place: TopicPartition
@@ -100,27 +95,25 @@ class Taken(msgspec.Struct, eq=False, gc=False):
     raw: NativeRecord
     offset: int
     headers: Headers
-    hold: Hold | None
+    held: HeldMessage | None
     due: int = 0
     is_first: bool = True
-    waits: bool = False
+    deferred: bool = False
 
 
-class Started(NamedTuple):
-    """A START, and what it starts."""
+class StartRecord(NamedTuple):
+    """A record with one or more STARTs, and the fetched records that it starts."""
 
-    placed: Placed
-    taken: Sequence[Taken]
+    marker: PlacedMarker
+    records: Sequence[FetchedRecord]
 
 
-class Starting:
+class StartBuilder:
     """:param own: which records are the queue's.
     :param partitions: of the marker topic.
-    :param lease_ms: of each START.
-    :param holder: who holds what is started here, for people.
-    :param format: of the STARTs.
-    :param max_deliveries: after so many a tracker writes a message to `dead_letter`; V1 cannot tell it.
-    :param dead_letter: a topic; without one, trackers send every message again.
+    :param holder: the name of this consumer, shown by `broker queue inspect`.
+    :param max_deliveries: after so many a tracker writes a message to `dead_letter`; V1 STARTs do not carry it.
+    :param dead_letter: a topic; without one, trackers redeliver every message.
     """
 
     def __init__(
@@ -135,131 +128,130 @@ class Starting:
         dead_letter: str | None,
     ) -> None:
         self._own: Final = own
-        self.keys: Final = own.mark
-        """What stands for the keys of its records."""
+        self.key_mark: Final = own.key_mark
         self._queue: Final = own.queue
         self._v1: Final = format.v1
-        self._by_key: Final = format.by_key
-        self._together: Final = format.together
+        self._by_key: Final = format.place_by_key
+        self._max_markers: Final = format.markers_per_record
         self._partitions: Final = partitions
         self._lease_ms: Final = lease_ms
         self._holder: Final = holder
         self._dead_letter: Final = dead_letter or ""
-        self._most: Final = min(max_deliveries or 0, _MOST) if dead_letter else 0
+        self._max_attempts: Final = min(max_deliveries or 0, _MAX_COUNT) if dead_letter else 0
 
-    def taken(self, run: NativeRun, assignment: int) -> list[Taken]:
+    def fetched(self, run: NativeRun, assignment: int) -> list[FetchedRecord]:
         """The records of a run."""
         topic, number, queue, own, by_key = run.topic, run.partition, self._queue, self._own, self._by_key
         place = TopicPartition(topic, number)
-        partition = usual = marker_partition(MessageId(topic, number, 0, queue), self._partitions)
-        found: list[Taken] = []
+        partition = default = marker_partition(MessageId(topic, number, 0, queue), self._partitions)
+        found: list[FetchedRecord] = []
         messages = run.messages
-        for raw, offset, told in zip(messages, map(_offset, messages), headers_of_each(messages), strict=True):
-            hold, due, is_first = None, 0, True
-            headers = tuple(told) if told else ()
+        for raw, offset, known in zip(messages, map(_offset, messages), headers_of_each(messages), strict=True):
+            held, due, is_first = None, 0, True
+            headers = tuple(known) if known else ()
             if by_key:
                 key = _bytes(raw.key())
-                partition = usual if key is None else partition_of(key, self._partitions)
+                partition = default if key is None else partition_of(key, self._partitions)
             if not headers and own.key is None:
-                hold = Hold(MessageId(topic, number, offset, queue), partition, 1)
+                held = HeldMessage(MessageId(topic, number, offset, queue), partition, 1)
             elif own.has(raw.key(), headers):
-                hold = Hold(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)
+                held = HeldMessage(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)
                 due = due_of(headers)
-                is_first = hold.attempt == 1 and origin_of(headers) is None
-            found.append(Taken(place, assignment, raw, offset, headers, hold, due, is_first))
+                is_first = held.attempt == 1 and origin_of(headers) is None
+            found.append(FetchedRecord(place, assignment, raw, offset, headers, held, due, is_first))
         return found
 
-    def starts(self, taken: Iterable[Taken], now: int) -> list[Started]:
-        """The STARTs of these, but for those that are another queue's.
+    def starts(self, records: Iterable[FetchedRecord], now: int) -> list[StartRecord]:
+        """The STARTs of these; records of other queues get none.
 
-        :param now: milliseconds since 1970; what is not due by then is told to wait.
+        :param now: milliseconds since 1970; what is due later is deferred.
         """
-        parts: dict[tuple[TopicPartition, int], tuple[list[Taken], list[Taken]]] = {}
+        parts: dict[tuple[TopicPartition, int], tuple[list[FetchedRecord], list[FetchedRecord]]] = {}
         place: TopicPartition | None = None
         partition = -1
-        alike: list[Taken] = []
-        others: list[Taken] = []
-        joins = self._together > 1
-        for each in taken:
-            hold = each.hold
-            if hold is None:
+        joined: list[FetchedRecord] = []
+        single: list[FetchedRecord] = []
+        joins = self._max_markers > 1
+        for each in records:
+            held = each.held
+            if held is None:
                 continue
-            if each.place is not place or hold.partition != partition:
-                place, partition = each.place, hold.partition
-                alike, others = parts.setdefault((place, partition), ([], []))
-            each.waits = each.due > now
-            (alike if joins and each.is_first and not each.waits else others).append(each)
-        found: list[Started] = []
-        for (place, partition), (alike, others) in parts.items():
+            if each.place is not place or held.partition != partition:
+                place, partition = each.place, held.partition
+                joined, single = parts.setdefault((place, partition), ([], []))
+            each.deferred = each.due > now
+            (joined if joins and each.is_first and not each.deferred else single).append(each)
+        found: list[StartRecord] = []
+        for (place, partition), (joined, single) in parts.items():
             writer = StartWriter(
                 *place,
                 self._queue,
                 lease_ms=self._lease_ms,
                 holder=self._holder,
-                max_attempts=self._most,
+                max_attempts=self._max_attempts,
                 dead_letter=self._dead_letter,
             )
-            found += [self._alone(writer, partition, each, max(0, each.due - now)) for each in others]
-            found += self._starts_together(writer, partition, alike)
+            found += [self._single(writer, partition, each, max(0, each.due - now)) for each in single]
+            found += self._joined(writer, partition, joined)
         return found
 
-    def _alone(self, writer: StartWriter, partition: int, taken: Taken, wait_ms: int) -> Started:
-        hold = taken.hold
-        assert hold is not None
-        data = self._v1_start(taken, hold, wait_ms) if self._v1 else _start(writer, taken, hold, wait_ms)
-        return Started(Placed(partition, data), (taken,))
+    def _single(self, writer: StartWriter, partition: int, record: FetchedRecord, wait_ms: int) -> StartRecord:
+        held = record.held
+        assert held is not None
+        data = self._v1_start(record, held, wait_ms) if self._v1 else _start(writer, record, held, wait_ms)
+        return StartRecord(PlacedMarker(partition, data), (record,))
 
-    def _starts_together(self, writer: StartWriter, partition: int, taken: Sequence[Taken]) -> Iterator[Started]:
-        """STARTs of messages on their first delivery, of several where that can be."""
-        raws: list[Any] = [each.raw for each in taken]
+    def _joined(self, writer: StartWriter, partition: int, records: Sequence[FetchedRecord]) -> Iterator[StartRecord]:
+        """STARTs of messages on their first delivery: one for several of them where the columns allow it."""
+        raws: list[Any] = [each.raw for each in records]
         keys: list[bytes] = [key for raw in raws if (key := raw.key()) is not None]
         values: list[bytes] = [value for raw in raws if (value := raw.value()) is not None]
         if len(values) < len(raws) or 0 < len(keys) < len(raws):
-            # Columns do not tell which message has none.
-            for each in taken:
-                yield self._alone(writer, partition, each, 0)
+            # A column cannot say which message has no key or value.
+            for each in records:
+                yield self._single(writer, partition, each, 0)
             return
         times = [_time(*raw.timestamp()) for raw in raws]
-        headers = [_header_list(each.headers) for each in taken] if any(each.headers for each in taken) else []
+        headers = [_header_list(each.headers) for each in records] if any(each.headers for each in records) else []
         sizes = [_FRAME + len(value) for value in values]
         if keys:
             sizes = list(map(add, sizes, map(len, keys)))
         if headers:
             sizes = list(map(add, sizes, map(HeaderList.ByteSize, headers)))
-        for begin, end in _parts(sizes, self._together):
+        for begin, end in _parts(sizes, self._max_markers):
             part = slice(begin, end)
             if end - begin == 1:
-                yield self._alone(writer, partition, taken[begin], 0)
+                yield self._single(writer, partition, records[begin], 0)
                 continue
-            offsets = [each.offset for each in taken[part]]
+            offsets = [each.offset for each in records[part]]
             data = writer.together(offsets, keys[part], values[part], times[part], headers[part])
-            yield Started(Placed(partition, data, whole=True), taken[part])
+            yield StartRecord(PlacedMarker(partition, data, whole=True), records[part])
 
-    def _v1_start(self, taken: Taken, hold: Hold, wait_ms: int) -> bytes:
-        marker = Marker(kind=Kind.START, id=hold.id, after_ms=wait_ms or self._lease_ms)
-        return write_marker(marker, Content(key=_bytes(taken.raw.key()), value=_bytes(taken.raw.value())), v1=True)
+    def _v1_start(self, record: FetchedRecord, held: HeldMessage, wait_ms: int) -> bytes:
+        marker = Marker(kind=Kind.START, id=held.id, after_ms=wait_ms or self._lease_ms)
+        return write_marker(marker, Content(key=_bytes(record.raw.key()), value=_bytes(record.raw.value())), v1=True)
 
-    def message(self, taken: Taken) -> Message[Any]:
-        """One that was started, as the consumer gets it."""
-        raw = taken.raw
+    def message(self, record: FetchedRecord) -> Message[Any]:
+        """The message as the consumer gets it."""
+        raw = record.raw
         view = UNCOUNTED_VIEW if self._v1 else QUEUE_VIEW
-        return Message(taken.place.topic, raw.value(), raw, view, taken.hold, len(raw))
+        return Message(record.place.topic, raw.value(), raw, view, record.held, len(raw))
 
 
-def _start(writer: StartWriter, taken: Taken, hold: Hold, wait_ms: int) -> bytes:
-    raw = taken.raw
-    key, value, headers = raw.key(), raw.value(), taken.headers
+def _start(writer: StartWriter, record: FetchedRecord, held: HeldMessage, wait_ms: int) -> bytes:
+    raw = record.raw
+    key, value, headers = raw.key(), raw.value(), record.headers
     time = _time(*raw.timestamp())
     if not headers and not wait_ms and type(key) is bytes and type(value) is bytes:
-        return writer.plain(taken.offset, hold.attempt, key, value, time)
-    origin = origin_of(headers) or Origin(taken.place.topic, taken.place.partition, taken.offset, time)
-    # What waits is not delivered by this.
-    attempt = hold.attempt - 1 if wait_ms else hold.attempt
-    return writer.write(taken.offset, attempt, _bytes(key), _bytes(value), headers, origin, wait_ms=wait_ms)
+        return writer.plain(record.offset, held.attempt, key, value, time)
+    origin = origin_of(headers) or Origin(record.place.topic, record.place.partition, record.offset, time)
+    # Deferring is no delivery.
+    attempt = held.attempt - 1 if wait_ms else held.attempt
+    return writer.write(record.offset, attempt, _bytes(key), _bytes(value), headers, origin, wait_ms=wait_ms)
 
 
 def _time(kind: int, time: int) -> int:
-    """When a record was sent, in milliseconds since 1970; 0 if it does not tell."""
+    """When a record was published, in milliseconds since 1970; 0 is unknown."""
     return time if kind == TIMESTAMP_CREATE_TIME and time > 0 else 0
 
 
@@ -272,10 +264,10 @@ def _header_list(headers: Headers) -> HeaderList:
 
 
 def _parts(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Where to cut, so that a part has so many at most, and a record takes it unless it is one alone."""
+    """Bounds of the parts: at most `most` messages, and the bytes of one record unless a message alone is larger."""
     totals = list(accumulate(sizes))
-    begin = taken = 0
+    begin = size = 0
     while begin < len(sizes):
-        end = min(begin + most, max(begin + 1, bisect_right(totals, taken + PACKED_BYTES)))
+        end = min(begin + most, max(begin + 1, bisect_right(totals, size + PACKED_BYTES)))
         yield begin, end
-        begin, taken = end, totals[end - 1]
+        begin, size = end, totals[end - 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_kafka.codec.headers import Headers
-from broker_kafka.queue.markers.commit_text import mark_of_keys
+from broker_kafka.queue.markers import commit_text
 from broker_kafka.queue.markers.lease import Lease
 from broker_kafka.queue.markers.redelivery import QUEUE
 from broker_kafka.queue.markers.wire import read_content
@@ -28,9 +28,9 @@ class QueueFilter(NamedTuple):
         return cls(queue, None if settings.queue_id is None else settings.queue_id.encode())
 
     @property
-    def mark(self) -> str:
-        """What a commit text says of the key; empty for all of a topic."""
-        return "" if self.key is None else mark_of_keys([self.key])
+    def key_mark(self) -> str:
+        """The mark of the key in commit texts; empty without a key."""
+        return "" if self.key is None else commit_text.key_mark(self.key)
 
     def has(self, key: bytes | None, headers: Headers) -> bool:
         """Whether a record is for this queue: redeliveries of other queues are not."""

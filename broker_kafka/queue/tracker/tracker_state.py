@@ -1,16 +1,14 @@
-"""What a tracker can be told, and what it tells: options, counts, and the events of `bus.hooks`. No I/O."""
+"""Options, counts and state of a tracker, and the event that reports them. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from broker import BrokerError
 from broker.driver import Event, Histogram
 from broker_kafka.queue.tracker.partition_state import PartitionOptions
 
-__all__ = ["QueueTracked", "TrackerCounts", "TrackerOptions", "TrackerState", "Tracking"]
+__all__ = ["QueueTracked", "TrackerCounts", "TrackerOptions", "TrackerState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +16,13 @@ class TrackerOptions:
     """:ivar topics: the message topics; a new marker topic is measured by them.
     :ivar marker_partitions: of a new marker topic.
     :ivar topic: the message topic of markers that name none, as those of kafka-mq-go.
-    :ivar batch: the most messages of one transaction, so that many leases that end at once do not hold up the rest.
-    :ivar batch_bytes: the most bytes of them; one message is sent however large it is.
+    :ivar batch: the most messages of one transaction, so that many leases which end at once do not hold up other work.
+    :ivar batch_bytes: the most bytes of one transaction; a single message may be larger.
     :ivar commit_markers: how many markers at most are read again after a crash, beside those that are open.
-    :ivar commit_after: seconds that a marker waits for that at most.
-    :ivar retry_after: seconds until what could not be sent is tried again.
-    :ivar refused_after: the same for what the brokers refuse, at first; then ever longer, up to an hour.
-    :ivar tell_each: seconds between two `QueueTracked` events.
+    :ivar commit_after: seconds after which a marker is committed at the latest.
+    :ivar retry_after: seconds until a failed transaction is retried.
+    :ivar refused_after: seconds until a refused message is retried; grows up to an hour.
+    :ivar report_interval: seconds between two `QueueTracked` events.
     :ivar partition: of clocks, gates and renewals.
     """
 
@@ -37,7 +35,7 @@ class TrackerOptions:
     commit_after: float = 1.0
     retry_after: float = 1.0
     refused_after: float = 30.0
-    tell_each: float = 5.0
+    report_interval: float = 5.0
     partition: PartitionOptions = field(default_factory=PartitionOptions)
 
 
@@ -46,17 +44,15 @@ class TrackerCounts:
     """What a tracker has done since it was opened.
 
     :ivar markers: read, the unknown ones included.
-    :ivar unknown: records that were no marker known here; they are passed over.
+    :ivar unknown: records that are no known marker; they are skipped.
     :ivar redelivered: messages that were sent again.
     :ivar dead_lettered: messages that were written to their dead-letter topic.
-    :ivar waiting_for_readers: times at which a due message was left to the log, since its readers' position has not
-        passed it.
+    :ivar waiting_for_readers: due messages left to the readers of the log, whose position has not passed them.
     :ivar renewed: STARTs that were repeated.
     :ivar refused: times at which the brokers refused a message.
-    :ivar doubts: times at which it was not known what had been written, so that a partition was read anew.
+    :ivar unknown_outcomes: transactions of unknown outcome, after which a partition was read again.
     :ivar commits: of positions.
-    :ivar lateness: seconds from when a message was due until it was sent again, or its dead letter written,
-        whatever it waited for in between.
+    :ivar lateness: seconds from when a message was due until it was redelivered, or its dead letter written.
     :ivar delay: the same since the START of its delivery.
     """
 
@@ -67,7 +63,7 @@ class TrackerCounts:
     waiting_for_readers: int = 0
     renewed: int = 0
     refused: int = 0
-    doubts: int = 0
+    unknown_outcomes: int = 0
     commits: int = 0
     lateness: Histogram = field(default_factory=Histogram)
     delay: Histogram = field(default_factory=Histogram)
@@ -78,14 +74,14 @@ class TrackerState:
     """How a tracker is doing now.
 
     :ivar partitions: the marker partitions that it has.
-    :ivar catching_up: those of them of which not all is read that was written before: nothing is sent for them yet.
-    :ivar open: messages that were started and have not ended.
-    :ivar open_bytes: what these take in memory.
-    :ivar due: those of them that are being sent again, or wait for that.
-    :ivar oldest: seconds since the first START of the oldest of them, by the clock of the log; None if there is none.
-    :ivar clock_lag: seconds by which the time up to which all is read is behind the brokers' time, as far as it is
-        known, of the partition where that is most; None if none has a time. No lease ends in them. Some 3 s are usual.
-    :ivar lag: records of markers that are not read yet, as far as it is known.
+    :ivar catching_up: partitions whose earlier markers are still being read; nothing is redelivered from them yet.
+    :ivar open: messages with a START and no END.
+    :ivar open_bytes: the memory that their STARTs take.
+    :ivar due: open messages that are being redelivered, or wait for that.
+    :ivar oldest: seconds since the first START of the oldest open message, by the clock of the log.
+    :ivar clock_lag: the largest lag of a partition's clock behind the brokers' time in seconds, about 3 as a rule; None
+        if no partition has a time. Leases that end within the lag are redelivered later.
+    :ivar lag: records of markers that are not read yet.
     :ivar uncommitted: records of markers behind the committed positions.
     """
 
@@ -102,17 +98,8 @@ class TrackerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTracked(Event):
-    """Now and then: how the tracker of a queue is doing, and all it has done."""
+    """Emitted at intervals: the state of a queue's tracker, and its counts."""
 
     subscription: str
     state: TrackerState
     counts: TrackerCounts
-
-
-class Tracking(Protocol):
-    """The tracker of a subscription, as who consumes it sees it."""
-
-    @property
-    def failure(self) -> BrokerError | None:
-        """Why nothing comes again any more."""
-        ...
