@@ -15,7 +15,7 @@ from benchmarks.measure import Spread
 from benchmarks.report import Finding, Section
 from broker_kafka.queue.markers.start_writer import StartWriter
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
+from broker_kafka.queue.tracker.partition_state import PartitionState
 
 __all__ = ["measure_markers"]
 
@@ -112,7 +112,7 @@ def _id(number: int) -> MessageId:
 
 
 def _replay(log: Sequence[bytes]) -> float:
-    partition = AssignedPartition(0, len(log), 0)
+    partition = PartitionState(0, len(log), 0)
     began = time.process_time()
     for offset, data in enumerate(log):
         partition.read(offset, 1_000_000 + offset, data, 1)
@@ -126,7 +126,7 @@ def _lease_bytes(starts: Sequence[bytes]) -> float:
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    partition = AssignedPartition(0, 0, 0)
+    partition = PartitionState(0, 0, 0)
     for offset, data in enumerate(starts):
         partition.read(_HIGH + offset, _NOW + offset, bytes(bytearray(data)), 1)
     grown = tracemalloc.get_traced_memory()[0] - before
@@ -137,11 +137,11 @@ def _lease_bytes(starts: Sequence[bytes]) -> float:
 def _storms(rounds: int) -> Sequence[float]:
     took: list[float] = []
     for _ in range(rounds):
-        partition = AssignedPartition(0, 0, 0)
+        partition = PartitionState(0, 0, 0)
         for number in range(10_000):
             start = Marker(kind=Kind.START, id=_id(number), after_ms=1_000)
             partition.read(number, 1_000_000, write_marker(start), 1)
-        partition.log_ends(10_000, 1_001)
+        partition.log_end_known(10_000, 1_001)
         began = time.process_time()
         due = 0
         while taken := partition.due(500):

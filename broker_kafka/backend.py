@@ -49,20 +49,19 @@ from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.messages import found, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
-from broker_kafka.queue.admin.peeking import queued_messages
+from broker_kafka.queue.admin.inspecting import queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
 from broker_kafka.queue.admin.queue_admin import QueueAdmin, redrives_by_offsets
-from broker_kafka.queue.admin.serving import KafkaQueueTracker, shown_leases
+from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker, list_open_leases
 from broker_kafka.queue.consumer.subscribing import open_queue
-from broker_kafka.queue.dispatch.shared_readers import SharedReaders
-from broker_kafka.queue.markers.queue_names import check_names
-from broker_kafka.queue.tracker.trackers import Trackers
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.markers.marker_topic import check_names
+from broker_kafka.queue.tracker.shared_trackers import SharedTrackers
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.admin import ShareAdmin
 from broker_kafka.share.group_config import share_capabilities
-from broker_kafka.share.subscribing import subscribe as subscribe_to_share_group
+from broker_kafka.share.messages import subscribe as subscribe_to_share_group
 from broker_kafka.transactions import KafkaTransaction
 
 __all__ = ["KafkaBackend", "queue_capabilities"]
@@ -115,8 +114,7 @@ class KafkaBackend:
         self.connection: Final = Connection(settings, hooks)
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
-        self._trackers = Trackers(self.connection, hooks)
-        self._readers = SharedReaders(self.connection, self._trackers, found)
+        self._trackers = SharedTrackers(self.connection, hooks)
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -169,8 +167,6 @@ class KafkaBackend:
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         match self._engine(subscription.subscription):
             case "markers":
-                if self.connection.settings.queue_group is not None:
-                    return await self._readers.use(subscription, listener)
                 await check_names(self.connection, subscription)
                 await found(self.connection, subscription)
                 return await open_queue(self.connection, self._trackers, subscription, listener)
@@ -224,7 +220,7 @@ class KafkaBackend:
         return tracker
 
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
-        return await shown_leases(self.connection, self._log, subscription)
+        return await list_open_leases(self.connection, self._log, subscription)
 
     async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
         return await queued_messages(self.connection, self._log, subscription, limit)

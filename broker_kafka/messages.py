@@ -25,7 +25,7 @@ from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.group.start_offsets import StartPositions
-from broker_kafka.queue.consumer.subscribing import watch_for_rivals
+from broker_kafka.queue.consumer.conflicting_members import watch_for_conflicting_members
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["found", "subscribe"]
@@ -80,8 +80,8 @@ class _Messages(RecordsAsMessages):
 
     def watch(self, connection: Connection, topic: str, group: str) -> None:
         """Look until the close."""
-        work = watch_for_rivals(connection, topic, group, self._warn)
-        self._watching = asyncio.get_running_loop().create_task(work, name="broker-kafka-rivals")
+        work = watch_for_conflicting_members(connection, topic, group, self._warn)
+        self._watching = asyncio.get_running_loop().create_task(work, name="broker-kafka-conflicting-members")
 
     async def close(self) -> None:
         if self._watching is not None:

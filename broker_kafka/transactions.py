@@ -42,7 +42,7 @@ from broker_kafka.client.producer import ProducerClient, ProducerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import cluster_id
 from broker_kafka.errors import FENCED, kafka_error, translate
-from broker_kafka.queue.consumer.ack_support import ends_of
+from broker_kafka.queue.consumer.transacted_ends import transactional_leases
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["KafkaTransaction"]
@@ -182,15 +182,15 @@ class KafkaTransaction:
         )
 
     def check_source(self, source: MessageSource) -> None:
-        ends_of(source, self._connection)
+        transactional_leases(source, self._connection)
 
     async def add_acks(self, source: MessageSource, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._current()
         produce = partial(self._publish, receipts=False, placed=True)
-        return await ends_of(source, self._connection).write(messages, produce)
+        return await transactional_leases(source, self._connection).write_ends(messages, produce)
 
     def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
-        ends_of(source, self._connection).undone(messages)
+        transactional_leases(source, self._connection).discard_ends(messages)
 
     async def commit(self) -> None:
         committing = _Committing(self._positions)

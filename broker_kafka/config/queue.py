@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from broker import InvalidSetting
 from broker.driver.settings import BackendSettings, Form
@@ -21,9 +19,6 @@ _ENGINES: Final = {
             "marker_topic",
             "queue_tracker",
             "queue_id",
-            "queue_group",
-            "queue_ids",
-            "queue_waiting",
             "queue_transactions",
             "redelivery_rate",
         ),
@@ -74,24 +69,6 @@ class QueueSettings(BackendSettings):
         description="Queue `markers`: the queue within topics that many share: only records with this key are its "
         "messages, and all others are passed over",
     )
-    queue_group: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Queue `markers`: the group that reads topics which many queues share, once for all of them: each "
-        "subscription is the queue of the records with its name as key, and must be one of `queue_ids`",
-    )
-    queue_ids: tuple[str, ...] = Field(
-        default=(),
-        description="Queue `markers`: the queues of `queue_group`, or `*` for all keys; records of others are passed "
-        "over. Each process of the group should consume all of them: what it gets of another comes again later",
-    )
-    queue_waiting: int = Field(
-        default=500,
-        ge=1,
-        le=100_000,
-        description="Queue `markers`: with `queue_group`, so many messages of each queue are held for its consumer at "
-        "most, beside those that it has fetched; what is read of it beyond that comes again later",
-    )
     queue_transactions: bool = Field(
         default=False,
         description="Queue `markers`: write the STARTs of what is taken together and the group's positions in one "
@@ -118,23 +95,6 @@ class QueueSettings(BackendSettings):
         description="Queue `share`: most clients of one consumer, each of which waits for the last message it took",
     )
 
-    @field_validator("queue_ids", mode="before")
-    @classmethod
-    def _check_text_of_queues(cls, value: object) -> object:
-        # What is split passes over empty items, and one that was left out may be a queue whose messages are lost.
-        if isinstance(value, str) and value.strip():
-            _refuse_empty(value.split(","))
-        return value
-
-    @field_validator("queue_ids")
-    @classmethod
-    def _check_queues(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        _refuse_empty(value)
-        repeated = [name for name, count in Counter(value).items() if count > 1]
-        if repeated:
-            raise ValueError(f"it has {', '.join(map(repr, repeated))} more than once")
-        return value
-
     def check_given(self) -> None:
         super().check_given()
         for name, engine in _ENGINES.items():
@@ -147,38 +107,6 @@ class QueueSettings(BackendSettings):
                     advice=f"Say queue={engine}, or leave {name} out",
                 )
 
-        self._check_group()
-
-    def _check_group(self) -> None:
-        if self.queue != "markers":
-            return
-        if self.queue_group is None:
-            for name in ("queue_ids", "queue_waiting"):
-                if self.is_given(name):
-                    raise InvalidSetting(
-                        f"Setting {name!r} (from {self.origin(name)}) means nothing without queue_group",
-                        advice=f"Say queue_group=NAME, or leave {name} out",
-                    )
-            return
-        given = f"queue_group is {self.queue_group!r} (from {self.origin('queue_group')})"
-        if not self.queue_ids:
-            raise InvalidSetting(f"{given}, and queue_ids does not say of which queues", advice="Say queue_ids=a,b,c")
-        if self.queue_group in self.queue_ids or ("*" in self.queue_ids and len(self.queue_ids) > 1):
-            raise InvalidSetting(
-                f"{given}, and queue_ids is {','.join(self.queue_ids)!r}",
-                advice="Name each queue otherwise than the group; or say * alone, for all keys",
-            )
-        if self.queue_id is not None:
-            raise InvalidSetting(
-                f"{given}, and queue_id is {self.queue_id!r}: each subscription is a queue of its own then",
-                advice="Leave one of the two out",
-            )
-        if self.marker_format == "v1":
-            raise InvalidSetting(
-                f"{given}, and marker_format is 'v1', which cannot tell who holds a message",
-                advice="Say marker_format=v2-single, which a tracker of kafka-mq-go follows too",
-            )
-
     def is_given(self, name: str) -> bool:
         """Whether somebody gave it, and not None."""
         return self.origin(name).kind != "default" and getattr(self, name) is not None
@@ -186,9 +114,3 @@ class QueueSettings(BackendSettings):
     def is_outdone(self, name: str, by: str) -> bool:
         """Whether `by` was given in a place that goes before that of `name`: the URL before the environment."""
         return _RANKS[self.origin(by).kind] > _RANKS[self.origin(name).kind]
-
-
-def _refuse_empty(queues: Sequence[str]) -> None:
-    for place, name in enumerate(queues, 1):
-        if not name.strip():
-            raise ValueError(f"number {place} of its {len(queues)} names is empty")

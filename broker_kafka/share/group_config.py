@@ -45,7 +45,7 @@ __all__ = [
     "DELIVERIES",
     "LOCK_SECONDS",
     "ShareGroupConfig",
-    "counted_lock",
+    "configured_lock",
     "delete_group",
     "no_share_groups",
     "prepare",
@@ -61,7 +61,7 @@ DELIVERIES: Final = 10
 """How often a group is made to deliver a message; brokers take no more unless they are told to, and drop it then."""
 
 
-def counted_lock(settings: KafkaSettings) -> float:
+def configured_lock(settings: KafkaSettings) -> float:
     """The seconds by which delays and retries are measured, before any group is known."""
     return settings.share_lock or LOCK_SECONDS
 
@@ -70,7 +70,7 @@ def share_capabilities(settings: KafkaSettings) -> MessageCapabilities:
     """Of a connection with `queue=share`."""
     return MessageCapabilities(
         lease=LeaseMode.FIXED,
-        lease_seconds=counted_lock(settings),
+        lease_seconds=configured_lock(settings),
         confirmed_ack=ConfirmedAck.OPTIONAL,
         delivery_attempt=True,
         delivery_limit=DELIVERIES,

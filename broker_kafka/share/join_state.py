@@ -1,4 +1,4 @@
-"""`TakingPart`: since when a consumer takes part in its share group, which says when it is idle."""
+"""`JoinState`: since when a consumer takes part in its share group, which says when it is idle."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from broker import BrokerError, OperationTimeout
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["TakingPart"]
+__all__ = ["JoinState"]
 
 _ANSWERED: Final = 0.5
 """Seconds that the first request takes beyond `fetch_wait_max_ms`: the brokers look up where the group is."""
 
 
-class TakingPart:
+class JoinState:
     """For one event loop.
 
     :param what: the consumer, for errors.

@@ -1,4 +1,8 @@
-"""The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
+"""How a record of a share group is shown: as any other, with the number of its deliveries. Safe from any thread.
+
+MERGED broker_kafka.share.messages: `Batch`: what one member of a share group has got and not settled. Used on the loop.
+
+MERGED broker_kafka.share.messages: The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
 
 *Members.* A member of librdkafka gets nothing more until all it has got is settled, and only of the partitions that the
 brokers give it. So one of them fetches, then others too where it gets nothing, and where that gets nothing while others
@@ -8,6 +12,12 @@ so, since one late ack takes those of its partition along that are sent with it.
 without being asked for is released, for others; each delivery counts. The last one is nobody else's: it goes before all
 that waits, and is kept. Where it ends without an ack, that is told. *Settling.* The broker answers each ack. *Close*
 leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
+
+
+MERGED broker_kafka.share.messages: Opens messages of a share group: makes the group where it is missing, and joins it.
+
+*Cancellation* leaves no member, and the group's configuration as it is by then. *Failure.* As told by `subscribe`. A
+group of its own, shorter lock than the connection counts with is told by a `Warned` event.
 """
 
 from __future__ import annotations
@@ -32,16 +42,50 @@ from broker.driver import (
     take_from,
 )
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.codec.headers import NativeRecord
+from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.cluster.names import group_id
+from broker_kafka.codec.headers import NativeRecord, RecordView
 from broker_kafka.errors import kafka_error
-from broker_kafka.share.asking import Asking
-from broker_kafka.share.batch import Batch, place_of
-from broker_kafka.share.group_config import delete_group, no_share_groups
-from broker_kafka.share.join_state import TakingPart
+from broker_kafka.share.fetch_scheduling import FetchScheduler
+from broker_kafka.share.group_config import configured_lock, delete_group, no_share_groups, prepare, require
+from broker_kafka.share.join_state import JoinState
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
-from broker_kafka.share.views import SHARE_VIEW
 
-__all__ = ["ShareMessageSource"]
+__all__ = ["SHARE_VIEW", "Batch", "ShareMessageSource", "place_of", "subscribe"]
+
+
+class _ShareView(RecordView):
+    __slots__ = ()
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return raw.delivery_count()
+
+
+SHARE_VIEW: Final = _ShareView()
+"""The one view of them all."""
+
+
+class Batch:
+    """The lease of its messages."""
+
+    __slots__ = ("deadline", "member", "open", "timers")
+
+    def __init__(self, member: ShareMember, deadline: float) -> None:
+        self.member = member
+        self.deadline = deadline
+        """The `lease_time` at which the lock may end."""
+        self.open: dict[tuple[int, int], Message[Any]] = {}
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def stop_timers(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+
+
+def place_of(message: Message[Any]) -> tuple[int, int]:
+    """Partition and offset."""
+    return message.raw.partition(), message.raw.offset()
+
 
 _CLOSE_SECONDS: Final = 8.0
 _MOST_AT_ONCE: Final = 500
@@ -89,12 +133,12 @@ class ShareMessageSource:
         self._config = member_config(connection.client_config("consumer"), group, most)
         self._loop = asyncio.get_running_loop()
         self._members: dict[ShareMember, Batch | None] = {}
-        self._asking: Asking[ShareMember] = Asking(connection.settings.share_members, partitions)
+        self._asking: FetchScheduler[ShareMember] = FetchScheduler(connection.settings.share_members, partitions)
         self._adding: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[bool]] = set()
         self._buffer: deque[Message[Any]] = deque()
         self._failures: deque[BrokerError] = deque()
-        self._part = TakingPart(self._what, connection.settings)
+        self._part = JoinState(self._what, connection.settings)
         self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
 
@@ -394,3 +438,53 @@ class ShareMessageSource:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"{self._what} was closed")
+
+
+async def subscribe(
+    connection: Connection,
+    subscription: MessageSubscription,
+    listener: SourceListener,
+    on_close: Callable[[ShareMessageSource], object],
+) -> ShareMessageSource:
+    """Join the group; a new one has a member when this returns.
+
+    :raises TopicNotFound: there is no such topic.
+    :raises SubscriptionNotFound: nobody has made the group, and it is not to be made.
+    :raises InvalidName: a consumer group has the name of the group.
+    :raises Unsupported: the brokers have no share groups, or retry topics are asked for.
+    """
+    if subscription.retry_topics:
+        raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
+    partitions = await partitions_of(connection, subscription.topic)
+    group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
+    waits = False
+    if subscription.create or ephemeral:
+        before, config = await prepare(connection, group, subscription.start)
+        waits = not before.exists
+    else:
+        config = await require(connection, subscription.topic, group)
+    source = ShareMessageSource(
+        connection,
+        subscription,
+        listener,
+        group=group,
+        lock=config.lock_seconds,
+        limit=config.delivery_limit,
+        partitions=len(partitions),
+        on_close=on_close,
+    )
+    try:
+        await source.open(waits=waits)
+    except BaseException:
+        await source.close()
+        raise
+    counted = configured_lock(connection.settings)
+    if config.lock_seconds < counted:
+        text = (
+            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, and delays and retries of this "
+            f"connection are measured by {counted:g} s, so that what waits here may be lost to others before its time. "
+            f"Connect with share_lock={config.lock_seconds:g}"
+        )
+        logger.warning(text)
+        listener.event(Warned(text=text))
+    return source

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, cast
 
 from confluent_kafka import Message
 
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.redelivery import attempts_of
-from broker_kafka.queue.markers.topic import marker_topic_name
 from broker_kafka.queue.markers.wire import Kind, Marker, read_content, read_markers
 from tests.servers.kafka_client import RawAdmin, read_all
 

@@ -12,10 +12,10 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.topic import ensure_marker_topic, marker_topic_name, tracker_group
+from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name, tracker_group
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, write_marker
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce, read_all, wait_for

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 import broker
 from broker_kafka.queue.consumer import start_transactions
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 
 
 class Freezing(FencedWriter):
@@ -24,11 +24,11 @@ class Freezing(FencedWriter):
 
     where = ""
 
-    async def write(self, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def write(self, records: Sequence[OutgoingRecord], positions: Positions | None = None) -> None:
         self.freeze("before")
         try:
-            await super().write(entries, positions)
-        except (NotWritten, Doubtful):
+            await super().write(records, positions)
+        except (NotWritten, OutcomeUnknown):
             print("undone", flush=True)
             raise
 

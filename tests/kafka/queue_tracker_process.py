@@ -18,10 +18,10 @@ from confluent_kafka import Producer
 
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.fenced_writer import Entry, FencedWriter, Positions
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutgoingRecord, Positions
 from broker_kafka.queue.tracker import partition_claim as takeover
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.settings import KafkaSettings
 
 
@@ -32,10 +32,10 @@ class Freezing(FencedWriter):
     messages = False
     """Whether there are any in the batch; a tracker that has just begun asks for the time first."""
 
-    async def write(self, entries: Sequence[Entry], positions: Positions | None = None) -> None:
-        self.messages = len(entries) > 1
+    async def write(self, records: Sequence[OutgoingRecord], positions: Positions | None = None) -> None:
+        self.messages = len(records) > 1
         self.freeze("before")
-        await super().write(entries, positions)
+        await super().write(records, positions)
 
     def _flush(self, producer: Producer) -> None:
         super()._flush(producer)

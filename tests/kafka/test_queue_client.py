@@ -18,8 +18,8 @@ from broker.messages import Message
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, numbered, take
-from broker_kafka.queue.consumer.starting import marker_partition
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.consumer.start_builder import marker_partition
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers, write_marker
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
@@ -175,7 +175,7 @@ async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: Make
         await message.ack()
     # One for all of them, and none of a transaction that had to be undone.
     assert len(warnings) == 1
-    assert "topic is gone" in warnings[0]
+    assert "topic does not exist" in warnings[0]
 
 
 async def test_what_is_larger_than_is_published_here_comes_again(

@@ -11,7 +11,7 @@ from broker.bus import connect
 from broker.errors import BrokerError
 from broker.testing.waiting import take
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.test_queue_failures import kinds_of
@@ -28,7 +28,7 @@ async def test_a_start_that_is_on_its_way_is_written_before_the_group_is_left(
     starting, closing = asyncio.Event(), asyncio.Event()
     order: list[str] = []
 
-    async def slow(self: MarkerProducer, markers: Sequence[Placed], **how: float) -> list[BrokerError | None]:
+    async def slow(self: MarkerProducer, markers: Sequence[PlacedMarker], **how: float) -> list[BrokerError | None]:
         ((marker, _),) = read_markers(markers[0].data)
         if marker is None or marker.kind is not Kind.START or starting.is_set():
             return await write(self, markers, **how)

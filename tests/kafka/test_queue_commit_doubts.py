@@ -11,7 +11,7 @@ from broker.bus import connect
 from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, ConnectionFailed
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.markers.fenced_writer import Entry, FencedWriter, Positions
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutgoingRecord, Positions
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer
@@ -46,7 +46,9 @@ async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of
         results = await commit(source, positions)
         return dict.fromkeys(positions, ConnectionFailed("No answer")) if lose() else results
 
-    async def written(writer: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def written(
+        writer: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
+    ) -> None:
         await write(writer, entries, positions)
         if positions is not None:
             lose()

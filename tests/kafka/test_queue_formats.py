@@ -15,7 +15,7 @@ from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, take
 from broker_kafka.client.partitioner import partition_of
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.queue_markers import Queue, connected
 from tests.kafka.v1_reader import END, FIELDS, KEEPALIVE, START, V1Reader, fields_of

@@ -19,7 +19,7 @@ import pytest
 from broker.bus import connect
 from broker.messages import Message
 from broker.testing.waiting import bodies, numbered, once, take
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all

@@ -19,8 +19,13 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.markers.queue_names import check_names
-from broker_kafka.queue.markers.topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
+from broker_kafka.queue.markers.marker_topic import (
+    MARKER_HEADROOM,
+    check_names,
+    ensure_marker_topic,
+    marker_topic_name,
+    tracker_group,
+)
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
@@ -155,7 +160,7 @@ async def test_a_consumer_whose_marker_topic_is_deleted_says_so(kafka: KafkaServ
         await bus.topic(topic).publish(b"x")
         assert await inbox.next_message(timeout=20) is not None
         await bus.admin.delete_topic(marker_topic_name(group))
-        with pytest.raises(BackendError, match="is gone, and with it what is known of unsettled messages"):
+        with pytest.raises(BackendError, match="was deleted, and with it the record of unsettled messages"):
             while True:
                 await bus.topic(topic).publish(b"y")
                 await inbox.next_message(timeout=0.1)

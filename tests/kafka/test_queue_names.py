@@ -10,7 +10,7 @@ from broker.bus import connect
 from broker.errors import InvalidName
 from broker.names import native_name
 from broker.testing.waiting import take
-from broker_kafka.queue.markers.topic import tracker_group
+from broker_kafka.queue.markers.marker_topic import tracker_group
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 
@@ -114,5 +114,5 @@ async def test_trackers_of_two_marker_topics_and_one_group_leave_each_other_alon
             for each in (queue, other):
                 await asyncio.to_thread(lambda of=each: of.take(of.send(3)))
                 await asyncio.to_thread(each.wait_for_again, 3, 3)
-            assert (tracker.counts.redelivered, tracker.counts.doubts) == (3, 0)
-            assert (second.counts.redelivered, second.counts.doubts) == (3, 0)
+            assert (tracker.counts.redelivered, tracker.counts.unknown_outcomes) == (3, 0)
+            assert (second.counts.redelivered, second.counts.unknown_outcomes) == (3, 0)

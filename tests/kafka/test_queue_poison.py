@@ -13,7 +13,7 @@ import pytest
 from broker.bus import connect
 from broker.hooks import Hooks
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import connected

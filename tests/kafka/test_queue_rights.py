@@ -10,9 +10,9 @@ import pytest
 from broker.errors import NotAuthorized
 from broker.hooks import Hooks, Warned
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
-from broker_kafka.queue.tracker.message_topics import MessageTopics
+from broker_kafka.queue.tracker.redelivery_checks import TopicChecks
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka_client import produce
@@ -60,9 +60,9 @@ async def test_a_topic_that_one_may_read_and_not_write_holds_up_no_other(secure:
             await asyncio.to_thread(queue.take, ids[1:])
             found = await asyncio.to_thread(queue.wait_for_again, 2, 3)
             assert [each.value() for each in found] == [b"m1", b"m2"]
-            assert tracker.counts.doubts == 0
+            assert tracker.counts.unknown_outcomes == 0
             assert tracker.state().open == 1
-    assert [f"{held.topic}:0:{held.offset} is not taken" in text and other in text for text in warned] == [True]
+    assert [f"{held.topic}:0:{held.offset} is refused" in text and other in text for text in warned] == [True]
 
 
 @pytest.mark.deep
@@ -76,10 +76,10 @@ async def test_a_marker_that_names_a_topic_of_kafkas_own_holds_up_no_other(
 async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(self: MessageTopics, topics: object) -> dict[str, Exception]:
+    async def nothing(self: TopicChecks, topics: object) -> dict[str, Exception]:
         return {}
 
-    monkeypatch.setattr(MessageTopics, "closed", nothing)
+    monkeypatch.setattr(TopicChecks, "unwritable", nothing)
     await stands_apart(connection, queue, doubts=True)
 
 
@@ -96,8 +96,8 @@ async def test_dead_letters_for_what_kafka_cannot_have_hold_up_no_other(
         await asyncio.to_thread(queue.wait_for_again, 1, 2)
         await eventually(lambda: tracker.counts.redelivered == 1 and tracker.state().open == 1)
         assert tracker.counts.lateness.sum < 5
-        assert tracker.counts.doubts == 0
-    assert [f"Topic {name[:60]!r} is none that Kafka can have" in text for text in warned] == [True]
+        assert tracker.counts.unknown_outcomes == 0
+    assert [f"{name[:60]!r} is no valid topic name on Kafka" in text for text in warned] == [True]
 
 
 async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) -> None:
@@ -111,8 +111,8 @@ async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) ->
         await asyncio.to_thread(queue.write, released(held), *(released(each) for each in ids))
         await asyncio.to_thread(queue.wait_for_again, 9, 9)
         await eventually(lambda: tracker.state().open == 1)
-        assert bool(tracker.counts.doubts) == doubts
-    assert [f"{INTERNAL}:0:700 is not taken" in text and repr(INTERNAL) in text for text in warned] == [True]
+        assert bool(tracker.counts.unknown_outcomes) == doubts
+    assert [f"{INTERNAL}:0:700 is refused" in text and repr(INTERNAL) in text for text in warned] == [True]
 
 
 async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Connection, queue: Queue) -> None:
@@ -121,8 +121,12 @@ async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Co
     writer = FencedWriter(connection, f"{queue.topic}-writer")
     await writer.start()
     try:
-        entries = [Entry(queue.topic, None, b"a"), Entry(INTERNAL, None, b"b"), Entry(queue.topic, None, b"c")]
-        with pytest.raises(Doubtful) as caught:
+        entries = [
+            OutgoingRecord(queue.topic, None, b"a"),
+            OutgoingRecord(INTERNAL, None, b"b"),
+            OutgoingRecord(queue.topic, None, b"c"),
+        ]
+        with pytest.raises(OutcomeUnknown) as caught:
             await writer.write(entries)
         # Which of them it is for, the client does not tell; those that it had not dropped by then are not among them.
         assert 1 in caught.value.refused
@@ -141,8 +145,8 @@ async def test_what_a_broker_refuses_of_one_record_is_not_said_of_others(connect
     writer = FencedWriter(connection, f"{queue.topic}-writer")
     await writer.start()
     try:
-        with pytest.raises(Doubtful) as caught:
-            await writer.write([Entry(queue.topic, None, b"a"), Entry("no-such-topic", None, b"b")])
+        with pytest.raises(OutcomeUnknown) as caught:
+            await writer.write([OutgoingRecord(queue.topic, None, b"a"), OutgoingRecord("no-such-topic", None, b"b")])
         lasting = [place for place, error in caught.value.refused.items() if not error.retriable]
         assert lasting == [1]
     finally:

@@ -13,8 +13,8 @@ from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.consumer.subscribing import rivals_of
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.consumer.conflicting_members import conflicting_members
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
@@ -92,35 +92,33 @@ async def test_a_group_that_has_changed_over_has_no_rivals(
         await send(side, topic)
         await eventually(side.work, PATIENCE, "the first message")
         connection: Connection = side.bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
-        assert [member.client for member in await rivals_of(connection, topic, group)] == ["anybroker"]
+        assert [member.client for member in await conflicting_members(connection, topic, group)] == ["anybroker"]
     async with AsyncExitStack() as stack:
         sides = [await joined(stack, kafka, "queue=offsets", topic, group) for _ in range(2)]
         connection = sides[0].bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
         # Nothing was published since, so that what the others have committed still stands.
-        assert await rivals_of(connection, topic, group) == []
+        assert await conflicting_members(connection, topic, group) == []
 
 
-def unlike(how: str, more: str, group: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Options and subscription of two sides of one group, each of which passes over what is the other's."""
-    shared = how == "queue_group"
-    setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
-    other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
-    return (f"{setting}=mail", "mail" if shared else group), (other, "reports" if shared else group)
+def unlike(how: str, more: str) -> tuple[str, str]:
+    """Options of two sides of one group, each of which passes over the messages of the other."""
+    setting = f"queue=markers{more}"
+    return f"{setting}&queue_id=mail", setting if how == "one takes all" else f"{setting}&queue_id=reports"
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
-@pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
+@pytest.mark.parametrize("how", ["queue_id", "one takes all"])
 async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
 ) -> None:
     """Each of them passes over, for good, what the other would take."""
     topic = make_topic(partitions=2)
-    (mine, my_name), (theirs, their_name) = unlike(how, more, group)
+    mine, theirs = unlike(how, more)
     async with AsyncExitStack() as stack:
         # Who begins while the other has committed nothing yet is not refused.
-        first = await joined(stack, kafka, mine, topic, my_name)
-        second = await joined(stack, kafka, theirs, topic, their_name)
+        first = await joined(stack, kafka, mine, topic, group)
+        second = await joined(stack, kafka, theirs, topic, group)
 
         async def worked(side: Side) -> BrokerError | None:
             try:
@@ -138,7 +136,7 @@ async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
         assert isinstance(error, ConfigurationError)
         (warning,) = first.warned
         assert error.message == warning
-        assert f"group {group!r}" in warning
+        assert f"Group {group!r}" in warning
         assert "anybroker at 127.0.0.1" in warning
         assert "a subscription of its own" in warning
         assert not second.warned if how == "one takes all" else set(second.warned) <= {warning}
@@ -146,31 +144,30 @@ async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
-@pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
+@pytest.mark.parametrize("how", ["queue_id", "one takes all"])
 async def test_who_comes_to_others_with_other_keys_is_refused(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
 ) -> None:
     topic = make_topic(partitions=2)
-    (mine, my_name), (theirs, their_name) = unlike(how, more, group)
+    mine, theirs = unlike(how, more)
     async with AsyncExitStack() as stack:
-        first = await joined(stack, kafka, mine, topic, my_name)
+        first = await joined(stack, kafka, mine, topic, group)
         await send(first, topic, "mail", "reports")
         await eventually(first.work, PATIENCE, "the first message")
-        with pytest.raises(ConfigurationError, match=r"whose queue_id or queue_ids differs: .* Stop one of the two"):
-            await joined(stack, kafka, theirs, topic, their_name)
+        with pytest.raises(ConfigurationError, match=r"with different values of queue_id: .* Stop one of the two"):
+            await joined(stack, kafka, theirs, topic, group)
         # The same again disturbs nobody.
-        await joined(stack, kafka, mine, topic, my_name)
+        await joined(stack, kafka, mine, topic, group)
     # Those that have left are no rivals.
     async with AsyncExitStack() as stack:
-        await joined(stack, kafka, theirs, topic, their_name)
+        await joined(stack, kafka, theirs, topic, group)
 
 
 async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
     topic = make_topic(partitions=2)
-    queue = f"queue=markers&queue_group={group}&queue_ids="
+    queue = "queue=markers&queue_id=mail"
     async with AsyncExitStack() as stack:
-        first = await joined(stack, kafka, f"{queue}mail,reports", topic, "mail")
-        second = await joined(stack, kafka, f"{queue}reports,mail", topic, "mail")
+        first, second = [await joined(stack, kafka, queue, topic, group) for _ in range(2)]
         worked: set[Side] = set()
 
         async def both() -> bool:
@@ -180,5 +177,10 @@ async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: 
 
         await eventually(both, PATIENCE, "work for both")
         connection: Connection = first.bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
-        assert len(await rivals_of(connection, topic, group)) == 2
-        assert await rivals_of(connection, topic, group, keys=OwnRecords.of(group, connection.settings).mark) == []
+        assert len(await conflicting_members(connection, topic, group)) == 2
+        assert (
+            await conflicting_members(
+                connection, topic, group, key_mark=QueueFilter.of(group, connection.settings).key_mark
+            )
+            == []
+        )

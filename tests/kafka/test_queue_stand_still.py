@@ -16,11 +16,9 @@ from broker.messages import Message, SettleState
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, take
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.dispatch.dispatch_table import DispatchTable
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from tests.kafka.key_order import handed_over
-from tests.kafka.test_queue_dispatch import url_of
 from tests.servers.kafka import KafkaServer
 
 
@@ -31,7 +29,7 @@ async def test_an_ack_that_was_in_time_is_not_told_as_lost(
     write = MarkerProducer.write
 
     async def stand_still(
-        producer: MarkerProducer, markers: Sequence[Placed], **more: float
+        producer: MarkerProducer, markers: Sequence[PlacedMarker], **more: float
     ) -> list[BrokerError | None]:
         outcomes = await write(producer, markers, **more)
         ((marker, _),) = read_markers(markers[0].data)
@@ -82,42 +80,12 @@ async def test_what_was_started_too_slowly_comes_before_the_next_of_its_key(
 
 
 @pytest.mark.deep
-async def test_what_waited_too_long_in_the_lane_of_its_queue_comes_before_the_next(
-    kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = 2
-    taken: Any = vars(DispatchTable)["take"]
-
-    def too_late(table: Any, *how: Any) -> list[Message[Any]]:
-        nonlocal slow
-        found: list[Message[Any]] = taken(table, *how)
-        for message in found[:slow]:
-            message.lease.until = 0.0
-        slow -= len(found[:slow])
-        return found
-
-    monkeypatch.setattr(DispatchTable, "take", too_late)
-    bodies = [b"%d" % number for number in range(6)]
-    async with (
-        connect(url_of(kafka, group, "mail", lease_seconds=1)) as bus,
-        bus.messages(topic, subscription="mail", ordered_by_key=True, max_outstanding=1) as inbox,
-    ):
-        handled = await handed_over(bus, topic, inbox, bodies, key="mail")
-    assert handled == bodies
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("kind", ["queue", "lane", "share"])
+@pytest.mark.parametrize("queue", ["markers&lease_seconds=1", "share&share_lock=1"])
 async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
-    kafka: KafkaServer, topic: str, group: str, kind: str
+    kafka: KafkaServer, topic: str, group: str, queue: str
 ) -> None:
-    url, subscription = {
-        "queue": (f"{kafka.url}?queue=markers&lease_seconds=1", group),
-        "lane": (url_of(kafka, group, "mail", lease_seconds=1), "mail"),
-        "share": (f"{kafka.url}?queue=share&share_lock=1", group),
-    }[kind]
     told: list[Event] = []
-    async with connect(url) as bus, bus.messages(topic, subscription=subscription) as inbox:
+    async with connect(f"{kafka.url}?queue={queue}") as bus, bus.messages(topic, subscription=group) as inbox:
         bus.hooks.listen(told.append)
         await bus.topic(topic).publish_batch([OutboundMessage(body, key="mail") for body in (b"0", b"1")])
         (held,) = await take(inbox, 1, 20.0)

@@ -82,7 +82,7 @@ async def test_i9_who_was_paused_while_another_took_over_writes_nothing(
                 await asyncio.to_thread(queue.wait_for_again, 4, 5)
                 if then == "goes on":
                     zombie.process.send_signal(signal.SIGCONT)
-                    state = await zombie.told(lambda state: state["doubts"] or not state["partitions"])
+                    state = await zombie.told(lambda state: state["unknown_outcomes"] or not state["partitions"])
                     assert state["redelivered"] == 0
                 await eventually(lambda: tracker.state().open == 0)
                 assert tracker.counts.redelivered == 4

@@ -11,9 +11,9 @@ from confluent_kafka import Message, Producer
 from broker.hooks import Hooks, Warned
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.wire import TIME_MARKER, Content, Kind, Marker, MessageId, pack_markers, write_marker
-from broker_kafka.queue.tracker.assigned_partition import PartitionOptions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from tests.kafka.group_members import both_protocols, eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
@@ -130,12 +130,12 @@ async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer,
         assert sorted(each.value() or b"" for each in found) == [b"m0", b"m1", b"m2"]
         (letter,) = await eventually_read(queue, queue.dead, 1)
         assert letter.value() == b"y" * 3000
-        assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
+        assert "could not be redelivered" in str(dict(letter.headers() or ())["dead-letter-reason"])
         await eventually(lambda: tracker.state().open == 2)
-        (told,) = [text for text in warned if f"{ids[3].topic}:0:3 is not taken" in text]
+        (told,) = [text for text in warned if f"{ids[3].topic}:0:3 is refused" in text]
         assert f"larger than max.message.bytes of {ids[3].topic!r}" in told
         assert "bus.admin.ensure_topic(name, max_message_bytes=" in told
-        assert any("topic is gone: Topic 'no\\x00name'" in text for text in warned)
+        assert any("topic does not exist: 'no\\x00name'" in text for text in warned)
         (tracked,) = tracker._tracked.values()
         assert {*tracked._redeliverer._refused} >= {ids[3]}
         # Its worker acks it all the same: nothing is kept of it.
@@ -162,7 +162,7 @@ async def test_a_marker_of_what_kafka_cannot_have_holds_up_nothing(
         await asyncio.to_thread(queue.take, ids)
         await asyncio.to_thread(queue.wait_for_again, 1, 1)
         await eventually(lambda: tracker.state().open == 0)
-        assert tracker.counts.doubts == 0
+        assert tracker.counts.unknown_outcomes == 0
         assert tracker.counts.lateness.sum < 10
 
 

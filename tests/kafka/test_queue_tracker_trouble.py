@@ -15,14 +15,14 @@ from broker.hooks import Hooks, Warned
 from broker_kafka.admin.topics import KafkaTopics, TopicOptions
 from broker_kafka.client.consumer import ClientAssignment
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.admin.serving import KafkaQueueTracker
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
+from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
-from broker_kafka.queue.tracker.assigned_partition import PartitionOptions
-from broker_kafka.queue.tracker.group_positions import GroupPositions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions
+from broker_kafka.queue.tracker.redelivery_checks import GroupPositions
 from broker_kafka.queue.tracker.tracked_partition import TrackedPartition, now_ms
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
@@ -40,7 +40,7 @@ async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: 
         await eventually(lambda: tracker.counts.dead_lettered == 1 and tracker.state().open == 0)
     (letter,) = await asyncio.to_thread(wait_for, lambda: queue.read(queue.dead))
     assert letter.value() == b"m0"
-    assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
+    assert "could not be redelivered" in str(dict(letter.headers() or ())["dead-letter-reason"])
 
 
 async def test_a_marker_topic_that_is_gone_is_told_with_what_is_lost(connection: Connection, queue: Queue) -> None:
@@ -49,7 +49,7 @@ async def test_a_marker_topic_that_is_gone_is_told_with_what_is_lost(connection:
         # As the client says it, which takes half a minute to be sure.
         tracker.failed(TopicNotFound("Unknown topic"))
         async with asyncio.timeout(10):
-            with pytest.raises(BackendError, match="is gone, and with it what is known") as raised:
+            with pytest.raises(BackendError, match="was deleted, and with it the record") as raised:
                 await tracker.wait()
     assert "Open the consumer again, which creates it" in str(raised.value)
 
@@ -70,7 +70,7 @@ async def test_a_topic_that_is_gone_is_told_once_for_all_partitions(kafka: Kafka
             await eventually(lambda: bool(warned))
             await asyncio.to_thread(queue.take, await asyncio.to_thread(queue.send, 3))
             await asyncio.to_thread(queue.wait_for_again, 3, 3)
-    assert ["topic is gone" in text for text in warned] == [True]
+    assert ["topic does not exist" in text for text in warned] == [True]
 
 
 @pytest.mark.deep
@@ -95,7 +95,7 @@ async def test_what_is_taken_while_its_readers_position_is_asked_for_is_left_to_
         # So that the topic is known, and nothing else is waited for.
         await asyncio.to_thread(queue.take, [first])
         await asyncio.to_thread(queue.wait_for_again, 1, 3)
-        monkeypatch.setattr(GroupPositions, "behind", behind)
+        monkeypatch.setattr(GroupPositions, "passed", behind)
         await asyncio.to_thread(queue.take, [mine], commits=False, period=200)
         await eventually(lambda: len(asked) >= taken_at)
         await asyncio.to_thread(queue.take, [other], period=200)
@@ -118,7 +118,7 @@ async def test_a_start_that_fits_no_more_holds_up_no_message(connection: Connect
         await asyncio.to_thread(queue.take, [due], period=200)
         (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 22)
         assert again.value() == b"m21"
-        await eventually(lambda: any(f"{large.topic}:0:0 is not taken again" in text for text in warned))
+        await eventually(lambda: any(f"{large.topic}:0:0 is refused" in text for text in warned))
         await eventually(lambda: tracker.counts.renewed >= 1)
         assert tracker.counts.dead_lettered == 0
 
@@ -129,7 +129,9 @@ async def test_what_is_tried_again_is_late_since_it_was_due_first(
 ) -> None:
     write, refusals = FencedWriter.write, [1, 2, 3]
 
-    async def refusing(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def refusing(
+        self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
+    ) -> None:
         if refusals and any(entry.topic == queue.topic for entry in entries):
             refusals.pop()
             raise NotWritten("The transaction was aborted", refused={}, native=None)
@@ -155,10 +157,12 @@ async def test_what_cannot_be_read_anew_at_once_is_tried_again(
     write, move = FencedWriter.write, ClientAssignment.move
     doubts, refusals = [1], [1]
 
-    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def doubting(
+        self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
+    ) -> None:
         if doubts and any(entry.topic == queue.topic for entry in entries):
             doubts.clear()
-            raise Doubtful("The answer was lost")
+            raise OutcomeUnknown("The answer was lost")
         await write(self, entries, positions)
 
     def refusing(self: ClientAssignment, *args: Any) -> Any:
@@ -188,11 +192,13 @@ async def test_a_client_that_does_not_go_back_in_the_log_holds_up_no_other_parti
     hooks, warned = Hooks(), list[str]()
     hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
 
-    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def doubting(
+        self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
+    ) -> None:
         if doubts and any(entry.value == b"m0" for entry in entries):
             doubts.clear()
             stuck.set()
-            raise Doubtful("The answer was lost")
+            raise OutcomeUnknown("The answer was lost")
         await write(self, entries, positions)
 
     def refusing(self: ClientAssignment, *args: Any) -> Any:
@@ -218,25 +224,27 @@ async def test_a_client_that_does_not_go_back_in_the_log_holds_up_no_other_parti
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("failure", [Doubtful("The answer was lost"), BackendError("Nobody knows why")], ids=str)
+@pytest.mark.parametrize("failure", [OutcomeUnknown("The answer was lost"), BackendError("Nobody knows why")], ids=str)
 async def test_doubts_that_are_repeated_are_told_and_have_it_rest(
     connection: Connection, queue: Queue, failure: BrokerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, claim_again, failing, taken = FencedWriter.write, Tracker.claim_again, asyncio.Event(), list[float]()
+    write, reclaim, failing, taken = FencedWriter.write, Tracker.reclaim, asyncio.Event(), list[float]()
     hooks, warned = Hooks(), list[str]()
     hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
 
-    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def doubting(
+        self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
+    ) -> None:
         if failing.is_set() and any(entry.topic == queue.topic for entry in entries):
             raise failure
         await write(self, entries, positions)
 
     async def counted(self: Tracker, tracked: TrackedPartition) -> None:
         taken.append(monotonic())
-        await claim_again(self, tracked)
+        await reclaim(self, tracked)
 
     monkeypatch.setattr(FencedWriter, "write", doubting)
-    monkeypatch.setattr(Tracker, "claim_again", counted)
+    monkeypatch.setattr(Tracker, "reclaim", counted)
     ids = await asyncio.to_thread(queue.send, 1)
     options = TrackerOptions(topics=[queue.topic])
     tracker = KafkaQueueTracker(connection, queue.subscription, hooks, options, on_close=lambda _: None)

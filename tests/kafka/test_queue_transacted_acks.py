@@ -18,7 +18,7 @@ from broker.driver.leases import lease_time
 from broker.errors import LeaseLost, TransactionAborted, TransactionFatal, Unsupported
 from broker.messages import Message, SettleState
 from broker.testing.waiting import bodies, eventually, let_pass, nothing_more, numbered, once, take
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import Kind, read_markers
 from broker_kafka.transactions import KafkaTransaction
 from tests.kafka import queue_ack_process
@@ -59,28 +59,6 @@ def ended(kafka: KafkaServer, group: str) -> set[int]:
     records = read_all(kafka.bootstrap, marker_topic_name(group))
     found = [marker for record in records for marker, _ in read_markers(record.value())]
     return {each.offset for marker in found if marker and marker.kind is Kind.END for each in marker.ids()}
-
-
-async def test_messages_of_queues_that_share_a_topic_are_acked_in_one_transaction(
-    kafka: KafkaServer, make_topic: MakeTopic, group: str
-) -> None:
-    topic, sink = make_topic(), make_topic()
-    options = f"{OPTIONS}&queue_group={group}&queue_ids=mail,reports"
-    async with (
-        connect(f"{kafka.url}?{options}") as bus,
-        bus.messages(topic, subscription="mail") as mails,
-        bus.messages(topic, subscription="reports") as reports,
-        bus.transactional_publisher(f"{group}-tx") as publisher,
-    ):
-        for queue in ("mail", "reports"):
-            await bus.topic(topic).publish(queue.encode(), key=queue)
-        messages = [*await take(mails, 1, PATIENCE), *await take(reports, 1, PATIENCE)]
-        async with publisher.transaction() as tx:
-            await tx.publish(sink, b"both")
-            await tx.ack_batch(messages)
-        assert [message.state for message in messages] == [SettleState.SETTLED] * 2
-        await nothing_left(bus, topic, group)
-    assert (written(kafka, sink), ended(kafka, group)) == ([b"both"], {0, 1})
 
 
 async def nothing_left(bus: Bus, topic: str, group: str) -> None:
@@ -307,7 +285,7 @@ async def test_only_messages_with_markers_of_the_same_bus_are_acked(kafka: Kafka
         await bus.topic(topic).publish(b"x")
         for engine, url, said in (
             ("offsets", f"{kafka.url}?{QUICK}", "queue=offsets are acked by the positions"),
-            ("share", f"{kafka.url}?queue=share", "acks of share groups in no transaction"),
+            ("share", f"{kafka.url}?queue=share", "does not take acks of share groups in a transaction"),
             ("markers", f"{kafka.url}?{OPTIONS}", "of another bus"),
         ):
             async with connect(url) as other, other.messages(topic, subscription=f"{group}-{engine}") as inbox:

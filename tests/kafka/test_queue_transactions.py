@@ -15,8 +15,8 @@ import pytest
 from broker.bus import Bus, connect
 from broker.messages import Message
 from broker.testing.waiting import bodies, nothing_more, numbered, once, take
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, Positions
-from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord, Positions
+from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import Kind, MessageId, read_markers
 from tests.kafka import queue_start_process
 from tests.kafka.group_members import eventually
@@ -88,13 +88,15 @@ async def test_what_is_not_known_to_be_written_is_found_out(
     write = FencedWriter.write
     doubts = [1]
 
-    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+    async def doubting(
+        self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
+    ) -> None:
         if positions is None or not doubts:
             return await write(self, entries, positions)
         doubts.clear()
         if is_written:
             await write(self, entries, positions)
-        raise Doubtful("The answer was lost")
+        raise OutcomeUnknown("The answer was lost")
 
     monkeypatch.setattr(FencedWriter, "write", doubting)
     async with connect(f"{kafka.url}?{OPTIONS}") as bus:

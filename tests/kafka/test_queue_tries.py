@@ -16,7 +16,7 @@ from broker.bus import Bus, connect
 from broker.errors import OperationTimeout, SettleError
 from broker.hooks import Event, LeasesNotRenewed
 from broker.testing.waiting import take
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
+from broker_kafka.queue.consumer.lease_manager import LeaseManager
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
@@ -162,28 +162,16 @@ async def test_a_delay_outlives_the_process_in_v1_too(kafka: KafkaServer, topic:
             await message.ack()
 
 
-@pytest.mark.deep
-async def test_a_queue_of_a_group_keeps_tries_too(kafka: KafkaServer, topic: str, group: str) -> None:
-    url = f"{kafka.url}?{QUICK}&queue_group={group}&queue_ids=mail"
-    async with connect(url) as bus:
-        await sent(bus, topic)
-        assert [attempt for attempt, _ in await killed(url, topic, "mail", 0.01, 0.0)] == ["1", "2", "3"]
-        async with bus.messages(topic, subscription="mail", ordered_by_key=True) as inbox:
-            (message,) = await take(inbox, 1, PATIENCE)
-            assert message.delivery_attempt == 4
-            await message.ack()
-
-
 @pytest.mark.parametrize("confirm", [True, False])
 async def test_a_try_that_cannot_be_written_down_is_told(
     kafka: KafkaServer, topic: str, group: str, confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Event] = []
 
-    async def keep(self: LeaseBook, *arguments: object) -> OperationTimeout:
+    async def keep(self: LeaseManager, *arguments: object) -> OperationTimeout:
         return OperationTimeout("no answer in time")
 
-    monkeypatch.setattr(LeaseBook, "keep", keep)
+    monkeypatch.setattr(LeaseManager, "keep", keep)
     async with connect(f"{kafka.url}?{QUICK}") as bus:
         bus.hooks.listen(told.append)
         await sent(bus, topic)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter
+from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord
 from tests.kafka.queue_markers import connected
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all, wait_for
@@ -23,10 +23,10 @@ async def test_what_a_writer_began_and_did_not_commit_holds_up_nobody_once_it_is
     async with connected(kafka) as connection:
         writer = FencedWriter(connection, f"{topic}-writer")
         await writer.start()
-        writing = asyncio.ensure_future(writer.write([Entry(topic, None, b"x")]))
+        writing = asyncio.ensure_future(writer.write([OutgoingRecord(topic, None, b"x")]))
         await asyncio.to_thread(wait_for, lambda: admin.bounds(topic)[1] > 0)
         assert await writer.stop(3.0)
-        with pytest.raises(Doubtful):
+        with pytest.raises(OutcomeUnknown):
             await writing
     # Else it would stay open for a minute, and readers of committed records stand before it.
     await asyncio.to_thread(admin.wait_for_markers, topic)

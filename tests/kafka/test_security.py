@@ -32,7 +32,7 @@ from broker.errors import (
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.wire import MessageId
-from broker_kafka.queue.tracker import group_positions
+from broker_kafka.queue.tracker import redelivery_checks
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_security import USERS, SecureBroker
@@ -379,9 +379,9 @@ async def test_permission_that_comes_later_is_enough(secure: SecureBroker, topic
 async def test_positions_that_a_tracker_may_not_read_are_told_once(
     secure: SecureBroker, topic: str, group: str, resource: ResourceType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_positions, "_AGE", 0.0)
+    monkeypatch.setattr(redelivery_checks, "_POSITION_AGE", 0.0)
     # Of a group the client does not tell why there is no answer.
-    monkeypatch.setattr(group_positions, "_LONG", 3.0)
+    monkeypatch.setattr(redelivery_checks, "_LONG", 3.0)
     refused, warned = {ResourceType.GROUP: group, ResourceType.TOPIC: topic}[resource], list[str]()
     message = MessageId(topic, 0, 0, group)
     consumer = Consumer({"bootstrap.servers": secure.server.bootstrap, "group.id": group})
@@ -390,15 +390,15 @@ async def test_positions_that_a_tracker_may_not_read_are_told_once(
     connection = Connection(as_ann(secure, request_timeout=2.0), Hooks())
     await connection.open()
     try:
-        positions = group_positions.GroupPositions(connection, group, warned.append)
+        positions = redelivery_checks.GroupPositions(connection, group, warned.append)
         secure.restrict(refused, "bob", resource)
         for _ in range(3):
-            assert not await positions.behind([message])
+            assert not await positions.passed([message])
         assert len(warned) == 1
         assert refused in warned[0]
         secure.restrict(refused, "ann", resource)
         async with asyncio.timeout(20):
-            while not await positions.behind([message]):
+            while not await positions.passed([message]):
                 await asyncio.sleep(0.05)
         assert len(warned) == 1
     finally:

@@ -17,7 +17,7 @@ from broker.hooks import PositionsCommitted
 from broker_kafka.group import GroupConsumer
 from broker_kafka.group.topic_ids import TopicIdentities
 from broker_kafka.offsets import StoredOffset
-from broker_kafka.queue.markers.commit_texts import mark_in
+from broker_kafka.queue.markers.commit_text import member_mark_in
 from tests.kafka.group_members import take
 from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer
@@ -220,7 +220,7 @@ async def test_a_queue_keeps_what_it_stores_beside_its_position(kafka: KafkaServ
             assert await inbox.next_message(timeout=1.0) is None
         found = await asyncio.to_thread(RawAdmin(kafka.bootstrap).committed, group, topic)
     # Others see by it that a queue with markers was here.
-    assert mark_in(found.metadata or "") is not None
+    assert member_mark_in(found.metadata or "") is not None
 
 
 @pytest.mark.parametrize("kind", ["records", "messages"])

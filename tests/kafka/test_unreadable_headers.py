@@ -16,7 +16,7 @@ from broker.bus import connect
 from broker.driver.queue_tracking import TracksQueues
 from broker.outbound import OutboundMessage
 from broker_kafka.codec.headers import RECORD_VIEW, encode_headers
-from broker_kafka.queue.consumer.starting import QUEUE_VIEW
+from broker_kafka.queue.consumer.start_builder import QUEUE_VIEW
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, read_all
@@ -70,8 +70,8 @@ async def test_it_comes_is_retried_and_given_up_like_any_message(
 
 
 async def test_a_queue_of_its_key_in_a_shared_topic_gets_it(kafka: KafkaServer, mixed: str, group: str) -> None:
-    url = f"{kafka.url}?queue=markers&queue_group={group}&queue_ids=mail,report&{QUICK}"
-    async with connect(url) as bus, bus.messages(mixed, subscription="mail") as inbox:
+    url = f"{kafka.url}?queue=markers&queue_id=mail&{QUICK}"
+    async with connect(url) as bus, bus.messages(mixed, subscription=group) as inbox:
         message = await inbox.next_message(timeout=20)
         assert message is not None
         assert (message.data, dict(message.attributes)) == (b"bad", {})

@@ -7,30 +7,38 @@ What is open in a queue, read from its marker topic without a group; nothing is 
 
 *Concurrency.* Any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A subscription without a marker
 topic has nothing open; other errors of the brokers are raised.
+
+MERGED broker_kafka.queue.admin.inspecting: The messages of a queue that are not done, for people: those that are open and those that nobody has taken.
+
+Nothing is changed. *Concurrency.* Any number at once. *Cancellation.* Leaves nothing behind. *Failure.* Errors of the
+brokers are raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from time import time
 from typing import Any
 
 from broker import Bounds, BrokerError, NotFound, OffsetOutOfRange, Record, TopicPartition
-from broker.driver import LogReaderSpi
+from broker.driver import LogReaderSpi, QueuedMessage
 from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.names import is_topic_name
-from broker_kafka.codec.headers import headers_of
+from broker_kafka.codec.headers import RECORD_VIEW, headers_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords
-from broker_kafka.queue.markers.topic import marker_topic_name, tracker_group
-from broker_kafka.queue.markers.wire import read_markers
+from broker_kafka.queue.markers.marker_topic import marker_topic_name, require_markers, tracker_group
+from broker_kafka.queue.markers.queue_filter import QueueFilter
+from broker_kafka.queue.markers.redelivery import attempts_of
+from broker_kafka.queue.markers.wire import Headers, MessageId, read_content, read_markers
 from broker_kafka.queue.tracker.markers_queue import MarkersQueue
 
-__all__ = ["open_in", "open_leases", "read_untaken", "state_of", "untaken_ranges"]
+__all__ = ["backlog_ranges", "open_leases", "open_leases_in", "queued_messages", "read_backlog", "state_of"]
 
 
-async def untaken_ranges(connection: Connection, log: LogReaderSpi, subscription: str) -> dict[TopicPartition, Bounds]:
+async def backlog_ranges(connection: Connection, log: LogReaderSpi, subscription: str) -> dict[TopicPartition, Bounds]:
     """From where to where nobody has taken anything, for every partition of the topics that the group reads.
 
     :raises SubscriptionNotFound: there is no such group.
@@ -48,8 +56,8 @@ async def untaken_ranges(connection: Connection, log: LogReaderSpi, subscription
     return found
 
 
-async def read_untaken(
-    log: LogReaderSpi, own: OwnRecords, place: TopicPartition, bounds: Bounds, batch: int
+async def read_backlog(
+    log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, batch: int
 ) -> AsyncGenerator[list[Record[Any]]]:
     """The records of a range that are messages of the queue, in batches of at most so many."""
     if bounds.first < bounds.next:
@@ -67,7 +75,7 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
 
     :raises BrokerError: the brokers do not tell.
     """
-    own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
+    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     topic = marker_topic_name(own.queue, shared)
     if not is_topic_name(topic):
         return []
@@ -84,11 +92,11 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
             raise position
         first, following = bounds[place.partition]
         start = first if position is None else max(first, position.offset)
-        found += await open_in(log, place, start, following)
+        found += await open_leases_in(log, place, start, following)
     return [lease for lease in found if own.has_lease(lease)]
 
 
-async def open_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
+async def open_leases_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
     """The same of one marker partition, as of the offset `stop`, read from `start`."""
     markers = MarkersQueue(start)
     if start < stop:
@@ -109,3 +117,90 @@ async def open_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: in
 def state_of(lease: Lease, now: int) -> str:
     """`held`, `waiting` or `due`, at this time in milliseconds since 1970."""
     return "due" if lease.deadline <= now else "waiting" if lease.released else "held"
+
+
+async def queued_messages(
+    connection: Connection, log: LogReaderSpi, subscription: str, limit: int
+) -> list[QueuedMessage]:
+    """As `TracksQueues.queued_messages`."""
+    own = QueueFilter.of(subscription, connection.settings)
+    await require_markers(connection, own.queue)
+    # Before the leases: what is taken meanwhile is in both then, and never in neither.
+    ready: list[Record[Any]] = []
+    for place, bounds in (await backlog_ranges(connection, log, own.queue)).items():
+        ready += await _first_of(log, own, place, bounds, limit)
+    leases = await open_leases(connection, log, subscription)
+    now = int(1000 * time())
+    shown = [_taken(lease, now) for lease in sorted(leases, key=lambda lease: lease.started)[:limit]]
+    taken = {(lease.id.topic, lease.id.partition, lease.id.offset) for lease in leases}
+    ready = [record for record in ready if (record.topic, record.partition, record.offset) not in taken]
+    return shown + [_ready(record) for record in sorted(ready, key=_age)[: limit - len(shown)]]
+
+
+async def _first_of(
+    log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, count: int
+) -> list[Record[Any]]:
+    found: list[Record[Any]] = []
+    async with aclosing(read_backlog(log, own, place, bounds, count)) as batches:
+        async for batch in batches:
+            found += batch
+            if len(found) >= count:
+                break
+    return found
+
+
+def _age(record: Record[Any]) -> tuple[float, int, int]:
+    moment = record.broker_time or record.publish_time
+    return (moment.timestamp() if moment else 0.0, record.partition, record.offset)
+
+
+class _Kept:
+    """A record as its START tells it, for `RECORD_VIEW`."""
+
+    def __init__(self, id: MessageId, headers: Headers) -> None:
+        self._id = id
+        self._headers = headers
+
+    def headers(self) -> Headers:
+        return self._headers
+
+    def topic(self) -> str:
+        return self._id.topic
+
+    def partition(self) -> int:
+        return self._id.partition
+
+    def offset(self) -> int:
+        return self._id.offset
+
+
+def _taken(lease: Lease, now: int) -> QueuedMessage:
+    content = read_content(lease.data)
+    raw = _Kept(lease.id, content.headers)
+    return QueuedMessage(
+        topic=lease.id.topic,
+        partition=lease.id.partition,
+        offset=lease.id.offset,
+        state=state_of(lease, now),
+        attempt=lease.attempt,
+        due_in=(lease.deadline - now) / 1000,
+        id=RECORD_VIEW.id(raw),
+        key=content.key,
+        data=content.value,
+        attributes=RECORD_VIEW.attributes(raw),
+    )
+
+
+def _ready(record: Record[Any]) -> QueuedMessage:
+    return QueuedMessage(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        state="ready",
+        attempt=attempts_of(headers_of(record.native) or ()),
+        due_in=None,
+        id=record.id,
+        key=record.key,
+        data=record.data,
+        attributes=record.attributes,
+    )

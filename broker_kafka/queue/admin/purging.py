@@ -18,14 +18,13 @@ from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.queue.admin.inspecting import open_in, open_leases, read_untaken, untaken_ranges
-from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry
+from broker_kafka.queue.admin.inspecting import backlog_ranges, open_leases, open_leases_in, read_backlog
+from broker_kafka.queue.markers.fenced_writer import OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords, refuse_one_of_many
-from broker_kafka.queue.markers.queue_names import require_markers
-from broker_kafka.queue.markers.topic import tracker_group
+from broker_kafka.queue.markers.marker_topic import require_markers, tracker_group
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.wire import Kind, Marker, write_marker
-from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, Claim, claim
+from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, PartitionClaim, claim_partitions
 
 __all__ = ["purge_queue"]
 
@@ -40,21 +39,18 @@ async def purge_queue(
 ) -> PurgedQueue:
     """As `TracksQueues.purge_queue`. What an open transaction of a producer hides is not there yet, and stays; so does
     what V1's markers in a shared topic say, which tell of no queue, unless `queue_id` does.
-
-    :raises Unsupported: it is one of the queues of a group.
     """
-    refuse_one_of_many(subscription, connection.settings, "purged")
-    own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
+    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
     places = await partitions_of(connection, await require_markers(connection, subscription))
-    ranges = await untaken_ranges(connection, log, subscription)
+    ranges = await backlog_ranges(connection, log, subscription)
     if dry_run:
         leases = [lease for lease in await open_leases(connection, log, subscription) if _is_surely(own, lease, shared)]
         return PurgedQueue(open=len(leases), ready=await _count(log, own, ranges))
     groups = KafkaGroups(connection)
     for group, members in ((subscription, "consumers"), (trackers, "consumers, which track, and each broker tracker")):
         await groups.refuse_members(group, f"queue {subscription!r} is not purged", members=members)
-    claims = await claim(connection, GroupOffsetStore(connection), trackers, places)
+    claims = await claim_partitions(connection, GroupOffsetStore(connection), trackers, places)
     try:
         ready = await _skip(groups, log, own, ranges)
         await _until_visible(connection, log, claims)
@@ -63,20 +59,20 @@ async def purge_queue(
         await asyncio.gather(*(each.writer.stop(WRITER_CLOSE) for each in claims.values()))
 
 
-async def _count(log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartition, Bounds]) -> int:
+async def _count(log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]) -> int:
     """The messages of the queue in these ranges; all entries of the log, if there are many."""
     total = sum(bounds.next - bounds.first for bounds in ranges.values())
     if total > _COUNTED:
         return total
     count = 0
     for place, bounds in ranges.items():
-        async for records in read_untaken(log, own, place, bounds, _BATCH):
+        async for records in read_backlog(log, own, place, bounds, _BATCH):
             count += len(records)
     return count
 
 
 async def _skip(
-    groups: KafkaGroups, log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartition, Bounds]
+    groups: KafkaGroups, log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]
 ) -> int:
     """Move the group to the ends of its topics; how many messages it will not see."""
     topics = sorted({place.topic for place in ranges})
@@ -94,7 +90,9 @@ async def _skip(
     return await _count(log, own, skipped)
 
 
-async def _until_visible(connection: Connection, log: LogReaderSpi, claims: Mapping[TopicPartition, Claim]) -> None:
+async def _until_visible(
+    connection: Connection, log: LogReaderSpi, claims: Mapping[TopicPartition, PartitionClaim]
+) -> None:
     """Wait for the end of transactions that the claims have undone, behind which nothing can be read.
 
     :raises OperationTimeout: somebody else's transaction is open.
@@ -115,24 +113,24 @@ async def _until_visible(connection: Connection, log: LogReaderSpi, claims: Mapp
         await asyncio.sleep(_PAUSE)
 
 
-def _is_surely(own: OwnRecords, lease: Lease, shared: str | None) -> bool:
+def _is_surely(own: QueueFilter, lease: Lease, shared: str | None) -> bool:
     """Whether it is nobody else's: V1's markers in a topic of several queues tell that by their key alone."""
-    return own.has_lease(lease) and bool(lease.id.queue or own.keys is not None or shared is None)
+    return own.has_lease(lease) and bool(lease.id.queue or own.key is not None or shared is None)
 
 
 async def _end_open(
-    log: LogReaderSpi, own: OwnRecords, claims: Mapping[TopicPartition, Claim], shared: str | None
+    log: LogReaderSpi, own: QueueFilter, claims: Mapping[TopicPartition, PartitionClaim], shared: str | None
 ) -> int:
     """Write the END of every open message; how many there were."""
     count = 0
     for place, claimed in claims.items():
-        found = await open_in(log, place, claimed.start, claimed.end)
+        found = await open_leases_in(log, place, claimed.start, claimed.end)
         leases = [lease for lease in found if _is_surely(own, lease, shared)]
         if not leases:
             continue
         try:
             await claimed.writer.write(_ends(place, leases))
-        except Doubtful as error:
+        except OutcomeUnknown as error:
             if not error.fenced:
                 raise
             raise BackendError(
@@ -145,10 +143,10 @@ async def _end_open(
     return count
 
 
-def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[Entry]:
+def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[OutgoingRecord]:
     # One each, and in V1 where the START was: a tracker of kafka-mq-go may read them as well.
     return [
-        Entry(
+        OutgoingRecord(
             place.topic,
             None,
             write_marker(Marker(kind=Kind.END, id=lease.id), v1=lease.id.is_v1),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from broker import Bounds, Lag, NotFound, SubscriptionInfo, TopicPartition
-from broker.driver import REDRIVE_SUBSCRIPTION, LogReaderSpi, Start
+from broker import Bounds, Lag, NotFound, TopicPartition
+from broker.driver import REDRIVE_SUBSCRIPTION, LogReaderSpi
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks, partitions_of
 from broker_kafka.cluster.names import is_topic_name
-from broker_kafka.queue.admin.inspecting import open_leases, read_untaken
-from broker_kafka.queue.markers.queue_filter import OwnRecords, refuse_one_of_many
-from broker_kafka.queue.markers.topic import marker_topic_name, tracker_group
+from broker_kafka.queue.admin.inspecting import open_leases, read_backlog
+from broker_kafka.queue.markers.marker_topic import marker_topic_name, tracker_group
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["QueueAdmin", "redrives_by_offsets"]
@@ -45,7 +44,7 @@ class QueueAdmin(KafkaAdmin):
         """
         if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
             return await super().lag(topic, subscription)
-        own = OwnRecords.of(subscription, self._connection.settings)
+        own = QueueFilter.of(subscription, self._connection.settings)
         loop = asyncio.get_running_loop()
         until = loop.time() + _PATIENCE
         markers = marker_topic_name(own.queue, self._connection.settings.marker_topic)
@@ -79,7 +78,7 @@ class QueueAdmin(KafkaAdmin):
 
     async def _look(self, topic: str, subscription: str) -> tuple[Lag, int]:
         """The messages that wait, and how many are held."""
-        lag = await super().lag(topic, OwnRecords.of(subscription, self._connection.settings).queue)
+        lag = await super().lag(topic, QueueFilter.of(subscription, self._connection.settings).queue)
         if 0 < lag.waiting <= _COUNTED:
             counted = await self._count(topic, subscription)
             lag = Lag(waiting=sum(counted.values()), partitions=counted)
@@ -89,33 +88,20 @@ class QueueAdmin(KafkaAdmin):
 
     async def _count(self, topic: str, subscription: str) -> dict[int, int]:
         """The messages of the subscription that lie behind its positions, in each partition."""
-        own = OwnRecords.of(subscription, self._connection.settings)
+        own = QueueFilter.of(subscription, self._connection.settings)
         positions = (await self.describe_group(own.queue)).positions
         counted: dict[int, int] = {}
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
             bounds = Bounds(max(first, positions.get(place, first)), following)
-            batches = [len(records) async for records in read_untaken(self._log, own, place, bounds, _COUNTED)]
+            batches = [len(records) async for records in read_backlog(self._log, own, place, bounds, _COUNTED)]
             counted[partition] = sum(batches)
         return counted
-
-    async def ensure_subscription(
-        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
-    ) -> SubscriptionInfo:
-        group = OwnRecords.of(name, self._connection.settings).queue
-        return replace(await super().ensure_subscription(topic, group, start=start, options=options), name=name)
-
-    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        group = OwnRecords.of(name, self._connection.settings).queue
-        return replace(await super().describe_subscription(topic, group), name=name)
 
     async def delete_subscription(self, topic: str, name: str) -> None:
         """Its marker topic goes with it, unless it is shared, and what the trackers have committed; no consumer may be
         open, nor tracker.
-
-        :raises Unsupported: it is one of the queues of a group.
         """
-        refuse_one_of_many(name, self._connection.settings, "deleted")
         await super().delete_subscription(topic, name)
         try:
             await self.describe_group(name)
@@ -135,16 +121,11 @@ class QueueAdmin(KafkaAdmin):
 def redrives_by_offsets(settings: KafkaSettings) -> bool:
     """Whether redrives consume dead letters by offsets on a bus whose queues have markers, or are share groups.
 
-    Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`,
-    or `queue_group`, would pass over those of others for good, and others may track a marker topic that is shared.
+    Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`
+    would pass over those of others for good, and others may track a marker topic that is shared.
     Else markers know letters that another reader gave back from those that lie there. A share group drops what it was
     handed ten times, and redrives and lists hand letters out and back.
     """
     if settings.queue != "markers":
         return settings.queue == "share"
-    return (
-        settings.queue_id is not None
-        or settings.queue_group is not None
-        or settings.marker_topic is not None
-        or settings.marker_format == "v1"
-    )
+    return settings.queue_id is not None or settings.marker_topic is not None or settings.marker_format == "v1"

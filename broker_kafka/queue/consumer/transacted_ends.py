@@ -1,53 +1,40 @@
-"""`TransactedEnds`: writes ENDs of messages held here into the transaction of somebody else.
-
-*Why that is enough.* A tracker reads what is committed, in the order of the log, and its clock stands while something
-of the log is hidden. An END that was on the brokers before its lease was over is therefore read before the lease can
-be due, whenever its transaction commits. *Keep-alive.* A lease is not renewed from before its END is written; a
-KEEPALIVE that was on its way then comes behind the END, and is heeded only if the END does not count. *Concurrency.*
-On the loop; calls may run at once. *Failure.* Told per message; nothing is repeated here.
-"""
+"""Which consumer's messages can be acked in a Kafka transaction: those of queue=markers, on the same bus. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
-
-from broker import BrokerError, Message, OutboundMessage
+from broker import Unsupported
+from broker.driver import MessageSource, RecordsAsMessages
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import MarkerProducer, explained
+from broker_kafka.queue.consumer.lease_manager import LeaseManager
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.share.messages import ShareMessageSource
 
-__all__ = ["Produce", "TransactedEnds"]
-
-Produce = Callable[[str, Sequence[OutboundMessage]], Awaitable[Sequence[object]]]
-"""Produces into the open transaction, each message in the partition that it names; an error for each that failed."""
+__all__ = ["transactional_leases"]
 
 
-class TransactedEnds:
-    """:ivar connection: whose transactions may have them."""
+def transactional_leases(source: MessageSource, connection: Connection) -> LeaseManager:
+    """The leases whose ENDs may be written into transactions of this connection.
 
-    def __init__(self, connection: Connection, book: LeaseBook, producer: MarkerProducer) -> None:
-        self.connection: Final = connection
-        self._book = book
-        self._producer = producer
-
-    async def write(self, messages: Sequence[Message[Any]], produce: Produce) -> Sequence[BrokerError | None]:
-        """As `AcksMessages.add_acks`."""
-        holds: list[Hold] = [message.lease for message in messages]
-        lost = self._book.lost(holds)
-        if any(lost):
-            return lost
-        for hold in holds:
-            hold.ended = True
-        topic, records = self._producer.records([placed for placed, _ in self._book.ends(holds)])
-        outcomes = await produce(topic, records)
-        for outcome, record in zip(outcomes, records, strict=True):
-            if isinstance(outcome, BrokerError):
-                return [explained(outcome, topic, len(record.data or b""))] * len(holds)
-        return self._book.lost(holds, ended=True)
-
-    def undone(self, messages: Sequence[Message[Any]]) -> None:
-        """As `AcksMessages.acks_undone`."""
-        for message in messages:
-            message.lease.ended = False
+    :raises Unsupported: messages of this source cannot be acked there.
+    """
+    if isinstance(source, QueueClient):
+        if source.connection is connection:
+            return source.leases
+        raise Unsupported(
+            "The message is of another bus than the transaction",
+            advice="Open the transactional publisher and the consumer on one bus",
+        )
+    if isinstance(source, RecordsAsMessages):
+        raise Unsupported(
+            "Messages of queue=offsets are acked by the positions of their group, outside of transactions",
+            advice="Use queue=markers, or read with bus.records(...) and give that to publisher.transaction(...)",
+        )
+    if isinstance(source, ShareMessageSource):
+        raise Unsupported(
+            "Kafka does not take acks of share groups in a transaction",
+            advice="Use queue=markers for messages of this topic",
+        )
+    raise Unsupported(
+        "The message is of another broker than the transaction",
+        advice="Open the transactional publisher and the consumer on one bus",
+    )

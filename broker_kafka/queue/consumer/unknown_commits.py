@@ -1,9 +1,10 @@
-"""`CommitDoubts`: what was started of partitions that went while it was committed, and whether it was.
+"""`UnknownCommits`: records of partitions that went while their commit was in flight, and whether it succeeded.
 
-Who has the partition next reads from the committed position. Where that is one this process asked for, nobody reads
-again what lies before it: its leases end, and it comes again behind what follows it in the log. Of several that got no
-answer any may be the one, also a newer one that an older was asked for after, to learn whose the partition is.
-*Concurrency.* On the loop. *Failure.* What cannot be looked up stays in doubt.
+The next owner of a partition reads from the committed position. If that is one this process sent, the records before it
+are read by no one: their leases end, and they are redelivered behind what follows them in the log. Of several commits
+without an answer any may have succeeded, a newer one too: an older position is sent after it to confirm ownership.
+
+*Concurrency.* On the loop. *Failure.* What cannot be looked up stays unknown.
 """
 
 from __future__ import annotations
@@ -12,57 +13,56 @@ from collections.abc import Collection, Mapping, Sequence
 
 from broker import TopicPartition
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.consumer.starting import Taken
+from broker_kafka.queue.consumer.start_builder import FetchedRecord
 from broker_kafka.records import KafkaRecordSource
 
-__all__ = ["CommitDoubts"]
+__all__ = ["UnknownCommits"]
 
 
-class CommitDoubts:
+class UnknownCommits:
     """Made without I/O."""
 
     def __init__(self) -> None:
-        self._asked: dict[TopicPartition, list[StoredOffset]] = {}
-        """What may be committed of each partition, in the order in which it was asked for, with a text that tells who
-        did."""
-        self._left: dict[TopicPartition, list[Taken]] = {}
+        self._sent: dict[TopicPartition, list[StoredOffset]] = {}
+        """What may be committed of each partition, in the order of sending, with the commit text of this process."""
+        self._removed: dict[TopicPartition, list[FetchedRecord]] = {}
 
-    def asked(self, positions: Mapping[TopicPartition, int], text: str) -> None:
+    def sent(self, positions: Mapping[TopicPartition, int], text: str) -> None:
         """These are being committed."""
         for place, at in positions.items():
-            asked = self._asked.setdefault(place, [])
+            sent = self._sent.setdefault(place, [])
             position = StoredOffset(at, text)
-            if position in asked:
-                asked.remove(position)
-            asked.append(position)
+            if position in sent:
+                sent.remove(position)
+            sent.append(position)
 
-    def answered(self, positions: Mapping[TopicPartition, int], text: str) -> None:
-        """These were committed, or others that were asked for later."""
+    def succeeded(self, positions: Mapping[TopicPartition, int], text: str) -> None:
+        """These were committed, or others that were sent later."""
         for place, at in positions.items():
-            asked = self._asked[place]
+            sent = self._sent[place]
             position = StoredOffset(at, text)
-            if position in asked:
-                del asked[: asked.index(position)]
+            if position in sent:
+                del sent[: sent.index(position)]
 
-    def gone(self, place: TopicPartition, taken: Sequence[Taken]) -> None:
-        """A partition went, with what was taken of it and is not known to be committed."""
-        if taken and place in self._asked:
-            # It may have come and gone again before anybody could look.
-            self._left.setdefault(place, []).extend(taken)
+    def removed(self, place: TopicPartition, records: Sequence[FetchedRecord]) -> None:
+        """A partition went, with records that are not known to be committed."""
+        if records and place in self._sent:
+            # The partition may come and go again before anything is looked up.
+            self._removed.setdefault(place, []).extend(records)
 
-    async def settled(self, member: KafkaRecordSource, places: Collection[TopicPartition]) -> list[Taken]:
-        """What was committed here, as it turns out, of those of these partitions that have come back.
+    async def resolve(self, member: KafkaRecordSource, places: Collection[TopicPartition]) -> list[FetchedRecord]:
+        """Records of removed partitions among `places` whose commit succeeded after all.
 
         :raises BrokerError: the group's positions cannot be read.
         """
-        back = [place for place in self._left if place in places]
+        back = [place for place in self._removed if place in places]
         if not back:
             return []
         stored = await member.stored(back)
-        found: list[Taken] = []
+        found: list[FetchedRecord] = []
         for place in back:
-            left = self._left.pop(place)
+            removed = self._removed.pop(place)
             position = stored[place]
-            if position is not None and position in self._asked[place]:
-                found += [taken for taken in left if taken.offset < position.offset]
+            if position is not None and position in self._sent[place]:
+                found += [record for record in removed if record.offset < position.offset]
         return found

@@ -1,11 +1,14 @@
-"""`FencedWriter`: writes a batch of records whole or not at all, and nothing once another writer of its id is open.
+"""`FencedWriter`: writes a batch of records in one transaction, and fails once another writer of its id is open.
 
-*Concurrency.* A producer and its thread of its own; one `write` at a time. *Cancellation.* A write that was begun goes
-on. *Failure.* Three outcomes are told apart: all of it is on the brokers; nothing of it is, nor will be (`NotWritten`);
-or that is not known, or this writer has been fenced (`Doubtful`): then it is of no more use, and another of its id
-settles what it left. *Stop.* Bounded, cut off from the brokers too: a write that is under way becomes doubtful. What it
-began and did not commit is undone, if the brokers answer within a second, since it holds up who reads the log; else it
-does so until they undo it by themselves.
+| outcome of a write | meaning |
+|---|---|
+| returns | all records are on the brokers |
+| `NotWritten` | none is, nor will be |
+| `OutcomeUnknown` | unknown, or this writer is fenced: open another writer of the id, which ends the transaction |
+
+*Concurrency.* A producer with a thread of its own; one `write` at a time. *Cancellation.* A write that was begun goes
+on. *Stop.* Bounded, without brokers too; a write in progress gets an unknown outcome. An open transaction is aborted if
+the brokers answer within a second, since it holds up the readers of the log; else the brokers abort it later.
 """
 
 from __future__ import annotations
@@ -25,31 +28,31 @@ from broker_kafka.client.thread import OwnerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.config.oauth import with_token
 from broker_kafka.errors import FENCED, configuration_error, kafka_error, translate
-from broker_kafka.queue.markers.topic import LARGEST
+from broker_kafka.queue.markers.marker_topic import LARGEST
 from broker_kafka.queue.markers.wire import Headers
 
-__all__ = ["Doubtful", "Entry", "FencedWriter", "NotWritten", "Positions"]
+__all__ = ["FencedWriter", "NotWritten", "OutcomeUnknown", "OutgoingRecord", "Positions"]
 
 _SLICE: Final = 0.25
-"""Seconds of one attempt, after which the thread looks whether it is to stop."""
+"""Seconds of one attempt, after which the thread checks whether to stop."""
 _IDLE: Final = 1.0
 _PAUSE: Final = 0.02
-_PATIENCE: Final = 60.0
-"""Seconds for which what the client calls retriable is repeated."""
+_RETRY_SECONDS: Final = 60.0
+"""For so long errors that the client calls retriable are retried."""
 _PURGE: Final = 0.5
 _ABORT: Final = 1.0
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""Of records that the client dropped since their transaction has failed."""
-_OF_TOPICS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION})
-"""Said of a transaction for one of the topics in it, without a word of which."""
+"""Errors of records that the client dropped because their transaction failed."""
+_TOPIC_ERRORS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION})
+"""Errors of a whole transaction for one of its topics, which they do not name."""
 _NEW_TOPIC_MS: Final = 1_000
-"""How long a topic may be unknown before its records are refused."""
+"""How long a topic may be missing before its records are refused."""
 
 
-class Entry(NamedTuple):
+class OutgoingRecord(NamedTuple):
     """A record to be written.
 
-    :ivar partition: -1 has the key choose it.
+    :ivar partition: -1 lets the key choose.
     """
 
     topic: str
@@ -60,9 +63,9 @@ class Entry(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Positions of a group that count with the records.
+    """Positions of a group, committed with the records.
 
-    :ivar metadata: of the member whose they are; the group's coordinator refuses those of a former generation.
+    :ivar metadata: of the member; the coordinator refuses that of a former generation.
     """
 
     offsets: list[NativePartition]
@@ -70,9 +73,9 @@ class Positions(NamedTuple):
 
 
 class NotWritten(BrokerError):
-    """Nothing of the batch is on the brokers.
+    """No record of the batch is on the brokers.
 
-    :ivar refused: what was said of single records, by their place in the batch.
+    :ivar refused: the errors of single records, by index in the batch.
     """
 
     def __init__(self, message: str, *, refused: Mapping[int, BrokerError], native: BaseException | None) -> None:
@@ -80,12 +83,12 @@ class NotWritten(BrokerError):
         self.refused = refused
 
 
-class Doubtful(BrokerError):
-    """It is not known what of the batch is on the brokers, or will be, until another writer of the id is open.
+class OutcomeUnknown(BrokerError):
+    """It is unknown which records of the batch are on the brokers, until another writer of the id is open.
 
-    :ivar fenced: somebody opened one already.
-    :ivar refused: what was said of single records, by their place in the batch, none of which is on the brokers.
-    :ivar explained: whether the caller knows by these what to do otherwise the next time.
+    :ivar fenced: whether another one was opened already.
+    :ivar refused: the errors of single records, by index in the batch; these are not on the brokers.
+    :ivar explained: set by the caller if `refused` tells it what to do differently.
     """
 
     def __init__(
@@ -99,12 +102,12 @@ class Doubtful(BrokerError):
         super().__init__(message, native=native, retriable=True)
         self.fenced = fenced
         self.refused: Mapping[int, BrokerError] = refused or {}
-        self.explained = False
+        self.explain_marker_error = False
 
 
 class FencedWriter(OwnerThread[Producer]):
-    """:param transactional_id: of which at most one writer is good at a time, over all processes.
-    :param timeout_ms: of a transaction, in milliseconds; None is that of the settings.
+    """:param transactional_id: only the writer that was opened last may write, over all processes.
+    :param timeout_ms: of a transaction, in milliseconds; None is `transaction_timeout_ms`.
     """
 
     def __init__(self, connection: Connection, transactional_id: str, timeout_ms: int | None = None) -> None:
@@ -119,19 +122,19 @@ class FencedWriter(OwnerThread[Producer]):
     # -- for the loop --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open it. From then on every earlier writer of the id is fenced, and what it left open is undone.
+        """Open it: every earlier writer of the id is fenced, and its open transaction is aborted.
 
-        :raises BrokerError: no coordinator could be reached, or the id is not ours to use.
+        :raises BrokerError: no coordinator could be reached, or this user may not use the id.
         """
         await super().start()
         await self.call(self._begin)
 
-    async def write(self, entries: Sequence[Entry], positions: Positions | None = None) -> None:
-        """Write these, and the positions with them.
+    async def write(self, records: Sequence[OutgoingRecord], positions: Positions | None = None) -> None:
+        """Write these records, and the positions with them.
 
-        :raises NotWritten: nothing of them is there. :raises Doubtful: who knows; this writer is of no more use.
+        :raises NotWritten: no record was written. :raises OutcomeUnknown: this writer cannot be used any more.
         """
-        await self.call(lambda producer: self._write(producer, entries, positions))
+        await self.call(lambda producer: self._write(producer, records, positions))
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ class FencedWriter(OwnerThread[Producer]):
 
     def _begin(self, producer: Producer) -> None:
         try:
-            self._repeat(producer, lambda: producer.init_transactions(_SLICE))
+            self._retry(producer, lambda: producer.init_transactions(_SLICE))
         except KafkaException as error:
             raise translate(error, f"Opening the writer of {self._id!r}") from error
 
@@ -154,8 +157,8 @@ class FencedWriter(OwnerThread[Producer]):
         try:
             client.poll(0)
         except KafkaException as error:
-            # Whoever writes next is told as well; who wrote last may be about to hear why it has failed.
-            logger.info("The writer of %r has failed: %s", self._id, error)
+            # The next write raises it too, and the last one may be about to.
+            logger.info("The writer of %r failed: %s", self._id, error)
 
     def _shut(self, client: Producer) -> None:
         self._lifeline.let_go()
@@ -168,42 +171,42 @@ class FencedWriter(OwnerThread[Producer]):
                 client.poll(0.01)
 
     def _abort(self, client: Producer) -> None:
-        """Undo what is open, if that is not being committed."""
+        """Abort the open transaction, unless it is being committed."""
         try:
             client.abort_transaction(_ABORT)
         except (KafkaException, SystemError) as error:
-            logger.info("What %r began is left to the brokers to undo: %s", self._id, error)
+            logger.info("The brokers have to abort the open transaction of %r: %s", self._id, error)
 
-    def _write(self, producer: Producer, entries: Sequence[Entry], positions: Positions | None) -> None:
+    def _write(self, producer: Producer, records: Sequence[OutgoingRecord], positions: Positions | None) -> None:
         self._refused.clear()
         cause: BaseException | None = None
-        topics = sorted({entry.topic for entry in entries})
+        topics = sorted({record.topic for record in records})
         try:
             producer.begin_transaction()
             self._begun = True
-            for place, entry in enumerate(entries):
-                self._produce(producer, place, entry)
-            self._repeat(producer, lambda: self._flush(producer))
+            for index, record in enumerate(records):
+                self._produce(producer, index, record)
+            self._retry(producer, lambda: self._flush(producer))
             if not self._refused:
                 if positions is not None:
-                    self._repeat(producer, lambda: producer.send_offsets_to_transaction(*positions, _SLICE))
-                self._repeat(producer, lambda: self._commit(producer))
+                    self._retry(producer, lambda: producer.send_offsets_to_transaction(*positions, _SLICE))
+                self._retry(producer, lambda: self._commit(producer))
                 self._begun = False
                 return
         except (KafkaException, SystemError) as error:
             found = kafka_error(error)
             if found is None or self._stopping or not found.txn_requires_abort():
-                raise self._doubt(error, self._told(topics)) from error
+                raise self._unknown(error, self._refusals(topics)) from error
             cause = error
-        self._undo(producer, cause or self._cause(producer), topics)
+        self._abort_and_raise(producer, cause or self._cause(producer), topics)
 
-    def _produce(self, producer: Producer, place: int, entry: Entry) -> None:
-        headers = cast("list[tuple[str, str | bytes | None]]", list(entry.headers))
-        report = partial(self._reported, place)
+    def _produce(self, producer: Producer, index: int, record: OutgoingRecord) -> None:
+        headers = cast("list[tuple[str, str | bytes | None]]", list(record.headers))
+        report = partial(self._reported, index)
         while True:
             try:
                 producer.produce(
-                    entry.topic, entry.value, entry.key, entry.partition, on_delivery=report, headers=headers
+                    record.topic, record.value, record.key, record.partition, on_delivery=report, headers=headers
                 )
                 self._missing += 1
                 return
@@ -215,18 +218,18 @@ class FencedWriter(OwnerThread[Producer]):
                 found = kafka_error(error)
                 if found is None or found.fatal() or found.code() == KafkaError._STATE:
                     raise
-                # What is refused here never was with the client.
-                self._refused[place] = found
+                # The client did not accept it.
+                self._refused[index] = found
                 return
             except (TypeError, ValueError) as error:
-                # Of a name that no topic can have.
-                self._refused[place] = KafkaError(KafkaError._INVALID_ARG, str(error))
+                # An invalid topic name.
+                self._refused[index] = KafkaError(KafkaError._INVALID_ARG, str(error))
                 return
 
-    def _reported(self, place: int, error: KafkaError | None, _: object) -> None:
+    def _reported(self, index: int, error: KafkaError | None, _: object) -> None:
         self._missing -= 1
         if error is not None:
-            self._refused[place] = error
+            self._refused[index] = error
 
     def _flush(self, producer: Producer) -> None:
         if producer.flush(_SLICE):
@@ -236,7 +239,7 @@ class FencedWriter(OwnerThread[Producer]):
         producer.commit_transaction(_SLICE)
 
     def _cause(self, producer: Producer) -> KafkaException | None:
-        """Why the transaction has failed, if it has and nobody was told: the client answers so to a second begin."""
+        """Why the transaction failed, if no call raised it: the client says so to a second begin."""
         try:
             producer.begin_transaction()
         except KafkaException as error:
@@ -244,45 +247,48 @@ class FencedWriter(OwnerThread[Producer]):
             return error if found is not None and found.txn_requires_abort() else None
         return None
 
-    def _told(self, topics: Sequence[str], cause: BaseException | None = None) -> dict[int, BrokerError]:
-        """What was said of single records, by their place.
+    def _refusals(self, topics: Sequence[str], cause: BaseException | None = None) -> dict[int, BrokerError]:
+        """The errors of single records, by index.
 
-        :param cause: why the transaction has failed. What is said of a topic holds for each record that was dropped.
+        :param cause: why the transaction failed; an error of a topic is that of each record that the client dropped.
         """
         found = None if cause is None else kafka_error(cause)
-        if found is not None and found.code() in _OF_TOPICS and _all_purged(self._refused):
+        if found is not None and found.code() in _TOPIC_ERRORS and _all_purged(self._refused):
             self._refused = dict.fromkeys(self._refused, found)
         what = f"Writing for {self._id!r}"
         return {
-            place: translate(error, what, resources=topics if error is found else ())
-            for place, error in self._refused.items()
+            index: translate(error, what, resources=topics if error is found else ())
+            for index, error in self._refused.items()
         }
 
-    def _undo(self, producer: Producer, cause: BaseException | None, topics: Sequence[str]) -> None:
-        """Abort, and tell why: what was refused, or else the cause."""
-        told = self._told(topics, cause)
-        # The client's own codes are below 0. What is dropped by the abort is refused for that alone.
-        spent = any(error.code() > 0 for error in self._refused.values())
+    def _abort_and_raise(self, producer: Producer, cause: BaseException | None, topics: Sequence[str]) -> None:
+        """Abort, and raise the refusals, or else the cause."""
+        refused = self._refusals(topics, cause)
+        # Errors of the client itself are below 0, such as those of records that the abort drops.
+        exhausted = any(error.code() > 0 for error in self._refused.values())
         try:
-            self._repeat(producer, lambda: producer.abort_transaction(_SLICE))
+            self._retry(producer, lambda: producer.abort_transaction(_SLICE))
             self._begun = False
         except (KafkaException, SystemError) as error:
-            raise self._doubt(error, told) from error
-        if spent:
-            # The numbers of what a broker refused are missing, and it refuses what would come after.
-            raise Doubtful(f"The transaction of {self._id!r} was undone, and its producer is spent", refused=told)
-        first = next(iter(told.values()), None)
+            raise self._unknown(error, refused) from error
+        if exhausted:
+            # The sequence numbers of refused records are missing, and the broker refuses later ones.
+            raise OutcomeUnknown(
+                f"The transaction of {self._id!r} was aborted, and its producer cannot be used any more",
+                refused=refused,
+            )
+        first = next(iter(refused.values()), None)
         if first is None and cause is not None:
             first = translate(cause, f"Writing for {self._id!r}")
         raise NotWritten(
-            f"The transaction of {self._id!r} was undone" + (f": {first.message}" if first else ""),
-            refused=told,
+            f"The transaction of {self._id!r} was aborted" + (f": {first.message}" if first else ""),
+            refused=refused,
             native=None if first is None else first.native,
         )
 
-    def _repeat(self, producer: Producer, call: Callable[[], object]) -> None:
-        """Call until it is done, or cannot be."""
-        deadline = monotonic() + _PATIENCE
+    def _retry(self, producer: Producer, call: Callable[[], object]) -> None:
+        """Retry the call until it succeeds or fails for good."""
+        deadline = monotonic() + _RETRY_SECONDS
         while True:
             try:
                 call()
@@ -294,15 +300,15 @@ class FencedWriter(OwnerThread[Producer]):
                 if found.code() != KafkaError._TIMED_OUT:
                     producer.poll(_PAUSE)
 
-    def _doubt(self, error: BaseException, refused: Mapping[int, BrokerError]) -> Doubtful:
+    def _unknown(self, error: BaseException, refused: Mapping[int, BrokerError]) -> OutcomeUnknown:
         found = kafka_error(error)
         fenced = found is not None and found.code() in FENCED
-        reason = "was fenced: another writer of this id was opened" if fenced else f"has failed: {found or error}"
-        return Doubtful(f"The writer of {self._id!r} {reason}", fenced=fenced, refused=refused, native=error)
+        reason = "was fenced: another writer of this id was opened" if fenced else f"failed: {found or error}"
+        return OutcomeUnknown(f"The writer of {self._id!r} {reason}", fenced=fenced, refused=refused, native=error)
 
 
 def _all_purged(refused: Mapping[int, KafkaError]) -> bool:
-    """Whether nothing is said of any record but that the client dropped it."""
+    """Whether the client dropped every record, and no other error is known."""
     return all(error.code() in _PURGED for error in refused.values())
 
 

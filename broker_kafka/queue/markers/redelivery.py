@@ -1,7 +1,7 @@
-"""What a tracker sends for a message that is due: the message again, or a dead letter. Pure functions.
+"""What a tracker publishes in place of a due message: the message again, or a dead letter. Pure functions.
 
-A message that is sent again is a new record with a new place in its log, and who held the old one has no say over it.
-Its headers tell how many deliveries count, whence it came first, whose it is, and which id it has for users.
+A redelivered message is a new record with a new place in its log, so that markers of the old one do not touch it. Its
+headers carry the deliveries that count, its origin, its queue, and the message id that users see.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ __all__ = [
     "ATTEMPTS",
     "ORIGIN",
     "QUEUE",
-    "Sending",
-    "again",
+    "Replacement",
     "attempts_of",
     "dead_letter",
     "is_exhausted",
     "origin_of",
+    "redelivery",
 ]
 
 ATTEMPTS: Final = "anybroker-attempts"
-"""How many deliveries of the message count already, in decimal."""
+"""How many deliveries of the message count, in decimal."""
 ORIGIN: Final = "anybroker-origin"
-"""Where and when it was sent first: `topic:partition:offset:milliseconds`."""
+"""Where and when it was published: `topic:partition:offset:milliseconds`."""
 QUEUE: Final = "anybroker-queue"
-"""The queue that it was sent again for: others that read the same topic pass over it."""
+"""The queue that it was redelivered for: other queues of the topic skip it."""
 _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST: Final = 2**31
 _MOST_ATTEMPTS: Final = 2**32 - 2
-"""The START of the next delivery has no room for more."""
+"""The START of the next delivery cannot carry more."""
 
 
-class Sending(NamedTuple):
-    """A record to be written in place of a message."""
+class Replacement(NamedTuple):
+    """A record published in place of a due message."""
 
     topic: str
     key: bytes | None
@@ -55,10 +55,10 @@ def is_exhausted(lease: Lease, content: Content) -> bool:
     return 0 < content.max_attempts <= lease.attempt
 
 
-def again(lease: Lease, content: Content) -> Sending:
-    """The message once more, for the queue that held it."""
+def redelivery(lease: Lease, content: Content) -> Replacement:
+    """The message again, for the queue that held it."""
     origin = content.origin or _place(lease.id)
-    # Who gets it before any delivery looks at the time again, by a clock of its own; afterwards that is past.
+    # Before the first delivery the consumer checks the due time by its own clock; afterwards the time is past.
     dropped = {ATTEMPTS, ORIGIN, QUEUE, DUE} if lease.attempt else {ATTEMPTS, ORIGIN, QUEUE}
     headers = _without(content.headers, dropped)
     names = {name for name, _ in headers}
@@ -71,16 +71,15 @@ def again(lease: Lease, content: Content) -> Sending:
     )
     if lease.id.queue:
         headers += ((QUEUE, lease.id.queue.encode()),)
-    return Sending(lease.id.topic, content.key, content.value, headers)
+    return Replacement(lease.id.topic, content.key, content.value, headers)
 
 
-def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
-    """The whole record, and what a consumer's letter tells: why, whence, when and after how many deliveries it is given
-    up; the count itself is left out, so that who sends it back begins anew."""
+def dead_letter(lease: Lease, content: Content, reason: str) -> Replacement:
+    """The whole record with the headers of a dead letter, and no attempt count: a redrive starts from 0."""
     origin = content.origin or _place(lease.id)
-    # By the brokers' clock, as all of the tracker's times.
+    # By the brokers' clock, as all times of a tracker.
     given_up = _EPOCH + timedelta(milliseconds=lease.deadline)
-    told = {
+    known = {
         "reason": reason,
         "error": lease.reason,
         "attempts": str(lease.attempt),
@@ -93,15 +92,15 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
     }
     for name, value in content.headers:
         if name == _ID and value is not None:
-            told["id"] = value.decode("utf-8", "replace")
-    added = {DEAD_LETTER_PREFIX + name: text.encode() for name, text in told.items() if text}
+            known["id"] = value.decode("utf-8", "replace")
+    added = {DEAD_LETTER_PREFIX + name: text.encode() for name, text in known.items() if text}
     headers = _timed(_without(content.headers, {ATTEMPTS, ORIGIN, QUEUE, DUE, _ID, *added}), origin)
     headers += tuple(added.items())
-    return Sending(content.dead_letter, content.key, content.value, headers)
+    return Replacement(content.dead_letter, content.key, content.value, headers)
 
 
 def attempts_of(headers: RecordHeaders) -> int:
-    """How many deliveries of a record's message count already; 0 if it does not tell."""
+    """How many deliveries of the record's message count; 0 without the header."""
     for name, value in headers:
         if name == ATTEMPTS and value is not None and value.isdigit() and len(value) <= 10:
             return min(int(value), _MOST_ATTEMPTS)
@@ -109,7 +108,7 @@ def attempts_of(headers: RecordHeaders) -> int:
 
 
 def origin_of(headers: RecordHeaders) -> Origin | None:
-    """Where a record's message was sent first; None if this is the place."""
+    """Where the record's message was published first; None if here."""
     for name, value in headers:
         if name == ORIGIN and value is not None:
             topic, *numbers = value.decode("utf-8", "replace").rsplit(":", 3)
@@ -125,7 +124,7 @@ def _place(id: MessageId) -> Origin:
 
 
 def _timed(headers: Headers, origin: Origin) -> Headers:
-    """With the producer's time, which the new record's timestamp does not tell."""
+    """With the producer's time, which differs from the new record's timestamp."""
     if not origin.timestamp_ms or any(name == _TIME for name, _ in headers):
         return headers
     return (*headers, (_TIME, b"%d" % (1000 * origin.timestamp_ms)))

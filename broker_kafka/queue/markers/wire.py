@@ -292,20 +292,20 @@ def _v1_id(id: MessageId) -> _MessageID:
 
 
 class MarkerFormat(NamedTuple):
-    """:ivar together: of how many messages one record, and one KEEPALIVE or END, may tell.
-    :ivar by_key: whether markers lie in the partition of their message's key, where kafka-mq-go's tracker writes the
-        END of what it sends again.
-    :ivar v1: whether markers are those of kafka-mq-go to the byte, and what V1 has no field for is lost.
+    """:ivar markers_per_record: how many messages one record, and one KEEPALIVE or END, may cover.
+    :ivar place_by_key: whether markers lie in the partition of their message's key, where kafka-mq-go's tracker writes
+        the END of what it redelivers.
+    :ivar v1: whether markers are those of kafka-mq-go to the byte; what V1 has no field for is lost.
     """
 
-    together: int
-    by_key: bool
+    markers_per_record: int
+    place_by_key: bool
     v1: bool
 
 
 FORMATS: Final[Mapping[str, MarkerFormat]] = {
-    "v2": MarkerFormat(together=200, by_key=False, v1=False),
-    "v2-single": MarkerFormat(together=1, by_key=True, v1=False),
-    "v1": MarkerFormat(together=1, by_key=True, v1=True),
+    "v2": MarkerFormat(markers_per_record=200, place_by_key=False, v1=False),
+    "v2-single": MarkerFormat(markers_per_record=1, place_by_key=True, v1=False),
+    "v1": MarkerFormat(markers_per_record=1, place_by_key=True, v1=True),
 }
-"""By the setting `marker_format`. Who knows V1 alone follows the last two: it skips fields that it does not know."""
+"""By the setting `marker_format`. A V1 tracker follows the last two: it skips fields that it does not know."""

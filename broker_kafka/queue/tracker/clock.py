@@ -1,7 +1,7 @@
-"""The time of one marker partition: that of its log, which goes on between markers while the log is known to be read.
+"""The clock of one marker partition: the time of its log, which advances between markers while the log is being read.
 
 Pure: milliseconds come in, none are looked up. The wall clock of this machine plays no part. Log times should be the
-broker's (`message.timestamp.type=LogAppendTime`); if they are not, the clock still never runs backwards, and a marker
+broker's (`message.timestamp.type=LogAppendTime`); with others the clock still never runs backwards, and a marker
 from the future cannot take it further ahead than `max_jump_ms` in all.
 """
 
@@ -15,8 +15,8 @@ __all__ = ["LogClock"]
 class LogClock:
     """:param at: the local monotonic time.
     :param max_jump_ms: how far log times may run ahead of this machine's monotonic clock once the clock is anchored.
-    :param stall_ms: silence that is longer than this does not count as time: who is cut off from the brokers here may
-        not say that others did not write.
+    :param stall_ms: a longer silence does not count as time: while this process is cut off from the brokers, others may
+        write.
     :ivar jumps: how many log times were cut back.
     :ivar stalls: how many silences were left out.
     """
@@ -26,9 +26,9 @@ class LogClock:
         self._stall: Final = stall_ms
         self._now: int | None = None
         self._lead = 0
-        """How far the log's time is ahead of the local one, at least: a marker is read after it was written."""
+        """How far the log's time is ahead of the local one, at least: a marker is read after it is written."""
         self._alive = at
-        """The local time at which something was read, or nothing was there to read."""
+        """The local time at which a marker was last read, or the log was last caught up with."""
         self._anchor: tuple[int, int] | None = None
         self.jumps = 0
         self.stalls = 0
@@ -59,7 +59,7 @@ class LogClock:
         return now
 
     def caught_up(self, at: int) -> None:
-        """The log is read to its end at this local time: all that was to be said until now has been."""
+        """The log is read to its end at this local time."""
         silent = at - self._alive
         if silent > self._stall:
             self._lead -= silent
@@ -71,13 +71,13 @@ class LogClock:
                 self._anchor = (self._now, at)
 
     def estimate(self, at: int) -> int:
-        """What the log's time is at this local time, at least; to know when to ask the brokers for it."""
+        """The log's time at this local time, at least; tells when to ask the brokers for it."""
         return self._lead + at
 
     def lag(self, at: int) -> int:
-        """How far the time up to which all is known is behind the log's time of this local time."""
+        """How far `now` is behind the log's time at this local time."""
         return 0 if self._now is None else max(0, self.estimate(at) - self._now)
 
     def lift_anchor(self) -> None:
-        """Believe log times as they are until the log is caught up with again: much of it may be unread."""
+        """Accept any log time until the log is caught up with again: much of it may be unread."""
         self._anchor = None

@@ -1,7 +1,7 @@
-"""`MarkerConsumer`: the thread that polls a member of the trackers' group; it tells also where a partition ends.
+"""`MarkerConsumer`: the thread that polls a member of the trackers' group, and reports where a partition ends.
 
-The end that the client reports lies behind what it does not show: the records that end transactions. Without it a
-tracker would never know that it has read all.
+The end that the client reports lies behind records that it does not return, those that end transactions. Without it a
+tracker would never know that it has read everything.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _REVOKE_SECONDS = 10.0
 
 
 class MarkerHost(ConsumerHost, Protocol):
-    """Whom the thread works for."""
+    """The owner of the thread; called on the loop."""
 
     def reached(self, partition: TopicPartition, position: int) -> None:
-        """All below this position was handed over, or is not shown."""
+        """All records below this position were handed over, or are not visible."""
         ...
 
 
@@ -35,7 +35,7 @@ class MarkerConsumer(ConsumerThread):
     def __init__(self, connection: Connection, group: str, host: MarkerHost) -> None:
         config = connection.client_config("consumer") | {
             "group.id": group,
-            # A START of a transaction that was undone leases nothing.
+            # A START of an aborted transaction leases nothing.
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -50,7 +50,7 @@ class MarkerConsumer(ConsumerThread):
             warn=connection.warn,
             max_batch=_BATCH,
             revoke_seconds=seconds,
-            # Its commands are rare, and none is urgent; looking into the client for them all the time costs more.
+            # Its commands are rare and not urgent, and checking for them between short polls costs more.
             busy_seconds=0.0,
         )
         self._marker_host = host

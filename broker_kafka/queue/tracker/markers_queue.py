@@ -1,14 +1,12 @@
-"""The two priority queues of a marker partition: leases by the offset of their START, and by their deadline. Those of
-one START are one entry.
+"""`MarkersQueue`: what the markers of one partition say: which messages are open and which are due, and what to commit.
 
-Pure. Leases that have ended or moved are not looked for: they are dropped when they come to the head, and all at once
-when they are the greater part, so that each call is amortised O(1) for offsets and O(log n) for deadlines.
+Pure and synchronous. The caller passes each marker once, in the order of the log, with the time of the partition's
+clock. Reading the log again from a committed `pin` gives the same leases. Messages of one START are kept together until
+a marker other than an END names one of them, or one is to be written.
 
-What the markers of one partition say: which messages are open, which are due, and from where the log is needed.
-
-Pure and synchronous. It is told of each marker once, in the order of the log, with the time of the partition's clock,
-and is asked what to do. Reading the log again from `pin` of some moment, which was committed, gives the same leases.
-Messages of one START are kept together until something is said of one but its END, or is to be done.
+`OffsetsQueue` and `DeadlinesQueue` are its priority queues: leases by the offset of their START, and by deadline.
+Leases that ended or moved are dropped when they reach the head, and all at once when they are the greater part: a call
+is amortised O(1) for offsets and O(log n) for deadlines.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from broker_kafka.queue.markers.lease import Lease, LeaseBatch, State
+from broker_kafka.queue.markers.lease import Lease, LeaseBatch, LeaseState
 from broker_kafka.queue.markers.start_writer import read_each
 from broker_kafka.queue.markers.wire import Kind, Marker, MessageId
 
@@ -26,32 +24,32 @@ __all__ = ["DeadlinesQueue", "MarkersQueue", "OffsetsQueue"]
 
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
-_OPEN: Final = State.OPEN
+_OPEN: Final = LeaseState.OPEN
 
-_FEW: Final = 1024
-"""So few entries are not worth sweeping."""
+_SWEEP_ABOVE: Final = 1024
+"""Fewer entries are not worth sweeping."""
 
 
 class OffsetsQueue:
-    """Leases by their pin. Pins come in rising order, since a log is read so; a deque is a priority queue then."""
+    """Leases by their pin. A log is read in order, so pins rise, and a deque is a priority queue."""
 
     __slots__ = ("_leases", "_pins", "_sweep_at")
 
     def __init__(self) -> None:
-        # Two, for a tuple of each lease would take more than both.
+        # Two deques take less memory than one of tuples.
         self._pins: deque[int] = deque()
         self._leases: deque[Lease | LeaseBatch] = deque()
-        self._sweep_at = _FEW
+        self._sweep_at = _SWEEP_ABOVE
 
     def add(self, lease: Lease | LeaseBatch) -> None:
-        """Its pin is new, and the highest."""
+        """Add a lease whose pin is new, and the highest."""
         self._pins.append(lease.pin)
         self._leases.append(lease)
         if len(self._leases) > self._sweep_at:
             kept = [(pin, each) for pin, each in zip(self._pins, self._leases, strict=True) if each.is_pinned(pin)]
             self._pins = deque([pin for pin, _ in kept])
             self._leases = deque([each for _, each in kept])
-            self._sweep_at = max(_FEW, 2 * len(kept))
+            self._sweep_at = max(_SWEEP_ABOVE, 2 * len(kept))
 
     def head(self) -> Lease | LeaseBatch | None:
         """The lease with the lowest pin."""
@@ -65,22 +63,22 @@ class OffsetsQueue:
 
     def __iter__(self) -> Iterator[Lease | LeaseBatch]:
         """By rising pin."""
-        self.head()  # what is over at the front would be passed over by each look
+        self.head()  # drops ended leases at the front, which each iteration would skip
         return (lease for pin, lease in zip(self._pins, self._leases, strict=True) if lease.is_pinned(pin))
 
 
 class DeadlinesQueue:
-    """Open leases by their deadline. One that moved later keeps its place until it comes to the head there."""
+    """Open leases by deadline. A lease whose deadline moved later keeps its place until it reaches the head."""
 
     __slots__ = ("_entries", "_serial", "_sweep_at")
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, Lease | LeaseBatch]] = []
         self._serial = 0
-        self._sweep_at = _FEW
+        self._sweep_at = _SWEEP_ABOVE
 
     def add(self, lease: Lease | LeaseBatch) -> None:
-        """It is new here, or its deadline moved."""
+        """Add a lease that is new, or whose deadline moved."""
         if 0 <= lease.queued <= lease.deadline:
             return
         self._push(lease)
@@ -89,7 +87,7 @@ class DeadlinesQueue:
                 entry for entry in self._entries if entry[0] == entry[2].queued and entry[2].state is _OPEN
             ]
             heapq.heapify(self._entries)
-            self._sweep_at = max(_FEW, 2 * len(self._entries))
+            self._sweep_at = max(_SWEEP_ABOVE, 2 * len(self._entries))
 
     def head(self) -> Lease | LeaseBatch | None:
         """The lease with the earliest deadline."""
@@ -107,7 +105,7 @@ class DeadlinesQueue:
         return None
 
     def pop(self, lease: Lease | LeaseBatch) -> None:
-        """Take the head out."""
+        """Remove the head."""
         heapq.heappop(self._entries)
         lease.queued = -1
 
@@ -120,16 +118,16 @@ class DeadlinesQueue:
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _START: Final = Kind.START
 _END: Final = Kind.END
-_CLOSED: Final = State.CLOSED
+_CLOSED: Final = LeaseState.CLOSED
 
-_ENOUGH: Final = 768
-"""Bytes that an open message of a batch may keep in memory, about what a lease of its own takes."""
+_BATCH_BYTES_EACH: Final = 768
+"""Bytes that an open message of a batch may keep in memory, about the size of a lease of its own."""
 
 
 class MarkersQueue:
     """:param first: the offset from which the log is read.
-    :ivar bytes: how much the STARTs of open messages take.
-    :ivar ignored: how many markers were about messages that are not open, or came too late.
+    :ivar bytes: of the STARTs of open messages.
+    :ivar ignored: how many markers named messages that are not open, or came too late.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -137,10 +135,12 @@ class MarkersQueue:
         self._open: dict[tuple[str, int, str], dict[int, Lease | LeaseBatch]] = {}
         """By topic, partition and queue, and there by offset."""
         self._overtaken: dict[MessageId, int] = {}
-        """Messages that ended before a renewal of theirs is in the log, and the pins that they keep until an END is
-        behind it. Without that END, who reads from between the two would take the renewal for a START."""
+        """Messages that ended before their renewal was read, and the pins that they keep until an END follows it.
+
+        Without that END a reader that begins between the two would take the renewal for a START.
+        """
         self._to_end: dict[MessageId, None] = {}
-        """Those whose renewal was read."""
+        """Messages of `_overtaken` whose renewal was read."""
         self._offsets: Final = OffsetsQueue()
         self._deadlines: Final = DeadlinesQueue()
         self.bytes = 0
@@ -150,13 +150,13 @@ class MarkersQueue:
         return sum(map(len, self._open.values()))
 
     def __iter__(self) -> Iterator[Lease]:
-        """The open leases, for people; not to be changed."""
+        """The open leases, to be shown; not to be changed."""
         for batch in {each for each in self.entries() if isinstance(each, LeaseBatch)}:
-            self._take_apart(batch)
+            self._split(batch)
         return (each for each in self.entries() if isinstance(each, Lease))
 
     def entries(self) -> Iterator[Lease | LeaseBatch]:
-        """For each open message its lease, or what it is kept in with others; not to be changed."""
+        """For each open message its lease, or the batch that holds it; not to be changed."""
         for present in self._open.values():
             yield from present.values()
 
@@ -165,26 +165,26 @@ class MarkersQueue:
         topic, partition, offset, queue = id
         found = self._open.get((topic, partition, queue), {}).get(offset)
         if isinstance(found, LeaseBatch):
-            self._take_apart(found)
+            self._split(found)
             return self.find(id)
         return found
 
     @property
     def pin(self) -> int | None:
-        """The lowest offset that is still needed; None if none is."""
+        """The lowest offset that is still needed, if any."""
         lease = self._offsets.head()
         pins = list(self._overtaken.values())
         if lease is not None:
             pins.append(lease.pin)
         return min(pins, default=None)
 
-    # -- what the log says ---------------------------------------------------------------------------------
+    # -- reading markers -----------------------------------------------------------------------------------
 
     def read(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
-        """A marker, in the order of the log.
+        """Apply a marker, in the order of the log.
 
-        :param time: of the partition's clock, which does not fall.
-        :param data: its bytes, kept of a START until the message ends.
+        :param time: of the partition's clock, which never runs backwards.
+        :param data: the bytes of the marker; those of a START are kept until its message ends.
         """
         kind = marker.kind
         if kind is _START:
@@ -202,7 +202,7 @@ class MarkersQueue:
             self._end(marker)
         else:
             for message in marker.ids():
-                self._keep(message, offset, time, marker)
+                self._keep_alive(message, offset, time, marker)
 
     def _start_together(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
         topic, partition, first, queue = marker.id
@@ -219,8 +219,8 @@ class MarkersQueue:
         self._offsets.add(batch)
         self._deadlines.add(batch)
 
-    def _take_apart(self, batch: LeaseBatch) -> None:
-        """Have a lease for each message of it that is open."""
+    def _split(self, batch: LeaseBatch) -> None:
+        """Replace a batch by one lease for each of its open messages."""
         marker = batch.marker
         assert marker is not None
         topic, partition, _, queue = marker.id
@@ -268,16 +268,16 @@ class MarkersQueue:
         self._deadlines.add(lease)
 
     def _start_again(self, lease: Lease, offset: int, time: int, marker: Marker, data: bytes) -> None:
-        """Its first reader did not commit, so that another read the message too: the later START has all it takes."""
+        """The first reader did not commit, and another one started the message: the later START replaces the first."""
         if not lease.renewing:
             self._move_pin(lease, offset, time, data)
         lease.touched = offset
         lease.after_ms = marker.after_ms
         lease.attempt = 1 if marker.attempt is None else marker.attempt
         lease.released = marker.released
-        if lease.state == State.SENDING:
-            return  # the message is on its way, and the END that follows it ends this lease too
-        self._put_off(lease, time + marker.after_ms)
+        if lease.state == LeaseState.SENDING:
+            return  # the message is being redelivered, and the END behind that ends this lease too
+        self._move_deadline(lease, time + marker.after_ms)
 
     def _renewed(self, offset: int, time: int, marker: Marker, data: bytes, lease: Lease | None) -> None:
         assert marker.renews is not None
@@ -285,22 +285,22 @@ class MarkersQueue:
             self._to_end[marker.id] = None
         if lease is not None:
             lease.renewing = False
-            # What was said of it since is not in the renewal, and must be read again.
+            # Markers since `as_of` are not part of the renewal; with any the old START stays pinned.
             if lease.touched < marker.as_of:
                 self._move_pin(lease, offset, time, data)
-                self._agree(lease, time, marker)
+                self._adopt(lease, time, marker)
         elif marker.renews < self._first and marker.id not in self._overtaken:
             self._start(offset, time, marker, data)
         else:
             self._overtaken.setdefault(marker.id, marker.renews)
             self._to_end[marker.id] = None
 
-    def _agree(self, lease: Lease, time: int, marker: Marker) -> None:
-        """Take over what a renewal knows and the lease does not, which was itself read from an earlier renewal."""
+    def _adopt(self, lease: Lease, time: int, marker: Marker) -> None:
+        """Adopt the state of a renewal; a lease that was read from an earlier renewal may lack some."""
         attempt = lease.attempt if marker.attempt is None else marker.attempt
-        if lease.state == State.OPEN and (lease.released, lease.attempt) != (marker.released, attempt):
+        if lease.state == LeaseState.OPEN and (lease.released, lease.attempt) != (marker.released, attempt):
             lease.released, lease.attempt = marker.released, attempt
-            self._put_off(lease, time + marker.after_ms)
+            self._move_deadline(lease, time + marker.after_ms)
 
     def _end(self, marker: Marker) -> None:
         topic, partition, first, queue = marker.id
@@ -333,9 +333,9 @@ class MarkersQueue:
 
     def _left(self, batch: LeaseBatch, count: int) -> None:
         self.bytes -= batch.leave(count)
-        if len(batch.data) > batch.count * _ENOUGH:
-            # A few that are left do not keep what the others took.
-            self._take_apart(batch)
+        if len(batch.data) > batch.count * _BATCH_BYTES_EACH:
+            # A few open messages must not keep the bytes of the whole batch.
+            self._split(batch)
 
     def _end_one(self, lease: Lease) -> None:
         self.bytes -= len(lease.data)
@@ -348,21 +348,21 @@ class MarkersQueue:
         if id in self._to_end:
             del self._to_end[id], self._overtaken[id]
 
-    def _keep(self, id: MessageId, offset: int, time: int, marker: Marker) -> None:
+    def _keep_alive(self, id: MessageId, offset: int, time: int, marker: Marker) -> None:
         lease = self.find(id)
-        if lease is None or lease.state == State.SENDING or (lease.released and not marker.released):
+        if lease is None or lease.state == LeaseState.SENDING or (lease.released and not marker.released):
             self.ignored += 1
             return
         lease.touched = offset
         if marker.attempt is not None and not lease.released:
-            # Its holder may have tried it more often; given back, the last may have been untried.
+            # The holder may have tried more often than the START says; a release may take the last try back.
             lease.attempt = max(marker.attempt, lease.attempt - marker.released)
         lease.released = marker.released
         if marker.reason:
             lease.reason = marker.reason
-        self._put_off(lease, time + marker.after_ms)
+        self._move_deadline(lease, time + marker.after_ms)
 
-    def _put_off(self, lease: Lease, deadline: int) -> None:
+    def _move_deadline(self, lease: Lease, deadline: int) -> None:
         lease.deadline, lease.due_since = deadline, -1
         self._deadlines.add(lease)
 
@@ -371,46 +371,53 @@ class MarkersQueue:
         lease.pin, lease.pinned, lease.data = offset, time, data
         self._offsets.add(lease)
 
-    # -- what is to be done --------------------------------------------------------------------------------
+    # -- what to write -------------------------------------------------------------------------------------
 
     def due(self, now: int, limit: int) -> list[Lease]:
-        """Take those that are due, the longest first. Each counts as being sent until its END is read, or `failed`."""
+        """Take due leases, the longest due first. Each counts as being sent until its END is read, or `failed`."""
         found: list[Lease] = []
         while len(found) < limit:
             lease = self._deadlines.head()
             if lease is None or lease.deadline > now:
                 break
             if isinstance(lease, LeaseBatch):
-                self._take_apart(lease)
+                self._split(lease)
                 continue
             self._deadlines.pop(lease)
-            lease.state = State.SENDING
+            lease.state = LeaseState.SENDING
             if lease.due_since < 0:
                 lease.due_since = lease.deadline
             found.append(lease)
         return found
 
     def next_deadline(self) -> int | None:
-        """The log time at which something is due."""
+        """The log time of the earliest deadline."""
         lease = self._deadlines.head()
         return None if lease is None else lease.deadline
 
     def failed(self, lease: Lease, due: int) -> None:
-        """One that was due could not be sent, and nothing of it is on the brokers: try again at this log time."""
-        if lease.state == State.SENDING:
-            lease.state = State.OPEN
+        """A due message was not sent, and nothing of it is on the brokers: it is due again at this log time."""
+        if lease.state == LeaseState.SENDING:
+            lease.state = LeaseState.OPEN
             lease.deadline = due
             self._deadlines.add(lease)
 
     def to_renew(self, pin_below: int, pinned_before: int, limit: int) -> list[Lease]:
-        """Take open leases whose START lies far back, so that the log before can go. Each is being renewed until its
-        renewal is read, or `renewal_failed`."""
+        """Take open leases whose START lies far back, so that the log before it is not needed any more.
+
+        Each is being renewed until its renewal is read, or `renewal_failed`.
+        """
         found: list[Lease] = []
         for entry in self._offsets:
             if len(found) == limit or (entry.pin >= pin_below and entry.pinned >= pinned_before):
                 break
             for lease in self._leases(entry):
-                if len(found) < limit and lease.state == State.OPEN and not lease.renewing and lease.pin == entry.pin:
+                if (
+                    len(found) < limit
+                    and lease.state == LeaseState.OPEN
+                    and not lease.renewing
+                    and lease.pin == entry.pin
+                ):
                     lease.renewing = True
                     found.append(lease)
         return found
@@ -419,15 +426,15 @@ class MarkersQueue:
         if isinstance(entry, Lease):
             return (entry,)
         if entry.count:
-            self._take_apart(entry)
+            self._split(entry)
         return entry.apart
 
     def renewal_failed(self, lease: Lease) -> None:
-        """Its renewal is not on the brokers and never will be."""
+        """The renewal is not on the brokers and never will be."""
         lease.renewing = False
-        if lease.state == State.CLOSED:
+        if lease.state == LeaseState.CLOSED:
             self._overtaken.pop(lease.id, None)
 
     def to_end(self) -> list[MessageId]:
-        """Messages whose renewal came behind their END, for another END behind that; pinned until it is read."""
+        """Messages whose renewal follows their END: each needs another END, and is pinned until that is read."""
         return [message for message in self._to_end if self.find(message) is None]

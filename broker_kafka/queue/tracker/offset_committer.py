@@ -1,10 +1,8 @@
-"""When offsets are committed: after so many markers, or so long after the first that is not committed. Pure.
+"""`OffsetCommitter`: commits the offsets from which a tracker has to read its markers after a restart.
 
-`OffsetCommitter`: stores from where the markers are to be read after a restart.
-
-It commits after so many markers, so long after the first of them, and when it is asked to: on a revocation and on
-close. *Concurrency.* On the loop; one commit at a time. *Cancellation.* A commit that was begun is carried out.
-*Failure.* Each partition has its own answer; what was not stored is offered again with the next commit.
+It commits after so many markers, so long after the first of them, on a revocation and on close. *Concurrency.* On the
+loop; one commit at a time. *Cancellation.* A commit that was begun goes on. *Failure.* Each partition has its own
+result; an offset that was not stored is sent again with the next commit.
 """
 
 from __future__ import annotations
@@ -20,14 +18,16 @@ from broker import BrokerError
 from broker.driver import logger
 from broker_kafka.offsets.kafka import CommittingClient
 from broker_kafka.queue.tracker.tracked_partition import TrackedPartition
-from broker_kafka.queue.tracker.tracking import TrackerCounts, TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerCounts, TrackerOptions
 
 __all__ = ["CommitSchedule", "OffsetCommitter"]
 
 
 class CommitSchedule:
-    """:param markers: how many markers at most are read again after a crash, beside those that are open.
-    :param after_ms: how long a marker waits for that at most.
+    """When to commit. Pure; times are local monotonic milliseconds.
+
+    :param markers: how many markers are read again after a crash at most, beside those of open messages.
+    :param after_ms: how long a marker waits for a commit at most.
     """
 
     def __init__(self, *, markers: int = 10_000, after_ms: int = 1_000) -> None:
@@ -37,17 +37,17 @@ class CommitSchedule:
         self._since = 0
 
     def read(self, count: int, at: int) -> None:
-        """So many markers were read at this local time."""
+        """Count markers that were read at this time."""
         if count and not self._waiting:
             self._since = at
         self._waiting += count
 
     def is_due(self, at: int) -> bool:
-        """Whether to commit now. A revocation and a close commit at once, without asking."""
+        """Whether to commit now."""
         return self._waiting >= self._markers or (self._waiting > 0 and at - self._since >= self._after)
 
     def committed(self) -> None:
-        """All was offered for a commit; what failed is offered again with the next."""
+        """Count from zero again."""
         self._waiting = 0
 
 
@@ -68,28 +68,28 @@ class OffsetCommitter:
         self._after: Final = options.commit_after
         self._counts = counts
         self._schedule = CommitSchedule(markers=options.commit_markers, after_ms=int(1000 * options.commit_after))
-        self._some = asyncio.Event()
+        self._uncommitted = asyncio.Event()
         self._due = asyncio.Event()
         self._committing = asyncio.Lock()
 
     def read(self, count: int) -> None:
-        """So many markers were read."""
+        """Count markers that were read."""
         at = _now()
         self._schedule.read(count, at)
-        self._some.set()
+        self._uncommitted.set()
         if self._schedule.is_due(at):
             self._due.set()
 
     async def run(self) -> None:
         """Commit when it is time, until cancelled."""
         while True:
-            await self._some.wait()
+            await self._uncommitted.wait()
             try:
                 async with asyncio.timeout(self._after):
                     await self._due.wait()
             except TimeoutError:
                 pass
-            self._some.clear()
+            self._uncommitted.clear()
             self._due.clear()
             self._schedule.committed()
             try:
@@ -99,24 +99,24 @@ class OffsetCommitter:
                 self.read(1)
 
     async def commit(self, tracked: Iterable[TrackedPartition]) -> None:
-        """Commit what is new of these.
+        """Commit the new offsets of these partitions.
 
-        :raises BrokerError: none of it was stored.
+        :raises BrokerError: none was stored.
         """
         async with self._committing:
-            offered = {
-                each.place: (each, partition, offset)
+            sent = {
+                each.place: (state, offset)
                 for each in tracked
-                if (partition := each.partition) is not None and (offset := partition.to_commit()) is not None
+                if (state := each.state) is not None and (offset := state.to_commit()) is not None
             }
-            if not offered:
+            if not sent:
                 return
-            answer = await self._thread.commit([NativePartition(*place, at) for place, (_, _, at) in offered.items()])
+            answer = await self._thread.commit([NativePartition(*place, at) for place, (_, at) in sent.items()])
             self._counts.commits += 1
-            for place, (_, partition, offset) in offered.items():
+            for place, (state, offset) in sent.items():
                 error = answer.get(place)
                 if place in answer and error is None:
-                    partition.committed(offset)
+                    state.committed(offset)
                 else:
                     logger.info("The position of markers %s[%d] is committed later: %s", *place, error)
 

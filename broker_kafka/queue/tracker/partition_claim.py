@@ -1,7 +1,7 @@
-"""How a marker partition is taken over: fence who had it, ask where the log ends by then, begin where was committed.
+"""Claims marker partitions: fences the former owner, looks up the end of the log, and reads the committed position.
 
-In this order: what an earlier owner wrote lies below that end, and nothing of it comes later. *Concurrency.* On the
-loop; one claim of a partition at a time. *Failure.* A claim that fails leaves no writer open.
+In this order: what a former owner wrote lies below that end, and it writes nothing later. *Concurrency.* On the loop;
+one claim of a partition at a time. *Failure.* A failed claim leaves no writer open.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.offsets.protocol import FetchResults
 from broker_kafka.queue.markers.fenced_writer import FencedWriter
-from broker_kafka.queue.markers.topic import TRACKER
+from broker_kafka.queue.markers.marker_topic import TRACKER
 
-__all__ = ["WRITER_CLOSE", "Claim", "claim"]
+__all__ = ["WRITER_CLOSE", "PartitionClaim", "claim_partitions"]
 
 WRITER_CLOSE = 3.0
-"""Seconds in which a writer ends."""
+"""Seconds for which the close of a writer waits."""
 
 
-class Claim(NamedTuple):
-    """:ivar start: from where to read.
-    :ivar end: nothing is to be redelivered before all below it was read.
+class PartitionClaim(NamedTuple):
+    """:ivar start: the offset from which to read.
+    :ivar end: nothing may be redelivered before all records below it are read.
     :ivar lost: the committed position, if the log does not hold it any more.
     """
 
@@ -35,20 +35,20 @@ class Claim(NamedTuple):
     lost: int | None
 
 
-class Positions(Protocol):
-    """Where the positions of the trackers are stored."""
+class OffsetReader(Protocol):
+    """Reads the positions of the trackers' group."""
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults: ...
 
 
-async def claim(
-    connection: Connection, store: Positions, group: str, partitions: Sequence[TopicPartition]
-) -> Mapping[TopicPartition, Claim]:
-    """Take these over.
+async def claim_partitions(
+    connection: Connection, store: OffsetReader, group: str, partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, PartitionClaim]:
+    """Claim these partitions.
 
-    :raises BrokerError: one of them could not be; then none is.
+    :raises BrokerError: one of them failed; none is claimed.
     """
-    # By the partition itself, so that whoever tracks it fences who did before, and nobody else.
+    # The id is the partition, so that a new owner fences the former one and no other writer.
     writers = {place: FencedWriter(connection, f"{place.topic}{TRACKER}-{place.partition}") for place in partitions}
     try:
         opened = await asyncio.gather(*(writer.start() for writer in writers.values()), return_exceptions=True)
@@ -57,14 +57,14 @@ async def claim(
                 raise outcome
         bounds = await bounds_of(connection, partitions, committed=False)
         stored = await store.fetch(group, partitions)
-        claims: dict[TopicPartition, Claim] = {}
+        claims: dict[TopicPartition, PartitionClaim] = {}
         for place in partitions:
             found, (first, end) = stored[place], bounds[place]
             if isinstance(found, BrokerError):
                 raise found
             start = first if found is None or not first <= found.offset <= end else found.offset
             lost = None if found is None or found.offset == start else found.offset
-            claims[place] = Claim(writers[place], start, end, lost)
+            claims[place] = PartitionClaim(writers[place], start, end, lost)
         return claims
     except BaseException:
         await asyncio.gather(*(writer.stop(WRITER_CLOSE) for writer in writers.values()))

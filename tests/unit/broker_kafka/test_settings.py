@@ -196,9 +196,6 @@ GIVEN = {
         "queue_tracker": "false",
         "queue_id": "billing",
         "queue_transactions": "true",
-        "queue_group": "workers",
-        "queue_ids": "billing",
-        "queue_waiting": "7",
         "redelivery_rate": "100",
     },
     "share": {"share_lock": "20", "share_members": "2"},
@@ -228,50 +225,11 @@ class TestEngines:
 
     @pytest.mark.parametrize("engine", list(GIVEN))
     def test_those_of_its_own_are_taken(self, engine: str) -> None:
-        # A reader for many queues has no queue of its own.
-        for without in ("queue_group", "queue_ids", "queue_waiting"), ("queue_id", "marker_format"):
-            given = {name: value for name, value in GIVEN[engine].items() if name not in without}
-            parameters = "&".join(f"{name}={value}" for name, value in given.items())
-            settings = KafkaSettings.from_url(f"kafka://h?queue={engine}&{parameters}")
-            assert settings.queue == engine
-            for name in given:
-                assert settings.origin(name).kind == "url"
-
-    @pytest.mark.parametrize(
-        ("parameters", "told", "advice"),
-        [
-            ("queue_ids=a,b", "'queue_ids' .* means nothing without queue_group", "Say queue_group=NAME"),
-            ("queue_waiting=7", "'queue_waiting' .* means nothing without queue_group", "leave queue_waiting out"),
-            ("queue_group=g", "queue_ids does not say of which queues", "Say queue_ids=a,b,c"),
-            ("queue_group=g&queue_ids=a,g", "queue_ids is 'a,g'", "Name each queue otherwise"),
-            ("queue_group=g&queue_ids=a,*", r"queue_ids is 'a,\*'", r"say \* alone"),
-            ("queue_group=g&queue_ids=a&queue_id=b", "and queue_id is 'b'", "Leave one of the two out"),
-            ("queue_group=g&queue_ids=a&marker_format=v1", "marker_format is 'v1'", "Say marker_format=v2-single"),
-        ],
-    )
-    def test_a_reader_for_many_queues_needs_a_group_and_its_queues(
-        self, parameters: str, told: str, advice: str
-    ) -> None:
-        with pytest.raises(InvalidSetting, match=f"{told}.*{advice}"):
-            KafkaSettings.from_url(f"kafka://h?queue=markers&{parameters}")
-
-    @pytest.mark.parametrize(
-        ("queues", "told"),
-        [
-            ("a,,b", r"is 'a,,b': number 2 of its 3 names is empty"),
-            ("a,", r"is 'a,': number 2 of its 2 names is empty"),
-            (", ,a", r"number 1 of its 3 names is empty"),
-            (",", r"number 1 of its 2 names is empty"),
-            ("a,b, a,c,c", r"it has 'a', 'c' more than once"),
-            ("*,*", r"it has '\*' more than once"),
-        ],
-    )
-    def test_queues_that_are_empty_or_repeated_are_refused_by_name(self, queues: str, told: str) -> None:
-        with pytest.raises(InvalidSetting, match=rf"'queue_ids' \(from url\) .*{told}"):
-            KafkaSettings.from_url(f"kafka://h?queue=markers&queue_group=g&queue_ids={queues}")
-        given = tuple([name.strip() for name in queues.split(",")])
-        with pytest.raises(InvalidSetting, match=r"'queue_ids' \(from argument\)"):
-            KafkaSettings(queue="markers", queue_group="g", queue_ids=given)
+        parameters = "&".join(f"{name}={value}" for name, value in GIVEN[engine].items())
+        settings = KafkaSettings.from_url(f"kafka://h?queue={engine}&{parameters}")
+        assert settings.queue == engine
+        for name in GIVEN[engine]:
+            assert settings.origin(name).kind == "url"
 
     @pytest.mark.parametrize("name", ["a/b", "", "a b", "ä", "a\n", "a" * 241])
     def test_a_marker_topic_that_is_no_name_is_told_in_words(self, name: str) -> None:

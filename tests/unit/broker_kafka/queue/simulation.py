@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.redelivery import Sending, again, attempts_of, dead_letter, is_exhausted, origin_of
+from broker_kafka.queue.markers.redelivery import (
+    Replacement,
+    attempts_of,
+    dead_letter,
+    is_exhausted,
+    origin_of,
+    redelivery,
+)
 from broker_kafka.queue.markers.start_writer import StartWriter
 from broker_kafka.queue.markers.wire import (
     TIME_MARKER,
@@ -26,7 +33,7 @@ from broker_kafka.queue.markers.wire import (
     write_marker,
 )
 from broker_kafka.queue.markers_pb2 import Header, HeaderList
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
 
 __all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "markers_of", "naive_open", "taken"]
 
@@ -47,7 +54,7 @@ class Held:
 
     id: MessageId
     attempt: int
-    sending: Sending
+    sending: Replacement
 
 
 @dataclass
@@ -59,7 +66,7 @@ class Simulation:
     max_attempts: int = 0
     options: PartitionOptions = field(default_factory=lambda: PartitionOptions(renew_distance=2, stall_ms=5000))
     now: int = 1_000_000
-    messages: list[Sending] = field(default_factory=list)
+    messages: list[Replacement] = field(default_factory=list)
     """The message topic; its positions are offsets."""
     taken: int = 0
     """The group's committed position."""
@@ -67,7 +74,7 @@ class Simulation:
     log_start: int = 0
     held: list[Held] = field(default_factory=list)
     acked: list[str] = field(default_factory=list)
-    dead: list[Sending] = field(default_factory=list)
+    dead: list[Replacement] = field(default_factory=list)
     committed: int = 0
     renewals: list[tuple[Lease, bytes]] = field(default_factory=list)
     """Under way: sent, and not in the log yet."""
@@ -80,7 +87,7 @@ class Simulation:
     # -- applications and workers --------------------------------------------------------------------------
 
     def send(self, name: str) -> None:
-        self.messages.append(Sending(TOPIC, b"key", name.encode(), (("anybroker-id", name.encode()),)))
+        self.messages.append(Replacement(TOPIC, b"key", name.encode(), (("anybroker-id", name.encode()),)))
 
     def take(self, *, commits: bool = True, delay: int | None = None) -> Held | None:
         """Read the next message, write its START, commit, hand over; without the commit another reads it too.
@@ -117,7 +124,7 @@ class Simulation:
 
     def take_together(self, count: int, *, commits: bool = True) -> list[Held]:
         """The same of several; those that were not sent again have one START."""
-        first, together = self.taken, list[tuple[int, Sending]]()
+        first, together = self.taken, list[tuple[int, Replacement]]()
         found: list[Held] = []
         for offset, sending in enumerate(self.messages[first : first + count], first):
             if attempts_of(sending.headers) or origin_of(sending.headers) is not None:
@@ -142,7 +149,7 @@ class Simulation:
             self.taken += len(found)
         return found
 
-    def _started(self, messages: list[tuple[int, Sending]]) -> bytes:
+    def _started(self, messages: list[tuple[int, Replacement]]) -> bytes:
         writer = StartWriter(
             TOPIC,
             0,
@@ -214,8 +221,8 @@ class Simulation:
 
     # -- the tracker ---------------------------------------------------------------------------------------
 
-    def assign(self) -> AssignedPartition:
-        return AssignedPartition(self.committed, len(self.log), self.now, self.options)
+    def assign(self) -> PartitionState:
+        return PartitionState(self.committed, len(self.log), self.now, self.options)
 
     def restart(self) -> None:
         """The tracker dies, and the next fences what it left under way."""
@@ -227,7 +234,7 @@ class Simulation:
         start = self.tracker.position
         for record in self.log[start : len(self.log) if count is None else start + count]:
             self.tracker.read(record.offset, record.timestamp, record.data, self.now)
-        self.tracker.log_ends(len(self.log), self.now)
+        self.tracker.log_end_known(len(self.log), self.now)
 
     def redeliver(self, limit: int = 100, *, fails: bool = False, dies: bool = False) -> list[Lease]:
         """:param fails: the brokers take nothing of it. :param dies: the tracker dies before its END, if it can."""
@@ -240,7 +247,7 @@ class Simulation:
             if is_exhausted(lease, content):
                 self.dead.append(dead_letter(lease, content, "delivered too often"))
             else:
-                self.messages.append(again(lease, content))
+                self.messages.append(redelivery(lease, content))
             self.redelivered[lease.id] = self.redelivered.get(lease.id, 0) + 1
             if dies and not self.transactional:
                 self.restart()

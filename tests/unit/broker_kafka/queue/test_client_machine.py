@@ -22,12 +22,12 @@ from broker.hooks import Event
 from broker.messages import Message, Outcome
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
+from broker_kafka.queue.consumer.lease_manager import LeaseManager
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.consumer.starting import Starting
-from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.consumer.start_builder import StartBuilder
+from broker_kafka.queue.consumer.unknown_commits import UnknownCommits
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.wire import FORMATS, Kind, read_markers
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Log(MarkerProducer):
         self.fails = False
         self.answers = asyncio.Event()
 
-    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+    async def write(self, markers: Sequence[PlacedMarker], *, by: float = inf) -> list[BrokerError | None]:
         # Of several that are written together some may fail.
         failed = [self.fails and number % 2 == 0 for number in range(len(markers))]
         written: list[list[Any]] = []
@@ -155,14 +155,15 @@ class ClientMachine(RuleBasedStateMachine):
         unused: Any = None
         made: Any = member
 
-        async def ended(client: QueueClient) -> None: ...
+        async def on_close(client: QueueClient) -> None: ...
 
         self.client = QueueClient(
             listener,
+            connection=unused,
             member=lambda _: made,
             producer=self.log,
-            starting=Starting(
-                OwnRecords("q", None),
+            start_builder=StartBuilder(
+                QueueFilter("q", None),
                 5,
                 lease_ms=int(1000 * LEASE),
                 holder="me",
@@ -171,12 +172,11 @@ class ClientMachine(RuleBasedStateMachine):
                 dead_letter=None,
             ),
             transactions=None,
-            doubts=CommitDoubts(),
-            book=LeaseBook(self.log, lease_seconds=LEASE, format=written),
-            transacted=unused,
-            trouble=lambda: None,
+            unknown_commits=UnknownCommits(),
+            leases=LeaseManager(self.log, lease_seconds=LEASE, format=written),
+            failure=lambda: None,
             session_seconds=60.0,
-            ended=ended,
+            on_close=on_close,
         )
         self.assign(PLACES)
 

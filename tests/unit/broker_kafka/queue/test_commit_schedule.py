@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
 from broker_kafka.queue.tracker.offset_committer import CommitSchedule
+from broker_kafka.queue.tracker.partition_state import PartitionState
 
 
 def test_nothing_read_is_nothing_to_commit() -> None:
@@ -32,7 +32,7 @@ def test_time_since_the_first_makes_it_due() -> None:
 
 
 def test_a_partition_offers_its_lowest_open_start_and_each_offset_once() -> None:
-    partition = AssignedPartition(10, 10, at=0)
+    partition = PartitionState(10, 10, at=0)
     assert partition.to_commit() is None
     for offset, message in ((10, 0), (11, 1)):
         start = Marker(kind=Kind.START, id=MessageId("t", 0, message), after_ms=10)
@@ -47,7 +47,7 @@ def test_a_partition_offers_its_lowest_open_start_and_each_offset_once() -> None
 
 
 def test_what_was_read_before_is_passed_over() -> None:
-    partition = AssignedPartition(0, 0, at=0)
+    partition = PartitionState(0, 0, at=0)
     start = write_marker(Marker(kind=Kind.START, id=MessageId("t", 0, 0), after_ms=10))
     assert partition.read(0, 1_000, start, at=1) == 1
     assert partition.read(0, 1_000, start, at=1) == 0

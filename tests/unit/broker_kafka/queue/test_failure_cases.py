@@ -7,12 +7,10 @@ clocks (E, F) are in `test_failure_clocks.py`.
 
 from __future__ import annotations
 
-import pytest
-
-from broker_kafka.queue.consumer.starting import marker_partition
-from broker_kafka.queue.markers.redelivery import ATTEMPTS, again, attempts_of, origin_of
+from broker_kafka.queue.consumer.start_builder import marker_partition
+from broker_kafka.queue.markers.redelivery import ATTEMPTS, attempts_of, origin_of, redelivery
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
 from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, Simulation, expire, taken
 
 
@@ -39,7 +37,7 @@ def test_a_a_restart_does_not_repeat_redeliveries_whose_end_lies_behind_their_de
 
 @pytest.mark.deep
 def test_a_a_restart_over_a_hundred_thousand_closed_pairs_redelivers_none() -> None:
-    partition = AssignedPartition(0, 200_000, at=0, options=FAR)
+    partition = PartitionState(0, 200_000, at=0, options=FAR)
     for number in range(100_000):
         message = MessageId(TOPIC, 0, number)
         start = write_marker(Marker(kind=Kind.START, id=message, after_ms=10))
@@ -47,7 +45,7 @@ def test_a_a_restart_over_a_hundred_thousand_closed_pairs_redelivers_none() -> N
         assert not partition.due(1)
         end = write_marker(Marker(kind=Kind.END, id=message))
         partition.read(2 * number + 1, 1_050 + 100 * number, end, at=1)
-    partition.log_ends(200_000, at=2)
+    partition.log_end_known(200_000, at=2)
     assert partition.is_open
     assert not partition.due(1)
     assert partition.to_commit() == 200_000
@@ -55,13 +53,13 @@ def test_a_a_restart_over_a_hundred_thousand_closed_pairs_redelivers_none() -> N
 
 
 def test_a_the_gate_of_an_empty_partition_is_open() -> None:
-    assert AssignedPartition(0, 0, at=0).is_open
-    assert AssignedPartition(7, 7, at=0).is_open
-    assert not AssignedPartition(6, 7, at=0).is_open
+    assert PartitionState(0, 0, at=0).is_open
+    assert PartitionState(7, 7, at=0).is_open
+    assert not PartitionState(6, 7, at=0).is_open
 
 
 def test_a_what_transactions_leave_out_of_the_log_opens_the_gate_too() -> None:
-    partition = AssignedPartition(0, 3, at=0)
+    partition = PartitionState(0, 3, at=0)
     partition.read(0, 1_000, None, at=1)
     assert not partition.is_open
     partition.moved(3)
@@ -266,14 +264,14 @@ def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
     content = Content(key=b"k", value=b"v", headers=(("a", b"1"), ("a", None)), origin=None)
     queue = taken()
     lease = next(iter(queue.tracker.markers))
-    first = again(lease, content)
+    first = redelivery(lease, content)
     assert (first.topic, first.key, first.value) == (TOPIC, b"k", b"v")
     assert first.headers[:2] == (("a", b"1"), ("a", None))
     assert attempts_of(first.headers) == 1
     assert origin_of(first.headers) == Origin(TOPIC, 0, 0, 0)
     lease.attempt = 2
     lease.id = MessageId(TOPIC, 3, 99, "q")
-    second = again(lease, Content(headers=first.headers, origin=origin_of(first.headers)))
+    second = redelivery(lease, Content(headers=first.headers, origin=origin_of(first.headers)))
     assert attempts_of(second.headers) == 2
     assert origin_of(second.headers) == Origin(TOPIC, 0, 0, 0)
     assert [name for name, _ in second.headers].count(ATTEMPTS) == 1
@@ -314,7 +312,7 @@ def test_n_a_count_never_falls() -> None:
         queue = taken()
         lease = next(iter(queue.tracker.markers))
         lease.attempt = min(count, 2**32 - 1)
-        delivery = attempts_of(again(lease, Content()).headers) + 1
+        delivery = attempts_of(redelivery(lease, Content()).headers) + 1
         assert lease.attempt <= delivery < 2**32
         # It fits into the START of that delivery.
         write_marker(Marker(kind=Kind.START, id=lease.id, attempt=delivery))
@@ -355,7 +353,7 @@ def test_v1_markers_are_redelivered_too() -> None:
     queue.now += 1000
     queue.read()
     (lease,) = queue.tracker.due(10)
-    sending = again(lease, read_content(lease.data))
+    sending = redelivery(lease, read_content(lease.data))
     assert (sending.key, sending.value, attempts_of(sending.headers)) == (b"queue", b"payload", 1)
 
 

@@ -70,7 +70,7 @@ def test_f_an_end_that_was_written_while_the_tracker_was_cut_off_is_read_before_
         queue.tracker.read(record.offset, record.timestamp, record.data, queue.now)
         assert queue.tracker.due(10) == []
     assert queue.tracker.needs_end
-    queue.tracker.log_ends(len(queue.log), queue.now)
+    queue.tracker.log_end_known(len(queue.log), queue.now)
     assert queue.tracker.due(10) == []
     queue.read()
     assert [lease.id.offset for lease in queue.tracker.due(10)] == [1]

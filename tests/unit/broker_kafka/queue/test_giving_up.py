@@ -8,7 +8,7 @@ from typing import Any
 from broker.driver.contract import TopicPartition
 from broker.hooks import Event
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
+from broker_kafka.queue.consumer.unknown_commits import UnknownCommits
 
 HERE = TopicPartition("orders", 0)
 
@@ -24,20 +24,20 @@ async def test_what_is_given_up_while_it_is_claimed_for_too_long_is_forgotten() 
     listener: Any = Listener()
     client = QueueClient(
         listener,
+        connection=unused,
         member=lambda _: unused,
         producer=unused,
-        starting=unused,
+        start_builder=unused,
         transactions=None,
-        doubts=CommitDoubts(),
-        book=unused,
-        transacted=unused,
-        trouble=lambda: None,
+        unknown_commits=UnknownCommits(),
+        leases=unused,
+        failure=lambda: None,
         session_seconds=10.0,
-        ended=unused,
+        on_close=unused,
     )
     loop = asyncio.get_running_loop()
     client.assigned([HERE])
-    with client._under_way.claim():
+    with client._claims.claim():
         giving = loop.create_task(client.revoking([HERE], loop.time() + 60))
         await asyncio.sleep(0)
         assert client._assignments

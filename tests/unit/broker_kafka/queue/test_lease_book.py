@@ -14,10 +14,9 @@ from broker.driver.contract import Settlement
 from broker.driver.leases import lease_time
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
 from broker.messages import Message, Outcome
-from broker_kafka.queue.consumer.lease_manager import LeaseBook
-from broker_kafka.queue.consumer.starting import QUEUE_VIEW
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.consumer.lease_manager import HeldMessage, LeaseManager
+from broker_kafka.queue.consumer.start_builder import QUEUE_VIEW
+from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
 from broker_kafka.queue.markers.wire import FORMATS, Kind, MessageId, read_markers
 
 LEASE = 0.6
@@ -29,7 +28,7 @@ class Slow(MarkerProducer):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+    async def write(self, markers: Sequence[PlacedMarker], *, by: float = inf) -> list[BrokerError | None]:
         await asyncio.sleep(self.seconds)
         return [None] * len(markers)
 
@@ -40,7 +39,7 @@ class Noting(MarkerProducer):
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
 
-    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+    async def write(self, markers: Sequence[PlacedMarker], *, by: float = inf) -> list[BrokerError | None]:
         found = [marker for placed in markers for marker, _ in read_markers(placed.data)]
         self.kinds += [marker.kind for marker in found if marker is not None]
         await asyncio.sleep(0)
@@ -53,25 +52,25 @@ class Unanswered(MarkerProducer):
     def __init__(self) -> None:
         pass
 
-    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+    async def write(self, markers: Sequence[PlacedMarker], *, by: float = inf) -> list[BrokerError | None]:
         await asyncio.sleep(0)
         return [OperationTimeout("no answer in time")] * len(markers)
 
 
-def new_hold(left: float = LEASE) -> Hold:
-    hold = Hold(MessageId("orders", 0, 0, "q"), 0, 1)
+def new_hold(left: float = LEASE) -> HeldMessage:
+    hold = HeldMessage(MessageId("orders", 0, 0, "q"), 0, 1)
     hold.until = lease_time() + left
     return hold
 
 
-def settlement(hold: Hold, outcome: Outcome) -> Settlement:
+def settlement(hold: HeldMessage, outcome: Outcome) -> Settlement:
     return Settlement(Message("orders", b"", None, QUEUE_VIEW, hold), outcome)
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 async def test_what_is_being_settled_is_not_kept_behind_that(outcome: Outcome) -> None:
     producer = Noting()
-    book = LeaseBook(producer, lease_seconds=LEASE, format=FORMATS["v2"])
+    book = LeaseManager(producer, lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold()
     # Both are ready in the same moment, as an ack is that was asked for when the renewals are due.
     results = await asyncio.gather(book.extend([hold]), book.settle([settlement(hold, outcome)]))
@@ -82,8 +81,8 @@ async def test_what_is_being_settled_is_not_kept_behind_that(outcome: Outcome) -
 
 @pytest.mark.parametrize(("left", "is_kept"), [(0.3, True), (0.02, False)])
 async def test_a_lease_that_ended_while_it_was_renewed_is_lost(left: float, is_kept: bool) -> None:
-    book = LeaseBook(Slow(0.06), lease_seconds=LEASE, format=FORMATS["v2"])
-    hold = Hold(MessageId("orders", 0, 0, "q"), 0, 1)
+    book = LeaseManager(Slow(0.06), lease_seconds=LEASE, format=FORMATS["v2"])
+    hold = HeldMessage(MessageId("orders", 0, 0, "q"), 0, 1)
     begun = lease_time()
     hold.until = begun + left
     (answer,) = await book.extend([hold])
@@ -98,7 +97,7 @@ async def test_a_lease_that_ended_while_it_was_renewed_is_lost(left: float, is_k
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 async def test_an_end_that_got_no_answer_may_have_been_written(outcome: Outcome) -> None:
-    book = LeaseBook(Unanswered(), lease_seconds=LEASE, format=FORMATS["v2"])
+    book = LeaseManager(Unanswered(), lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold(0.05)
     settlements = [settlement(hold, outcome)]
     with pytest.raises(OperationTimeout):
@@ -112,7 +111,7 @@ async def test_an_end_that_got_no_answer_may_have_been_written(outcome: Outcome)
 
 
 async def test_a_message_whose_end_is_on_its_way_is_not_told_as_lost() -> None:
-    book = LeaseBook(Slow(0.1), lease_seconds=LEASE, format=FORMATS["v2"])
+    book = LeaseManager(Slow(0.1), lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold(0.05)
     settling = asyncio.ensure_future(book.settle([settlement(hold, Outcome.ACK)]))
     await asyncio.sleep(0.06)
@@ -128,7 +127,7 @@ class Keeping(MarkerProducer):
         self.said: list[tuple[int, int, int | None, bool]] = []
         """Of each: the offset, the milliseconds, the attempt, and whether it is a release."""
 
-    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+    async def write(self, markers: Sequence[PlacedMarker], *, by: float = inf) -> list[BrokerError | None]:
         for marker, _ in (found for placed in markers for found in read_markers(placed.data)):
             assert marker is not None
             self.said += [(each.offset, marker.after_ms, marker.attempt, marker.released) for each in marker.ids()]
@@ -137,8 +136,8 @@ class Keeping(MarkerProducer):
 
 async def test_what_waits_here_is_not_due_elsewhere_before_and_tells_its_tries() -> None:
     producer = Keeping()
-    book = LeaseBook(producer, lease_seconds=10, format=FORMATS["v2"])
-    waiting, other = new_hold(10), Hold(MessageId("orders", 0, 1, "q"), 0, 1, until=inf)
+    book = LeaseManager(producer, lease_seconds=10, format=FORMATS["v2"])
+    waiting, other = new_hold(10), HeldMessage(MessageId("orders", 0, 1, "q"), 0, 1, until=inf)
     assert await book.keep(waiting, 3, 60.0) is None
     assert await book.extend([waiting, other]) == [None, None]
     assert await book.keep(waiting, 4, 0.0) is None
@@ -151,7 +150,7 @@ async def test_what_waits_here_is_not_due_elsewhere_before_and_tells_its_tries()
 
 
 async def test_the_lease_of_what_waits_here_ends_with_its_delay() -> None:
-    book = LeaseBook(Keeping(), lease_seconds=10, format=FORMATS["v2"])
+    book = LeaseManager(Keeping(), lease_seconds=10, format=FORMATS["v2"])
     hold = new_hold(10)
     begun = lease_time()
     await book.keep(hold, 1, 60.0)
@@ -163,7 +162,7 @@ async def test_the_lease_of_what_waits_here_ends_with_its_delay() -> None:
 @pytest.mark.parametrize(("delay", "counted"), [(60.0, 3), (0.0, 2)])
 async def test_what_is_given_back_keeps_its_tries_and_its_delay(delay: float, counted: int) -> None:
     producer = Keeping()
-    book = LeaseBook(producer, lease_seconds=10, format=FORMATS["v2"])
+    book = LeaseManager(producer, lease_seconds=10, format=FORMATS["v2"])
     hold = new_hold(10)
     await book.keep(hold, 3, delay)
     await book.settle([settlement(hold, Outcome.RELEASE)])
@@ -174,7 +173,7 @@ async def test_what_is_given_back_keeps_its_tries_and_its_delay(delay: float, co
 
 async def test_nothing_is_said_of_what_has_ended_or_is_lost() -> None:
     producer = Keeping()
-    book = LeaseBook(producer, lease_seconds=10, format=FORMATS["v2"])
+    book = LeaseManager(producer, lease_seconds=10, format=FORMATS["v2"])
     ended = new_hold(10)
     ended.ended = True
     assert await book.keep(ended, 2, 1.0) is None
@@ -184,7 +183,7 @@ async def test_nothing_is_said_of_what_has_ended_or_is_lost() -> None:
 
 async def test_a_lease_goes_on_ending_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Noting()
-    book = LeaseBook(producer, lease_seconds=LEASE, format=FORMATS["v2"])
+    book = LeaseManager(producer, lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold()
     loop_time = asyncio.get_running_loop().time()
     # The loop's clock stood still meanwhile.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker_kafka.queue.markers.start_writer import StartWriter
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
+from broker_kafka.queue.tracker.partition_state import PartitionState
 
 COUNT = 6_000
 TOGETHER = 200
@@ -35,7 +35,7 @@ def test_a_lease_of_a_small_message_keeps_less_than_a_kilobyte(together: bool, m
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        partition = AssignedPartition(0, 0, 0)
+        partition = PartitionState(0, 0, 0)
         for number, data in enumerate(records):
             # A copy, as each record that is read has bytes of its own.
             partition.read(OFFSET + number, NOW + number, bytes(bytearray(data)), 1)

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from broker.errors import OperationTimeout
-from broker_kafka.queue.markers.producer import Placed, explained, packed
+from broker_kafka.queue.markers.marker_producer import PlacedMarker, explain_marker_error, pack_records
 from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, read_markers, write_marker
 
 
-def end(number: int, partition: int = 0) -> Placed:
-    return Placed(partition, write_marker(Marker(kind=Kind.END, id=MessageId("orders", partition, number, "q"))))
+def end(number: int, partition: int = 0) -> PlacedMarker:
+    return PlacedMarker(partition, write_marker(Marker(kind=Kind.END, id=MessageId("orders", partition, number, "q"))))
 
 
-def offsets_of(record: Placed) -> list[int]:
+def offsets_of(record: PlacedMarker) -> list[int]:
     return [marker.id.offset for marker, _ in read_markers(record.data) if marker is not None]
 
 
 def test_markers_keep_the_order_of_their_partition_and_find_their_record() -> None:
     markers = [end(number, number % 2) for number in range(7)]
-    records, places = packed(markers, 3)
+    records, places = pack_records(markers, 3)
     assert [(record.partition, offsets_of(record)) for record in records] == [(0, [0, 2, 4]), (1, [1, 3, 5]), (0, [6])]
     assert places == [0, 1, 0, 1, 0, 1, 2]
 
 
 def test_what_is_alone_is_written_as_it_is() -> None:
     markers = [end(1), end(2)]
-    assert packed(markers[:1], 200) == (markers[:1], [0])
-    assert packed(markers, 1) == (markers, [0, 1])
+    assert pack_records(markers[:1], 200) == (markers[:1], [0])
+    assert pack_records(markers, 1) == (markers, [0, 1])
 
 
 def test_a_record_of_several_is_small_and_a_large_marker_has_one_of_its_own() -> None:
-    large = Placed(0, b"x" * 40_000)
-    markers = [end(0), large, *[Placed(0, b"y" * 1000)] * 40, end(1)]
-    records, places = packed(markers, 200)
+    large = PlacedMarker(0, b"x" * 40_000)
+    markers = [end(0), large, *[PlacedMarker(0, b"y" * 1000)] * 40, end(1)]
+    records, places = pack_records(markers, 200)
     assert records[1] == large
     assert all(len(record.data) < 34_000 for record in records if record != large)
     assert places == sorted(places)
 
 
 def test_what_is_a_record_already_stays_one_in_its_place() -> None:
-    whole = Placed(0, b"whole", whole=True)
-    records, places = packed([end(0), end(1), end(2, 1), whole, end(3), end(4), end(5, 1)], 200)
+    whole = PlacedMarker(0, b"whole", whole=True)
+    records, places = pack_records([end(0), end(1), end(2, 1), whole, end(3), end(4), end(5, 1)], 200)
     assert places == [0, 0, 1, 2, 3, 3, 1]
     assert records[2].data == b"whole"
     assert [offsets_of(record) for record in (records[0], records[1], records[3])] == [[0, 1], [2, 5], [3, 4]]
@@ -47,7 +47,7 @@ def test_what_is_a_record_already_stays_one_in_its_place() -> None:
 
 def test_markers_of_an_unknown_fate_are_not_for_the_user_to_publish_again() -> None:
     error = OperationTimeout("Publishing to 'q.markers': no answer in time", advice="Publish it again")
-    told = explained(error, "q.markers", 10)
+    told = explain_marker_error(error, "q.markers", 10)
     assert isinstance(told, OperationTimeout)
-    assert str(told) == "Markers are not known to be written: Publishing to 'q.markers': no answer in time"
+    assert str(told) == "No confirmation that markers were written: Publishing to 'q.markers': no answer in time"
     assert told.retriable == error.retriable

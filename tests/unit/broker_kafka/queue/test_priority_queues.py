@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_kafka.queue.markers.lease import Lease, State
+from broker_kafka.queue.markers.lease import Lease, LeaseState
 from broker_kafka.queue.markers.wire import MessageId
 from broker_kafka.queue.tracker.markers_queue import DeadlinesQueue, OffsetsQueue
 
@@ -21,7 +21,7 @@ def drained(queue: DeadlinesQueue) -> list[Lease]:
     while (head := queue.head()) is not None:
         assert isinstance(head, Lease)
         queue.pop(head)
-        head.state = State.SENDING
+        head.state = LeaseState.SENDING
         found.append(head)
     return found
 
@@ -37,7 +37,7 @@ def test_deadlines_come_in_order_after_moves_and_ends(histories: list[tuple[int,
             each.deadline = moved
             queue.add(each)
         if ended:
-            each.state = State.CLOSED
+            each.state = LeaseState.CLOSED
     found = drained(queue)
     left = [each for each, (_, _, ended) in zip(leases, histories, strict=True) if not ended]
     assert [each.deadline for each in found] == sorted(each.deadline for each in left)
@@ -64,8 +64,8 @@ def test_the_lowest_pin_is_that_of_an_open_lease(histories: list[tuple[bool, boo
             each.pin += len(leases)
             queue.add(each)
         if ended:
-            each.state = State.CLOSED
-    left = sorted(each.pin for each in leases if each.state == State.OPEN)
+            each.state = LeaseState.CLOSED
+    left = sorted(each.pin for each in leases if each.state == LeaseState.OPEN)
     assert [each.pin for each in queue] == left
     head = queue.head()
     assert (None if head is None else head.pin) == (left[0] if left else None)
@@ -83,7 +83,7 @@ def test_what_has_ended_does_not_pile_up_behind_one_that_has_not() -> None:
         offsets.add(each)
         deadlines.add(each)
         if number:
-            each.state = State.CLOSED
+            each.state = LeaseState.CLOSED
     assert len(offsets._leases) < 3_000
     assert len(deadlines._entries) < 3_000
     first = offsets.head()

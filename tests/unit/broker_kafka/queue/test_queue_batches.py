@@ -21,7 +21,7 @@ from broker_kafka.queue.markers.wire import (
     read_markers,
     write_marker,
 )
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
+from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
 
 OPTIONS = PartitionOptions(renew_distance=3, stall_ms=10**9)
 some = st.lists(st.integers(0, 11), min_size=1, max_size=12)
@@ -49,7 +49,7 @@ def told(leases: Iterable[Lease]) -> list[Lease]:
     return [replace(lease, queued=-1) for lease in leases]
 
 
-def told_open(partition: AssignedPartition) -> list[Lease]:
+def told_open(partition: PartitionState) -> list[Lease]:
     """The same of each open message."""
     # To look at leases that are kept together takes them apart.
     return sorted(told(deepcopy(partition.markers)), key=by_id)
@@ -72,14 +72,14 @@ class Twins(RuleBasedStateMachine):
 
     def anew(self) -> None:
         end = len(self.times)
-        self.trackers = [AssignedPartition(self.committed, end, self.now, OPTIONS) for _ in self.logs]
+        self.trackers = [PartitionState(self.committed, end, self.now, OPTIONS) for _ in self.logs]
         self.read()
 
     def read(self) -> None:
         for tracker, log in zip(self.trackers, self.logs, strict=True):
             for offset in range(tracker.position, len(log)):
                 tracker.read(offset, self.times[offset], log[offset], self.now)
-            tracker.log_ends(len(log), self.now)
+            tracker.log_end_known(len(log), self.now)
 
     def write(self, data: bytes, other: bytes | None = None) -> None:
         for log, each in zip(self.logs, (data, data if other is None else other), strict=True):

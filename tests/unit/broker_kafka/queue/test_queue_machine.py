@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_kafka.queue.markers.wire import Kind, MessageId
-from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
+from broker_kafka.queue.tracker.partition_state import PartitionState
 from tests.unit.broker_kafka.queue.simulation import Held, Record, Simulation, markers_of, naive_open
 
 
@@ -24,7 +24,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.sent = 0
         self.clock = 0
         self.committed = 0
-        self.tracker: AssignedPartition | None = None
+        self.tracker: PartitionState | None = None
         self.attempts: defaultdict[bytes, int] = defaultdict(int)
         self.doubled: set[bytes] = set()
 
@@ -146,7 +146,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def i5_a_replay_from_the_commit_says_the_same(self) -> None:
         queue = self.queue
-        replay = AssignedPartition(queue.committed, len(queue.log), queue.now, queue.options)
+        replay = PartitionState(queue.committed, len(queue.log), queue.now, queue.options)
         for record in queue.log[queue.committed :]:
             assert not replay.due(100), "due before the gate"
             assert replay.to_commit() is None, "committed before the gate"

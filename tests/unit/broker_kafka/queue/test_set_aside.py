@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from broker.driver.contract import TopicPartition
-from broker_kafka.queue.consumer.queue_client import SetAside
-from broker_kafka.queue.consumer.starting import Taken
+from broker_kafka.queue.consumer.queue_client import OversizedStarts
+from broker_kafka.queue.consumer.start_builder import FetchedRecord
 
 HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 RAW: Any = None
 
 
-def taken(place: TopicPartition, *offsets: int) -> list[Taken]:
-    return [Taken(place, 1, RAW, offset, (), None) for offset in offsets]
+def taken(place: TopicPartition, *offsets: int) -> list[FetchedRecord]:
+    return [FetchedRecord(place, 1, RAW, offset, (), None) for offset in offsets]
 
 
-def offsets(taken: list[Taken]) -> list[tuple[int, int]]:
+def offsets(taken: list[FetchedRecord]) -> list[tuple[int, int]]:
     return [(each.place.partition, each.offset) for each in taken]
 
 
 def test_the_first_of_each_partition_is_tried_again_ever_more_seldom() -> None:
-    aside = SetAside()
+    aside = OversizedStarts()
     assert aside.add(HERE, taken(HERE, 5, 6, 7), 0.0)
     assert aside.add(THERE, taken(THERE, 1), 0.0)
     tries: list[float] = []
@@ -39,23 +39,23 @@ def test_the_first_of_each_partition_is_tried_again_ever_more_seldom() -> None:
 
 
 def test_the_rest_goes_on_in_order_behind_the_first() -> None:
-    aside = SetAside()
+    aside = OversizedStarts()
     aside.add(HERE, taken(HERE, 5, 6, 7), 0.0)
     assert offsets(aside.due(1.0)) == [(0, 5)]
-    assert offsets(aside.free(HERE)) == [(0, 6), (0, 7)]
+    assert offsets(aside.remove(HERE)) == [(0, 6), (0, 7)]
     assert not aside
-    assert aside.free(HERE) == []
+    assert aside.remove(HERE) == []
 
 
 def test_what_is_tried_with_its_first_goes_back_before_the_rest() -> None:
-    aside = SetAside()
+    aside = OversizedStarts()
     aside.add(HERE, taken(HERE, 5, 6, 7), 0.0)
     aside.add(HERE, aside.due(1.0) + aside.due(1.0), 1.0)
-    assert offsets(aside.due(3.0) + aside.free(HERE)) == [(0, 5), (0, 6), (0, 7)]
+    assert offsets(aside.due(3.0) + aside.remove(HERE)) == [(0, 5), (0, 6), (0, 7)]
 
 
 def test_partitions_that_went_are_forgotten() -> None:
-    aside = SetAside()
+    aside = OversizedStarts()
     aside.add(HERE, taken(HERE, 5), 0.0)
     assert HERE in aside
     assert aside.forget([HERE, THERE]) == [HERE]

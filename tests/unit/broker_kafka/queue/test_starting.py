@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.driver.contract import TopicPartition
-from broker_kafka.queue.consumer.starting import Started, Starting, Taken
-from broker_kafka.queue.markers.held_message import Hold
-from broker_kafka.queue.markers.producer import PACKED_BYTES
-from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.consumer.lease_manager import HeldMessage
+from broker_kafka.queue.consumer.start_builder import FetchedRecord, StartBuilder, StartRecord
+from broker_kafka.queue.markers.marker_producer import PACKED_BYTES
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.start_writer import read_each
 from broker_kafka.queue.markers.wire import (
     FORMATS,
@@ -28,7 +28,7 @@ from broker_kafka.queue.markers.wire import (
 )
 
 NOW = 1_000_000
-ONE_EACH = MarkerFormat(together=1, by_key=False, v1=False)
+ONE_EACH = MarkerFormat(markers_per_record=1, place_by_key=False, v1=False)
 
 
 class Raw:
@@ -59,29 +59,29 @@ def taken(
     attempt: int = 1,
     due: int = 0,
     partition: int = 0,
-) -> Taken:
+) -> FetchedRecord:
     raw: Any = Raw(key, value, timestamp)
     place = TopicPartition("orders", partition)
-    hold = Hold(MessageId(*place, offset, "q"), partition, attempt)
-    return Taken(place, 1, raw, offset, headers, hold, due, is_first=attempt == 1)
+    hold = HeldMessage(MessageId(*place, offset, "q"), partition, attempt)
+    return FetchedRecord(place, 1, raw, offset, headers, hold, due, is_first=attempt == 1)
 
 
-def starts(messages: Sequence[Taken], format: MarkerFormat) -> list[Started]:
-    own = OwnRecords("q", None)
+def starts(messages: Sequence[FetchedRecord], format: MarkerFormat) -> list[StartRecord]:
+    own = QueueFilter("q", None)
     shared: dict[str, Any] = {"lease_ms": 30_000, "holder": "me", "max_deliveries": 5, "dead_letter": "d"}
-    return Starting(own, 2, format=format, **shared).starts(messages, NOW)
+    return StartBuilder(own, 2, format=format, **shared).starts(messages, NOW)
 
 
-def told(started: Sequence[Started]) -> dict[MessageId, tuple[Marker, Content, int]]:
+def told(started: Sequence[StartRecord]) -> dict[MessageId, tuple[Marker, Content, int]]:
     """What is said of each message, and in which partition."""
     found: dict[MessageId, tuple[Marker, Content, int]] = {}
     for each in started:
-        ((marker, data),) = read_markers(each.placed.data)
+        ((marker, data),) = read_markers(each.marker.data)
         assert marker is not None
         assert marker.kind is Kind.START
-        assert [message.offset for message in marker.ids()] == [one.offset for one in each.taken]
+        assert [message.offset for message in marker.ids()] == [one.offset for one in each.records]
         parts = read_each(marker, data, range(1000)) if marker.more else [(marker, data)]
-        found |= {start.id: (start, read_content(part), each.placed.partition) for start, part in parts}
+        found |= {start.id: (start, read_content(part), each.marker.partition) for start, part in parts}
     return found
 
 
@@ -113,21 +113,21 @@ def test_starts_of_several_messages_say_what_one_each_would(
     together, alone = starts(batch, FORMATS["v2"]), starts(batch, ONE_EACH)
     assert told(together) == told(alone)
     assert len(alone) == len(batch)
-    assert [each.waits for each in batch] == [each.due > NOW for each in batch]
+    assert [each.deferred for each in batch] == [each.due > NOW for each in batch]
 
 
 def test_messages_with_keys_and_headers_have_one_start() -> None:
     batch = [taken(offset, b"%d" % offset, headers=(("a", b"b"),) * (offset % 2)) for offset in range(200)]
     (start,) = starts(batch, FORMATS["v2"])
-    assert start.placed.whole
-    assert len(start.taken) == 200
+    assert start.marker.whole
+    assert len(start.records) == 200
 
 
 def test_so_many_have_one_start_as_a_record_takes() -> None:
     small = starts([taken(offset) for offset in range(401)], FORMATS["v2"])
-    assert [len(each.taken) for each in small] == [200, 200, 1]
+    assert [len(each.records) for each in small] == [200, 200, 1]
     large = starts([taken(offset, value=bytes(12_000)) for offset in range(5)], FORMATS["v2"])
-    assert [len(each.taken) for each in large] == [2, 2, 1]
-    assert all(len(each.placed.data) <= PACKED_BYTES for each in small + large)
+    assert [len(each.records) for each in large] == [2, 2, 1]
+    assert all(len(each.marker.data) <= PACKED_BYTES for each in small + large)
     mixed = starts([taken(0), taken(1, value=bytes(50_000)), taken(2), taken(3)], FORMATS["v2"])
-    assert [(len(each.taken), each.placed.whole) for each in mixed] == [(1, False), (1, False), (2, True)]
+    assert [(len(each.records), each.marker.whole) for each in mixed] == [(1, False), (1, False), (2, True)]

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 
-from broker_kafka.queue.consumer.queue_client import UnderWay
+from broker_kafka.queue.consumer.queue_client import InFlightClaims
 
 SOON = 0.05
 
 
 async def test_what_a_fetch_left_behind_is_waited_for() -> None:
     loop = asyncio.get_running_loop()
-    under_way, go = UnderWay(), asyncio.Event()
+    under_way, go = InFlightClaims(), asyncio.Event()
     with under_way.claim():
         under_way.interrupt()
         assert await under_way.unless_interrupted(go.wait()) is None
     begun = loop.time()
-    await under_way.over(begun + SOON)
+    await under_way.drain(begun + SOON)
     assert loop.time() >= begun + SOON
-    waiting = asyncio.ensure_future(under_way.over(begun + 60))
+    waiting = asyncio.ensure_future(under_way.drain(begun + 60))
     go.set()
     await asyncio.wait_for(waiting, 5)
-    await under_way.over(loop.time() - 1)
+    await under_way.drain(loop.time() - 1)
 
 
 async def test_a_claim_is_over_when_all_of_its_steps_are() -> None:
     loop = asyncio.get_running_loop()
-    under_way, goes = UnderWay(), [asyncio.Event(), asyncio.Event()]
+    under_way, goes = InFlightClaims(), [asyncio.Event(), asyncio.Event()]
     steps: list[int] = []
 
     async def claim() -> None:
@@ -37,7 +37,7 @@ async def test_a_claim_is_over_when_all_of_its_steps_are() -> None:
 
     claiming = asyncio.ensure_future(claim())
     await asyncio.sleep(0)
-    waiting = asyncio.ensure_future(under_way.over(loop.time() + 60))
+    waiting = asyncio.ensure_future(under_way.drain(loop.time() + 60))
     for go in goes:
         assert not waiting.done()
         go.set()
@@ -49,12 +49,12 @@ async def test_a_claim_is_over_when_all_of_its_steps_are() -> None:
 
 async def test_what_is_cancelled_goes_on_and_is_waited_for() -> None:
     loop = asyncio.get_running_loop()
-    under_way, go = UnderWay(), asyncio.Event()
+    under_way, go = InFlightClaims(), asyncio.Event()
     fetch = asyncio.ensure_future(under_way.unless_interrupted(go.wait()))
     await asyncio.sleep(0)
     fetch.cancel()
     await asyncio.wait({fetch})
-    waiting = asyncio.ensure_future(under_way.over(loop.time() + 60))
+    waiting = asyncio.ensure_future(under_way.drain(loop.time() + 60))
     await asyncio.sleep(0)
     assert not waiting.done()
     go.set()

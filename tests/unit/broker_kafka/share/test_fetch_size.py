@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from broker_kafka.share.asking import Asking
+from broker_kafka.share.fetch_scheduling import FetchScheduler
 
 
 def test_one_is_asked_and_others_only_where_it_gets_nothing() -> None:
-    asking: Asking[str] = Asking(8, 3)
+    asking: FetchScheduler[str] = FetchScheduler(8, 3)
     members: dict[str, str | None] = {"a": None, "b": None}
     for member in members:
         asking.added(member, 0.0)
@@ -18,7 +18,7 @@ def test_one_is_asked_and_others_only_where_it_gets_nothing() -> None:
 
 
 def test_one_that_gets_nothing_keeps_nobody_who_does_from_being_asked() -> None:
-    asking: Asking[str] = Asking(8, 3)
+    asking: FetchScheduler[str] = FetchScheduler(8, 3)
     members: dict[str, str | None] = {"a": None, "b": None}
     for member in members:
         asking.added(member, 0.0)
@@ -29,7 +29,7 @@ def test_one_that_gets_nothing_keeps_nobody_who_does_from_being_asked() -> None:
 
 
 def test_who_got_something_the_longest_ago_is_asked_first() -> None:
-    asking: Asking[str] = Asking(8, 1)
+    asking: FetchScheduler[str] = FetchScheduler(8, 1)
     members: dict[str, str | None] = {"a": None, "b": None}
     for member in members:
         asking.added(member, 0.0)
@@ -41,7 +41,7 @@ def test_who_got_something_the_longest_ago_is_asked_first() -> None:
 
 
 def test_members_are_added_where_none_is_free_or_one_that_works_may_have_partitions_alone() -> None:
-    asking: Asking[str] = Asking(8, 3)
+    asking: FetchScheduler[str] = FetchScheduler(8, 3)
     members: dict[str, str | None] = {"a": None}
     asking.added("a", 0.0)
     assert asking.next(members, 1.0) == "a"
@@ -63,7 +63,7 @@ def test_members_are_added_where_none_is_free_or_one_that_works_may_have_partiti
 
 
 def test_the_partition_of_a_topic_that_has_one_needs_one_member_that_is_free() -> None:
-    asking: Asking[str] = Asking(8, 1)
+    asking: FetchScheduler[str] = FetchScheduler(8, 1)
     members: dict[str, str | None] = {"a": "a batch", "b": None}
     for member in members:
         asking.added(member, 0.0)
@@ -72,7 +72,7 @@ def test_the_partition_of_a_topic_that_has_one_needs_one_member_that_is_free() -
 
 
 def test_there_are_no_more_members_than_asked_for() -> None:
-    asking: Asking[str] = Asking(2, 3)
+    asking: FetchScheduler[str] = FetchScheduler(2, 3)
     members: dict[str, str | None] = {"a": "a batch", "b": "a batch"}
     for member in members:
         asking.added(member, 0.0)

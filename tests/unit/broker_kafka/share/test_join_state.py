@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BackendError, OperationTimeout, Unsupported
 from broker_kafka.settings import KafkaSettings
-from broker_kafka.share.join_state import TakingPart
+from broker_kafka.share.join_state import JoinState
 
 
 class Clock:
@@ -25,7 +25,7 @@ SETTINGS = KafkaSettings(fetch_wait_max_ms=500, request_timeout=10)
 async def test_it_is_idle_when_its_first_request_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iteration with a short `stop_when_idle` ended before the group had given it anything."""
     clock = Clock(monkeypatch)
-    part = TakingPart("orders", SETTINGS)
+    part = JoinState("orders", SETTINGS)
     clock.now += 9
     assert not part.is_idle()
     part.begun()
@@ -39,23 +39,23 @@ async def test_it_is_idle_when_its_first_request_was_answered(monkeypatch: pytes
 
 async def test_who_never_comes_to_take_part_is_idle_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    part = TakingPart("orders", SETTINGS)
+    part = JoinState("orders", SETTINGS)
     clock.now += 10
     assert part.is_idle()
     monkeypatch.undo()
 
 
 async def test_waiting_ends_with_the_part_the_failure_or_the_time() -> None:
-    part = TakingPart("orders", SETTINGS)
+    part = JoinState("orders", SETTINGS)
     part.begun()
     part.failed(Unsupported("no share groups"))
     await part.wait()
 
-    refused = TakingPart("orders", SETTINGS)
+    refused = JoinState("orders", SETTINGS)
     refused.failed(BackendError("a broker is away", retriable=True))
     refused.failed(Unsupported("no share groups"))
     with pytest.raises(Unsupported, match="no share groups"):
         await refused.wait()
 
     with pytest.raises(OperationTimeout, match=r"orders: no partition was assigned in 0\.01 s"):
-        await TakingPart("orders", KafkaSettings(request_timeout=0.01)).wait()
+        await JoinState("orders", KafkaSettings(request_timeout=0.01)).wait()

@@ -1,4 +1,4 @@
-"""`Asking`: which members of a share consumer are asked for a batch, how many are of use, and which are not. Pure.
+"""`FetchScheduler`: which members of a share consumer are asked for a batch, how many are of use, and which are not. Pure.
 
 The brokers divide a topic's partitions among the members of its group. So what one that was asked does not get may lie
 with another, and a member that waits for its last message holds up the partitions that nobody else has; of more members
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Asking"]
+__all__ = ["FetchScheduler"]
 
 _ANSWER: Final = 0.05
 """Seconds in which one that is asked may be about to get something."""
@@ -21,7 +21,7 @@ _IDLE: Final = 30.0
 M = TypeVar("M")
 
 
-class Asking(Generic[M]):
+class FetchScheduler(Generic[M]):
     """Times are of one clock, in seconds; members are told with the batch that they wait for, or None.
 
     :param most: the most members.

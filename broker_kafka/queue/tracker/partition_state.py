@@ -1,7 +1,7 @@
-"""One marker partition that a tracker was given: its open leases, its clock, its gate and its commit rule.
+"""`PartitionState`: what a tracker knows of one marker partition: open leases, clock, gate, and what to commit. Pure.
 
-Pure: it is told what was read, and at which local monotonic time, and is asked what is due and what may be committed.
-It is made anew with each assignment, and after any doubt about what of one's own writing is on the brokers.
+The caller reports what was read, with the local monotonic time, and asks what is due and what may be committed. Each
+assignment makes a new state, and so does a write whose outcome is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker_kafka.queue.markers.wire import Kind, Marker, read_markers
 from broker_kafka.queue.tracker.clock import LogClock
 from broker_kafka.queue.tracker.markers_queue import MarkersQueue
 
-__all__ = ["AssignedPartition", "PartitionOptions"]
+__all__ = ["PartitionOptions", "PartitionState"]
 
 _START: Final = Kind.START
 """Attributes of an enum class cost a slow look-up each; this is read per message."""
@@ -26,7 +26,7 @@ class PartitionOptions:
     :ivar stall_ms: see `LogClock`.
     :ivar renew_distance: a START so many offsets back is renewed, since a new owner reads from it; a record
         holds up to 200 markers.
-    :ivar renew_age_ms: a START of so long ago is renewed; much less than the marker topic's retention.
+    :ivar renew_age_ms: a START of that age is renewed; much less than the marker topic's retention.
     """
 
     max_jump_ms: int = 10_000
@@ -35,15 +35,15 @@ class PartitionOptions:
     renew_age_ms: int = 3_600_000
 
 
-class AssignedPartition:
+class PartitionState:
     """:param start: the offset from which it is read: the committed one, or the log's first.
-    :param end: the log's end at the assignment, its high watermark, asked for after every earlier owner was fenced.
-        Nothing is redelivered and nothing committed before all below it was read: the END of a redelivery always lies
-        behind the deadline that caused it.
+    :param end: the high watermark at the assignment, looked up after every earlier owner was fenced. Nothing is
+        redelivered or committed before all records below it are read: the END of a redelivery always lies behind the
+        deadline that caused it.
     :param at: the local monotonic time in milliseconds.
     :ivar position: the next offset to read.
-    :ivar read_at: all that was written before this local time has been read; it may be more.
-    :ivar unknown: how many markers, or records without any, were not known here.
+    :ivar read_at: every marker that was written before this local time has been read.
+    :ivar unknown: how many markers were not recognised.
     """
 
     def __init__(self, start: int, end: int, at: int, options: PartitionOptions | None = None) -> None:
@@ -52,11 +52,11 @@ class AssignedPartition:
         self.clock: Final = LogClock(at, max_jump_ms=self._options.max_jump_ms, stall_ms=self._options.stall_ms)
         self.position = start
         self._gate: int | None = end
-        """Closed until all below this offset was read; None until somebody tells where the log ends."""
+        """Nothing is due before all records below this offset are read; None until the end of the log is known."""
         self._open = start >= end
         self._timed = False
         self._unread: tuple[int, int] | None = None
-        """An end of the log that was not reached yet, and when it was asked for."""
+        """An end of the log that was not reached yet, and when it was looked up."""
         self.read_at = -1
         self._committed = start
         self._at = at
@@ -65,11 +65,13 @@ class AssignedPartition:
     # -- what is read --------------------------------------------------------------------------------------
 
     def read(self, offset: int, timestamp: int, data: bytes | None, at: int) -> int:
-        """A record of the marker topic, in the order of the log; how many markers it has, where the START of several
-        messages counts as one of each. One that was read before is passed over."""
+        """A record of the marker topic, in the order of the log; a record that was read before is skipped.
+
+        Returns how many markers it has; the START of several messages counts as one of each.
+        """
         if offset < self.position:
             return 0
-        self._heard(at)
+        self._advance_time(at)
         found = read_markers(data)
         count = len(found)
         time: int | None = None
@@ -87,18 +89,17 @@ class AssignedPartition:
         return count
 
     def moved(self, position: int) -> None:
-        """The position passed records that are not shown: those of transactions."""
+        """The position passed records that are not visible, such as those of aborted transactions."""
         if position > self.position:
             self._moved(position)
 
-    def log_ends(self, end: int, at: int) -> None:
-        """The log ended here, at its high watermark, when it was asked for at this local time. To be told now and then,
-        above all where nothing comes and where `needs_end`: the clock goes on from it."""
-        self._heard(at)
+    def log_end_known(self, end: int, at: int) -> None:
+        """The high watermark that was looked up at this local time; the clock advances by it."""
+        self._advance_time(at)
         if self._gate is None:
             self._gate = end
         if self._unread is None:
-            # One after the other: under load the log may always be a little ahead of what was read.
+            # One at a time: under load the log may always be a little ahead of the reader.
             self._unread = end, at
         self._moved(self.position)
         if self.position >= end:
@@ -107,12 +108,12 @@ class AssignedPartition:
 
     @property
     def needs_end(self) -> bool:
-        """Whether the gate is closed and nobody told since where the log ends."""
+        """Whether `log_end_known` must be called to open the gate."""
         return self._gate is None
 
-    def _heard(self, at: int) -> None:
+    def _advance_time(self, at: int) -> None:
         if at - self._at > self._options.stall_ms:
-            # Much may have been written meanwhile, and an END that lies further on must be read before anything is due.
+            # Markers may have been written meanwhile: a later END must be read before anything is due.
             self._gate = None
             self._open = self._timed = False
             self.clock.lift_anchor()
@@ -126,16 +127,18 @@ class AssignedPartition:
         if not self._open and self._gate is not None and position >= self._gate:
             self._open = True
 
-    # -- what is to be done --------------------------------------------------------------------------------
+    # -- what to write and commit --------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether all that was written before the assignment, or the last stall, has been read."""
+        """Whether all markers that precede the assignment, or the last stall, are read."""
         return self._open
 
     def wants_time(self, at: int) -> bool:
-        """Whether a `TIME_MARKER` should be written, for the time that the broker gives it: because something is due by
-        what is known of the broker's clock, or because nothing is known of it since the gate opened."""
+        """Whether to write a `TIME_MARKER` for the timestamp that the broker gives it.
+
+        It is needed when a lease is due by the estimated broker time, or no time is known since the gate opened.
+        """
         if not self._open:
             return False
         deadline = self.markers.next_deadline()
@@ -150,11 +153,11 @@ class AssignedPartition:
         return self.markers.due(now, limit) if self._open and now is not None else []
 
     def failed(self, lease: Lease, delay_ms: int) -> None:
-        """See `MarkersQueue.failed`; it is due again after so long."""
+        """See `MarkersQueue.failed`; the lease is due again after so long."""
         self.markers.failed(lease, (self.clock.now or 0) + delay_ms)
 
     def to_renew(self, limit: int) -> list[Lease]:
-        """Take the leases whose START is to be repeated; see `MarkersQueue.to_renew` and `renewal`."""
+        """Take the leases whose START should be renewed; see `MarkersQueue.to_renew`."""
         now = self.clock.now
         if not self._open or now is None:
             return []
@@ -162,7 +165,7 @@ class AssignedPartition:
         return self.markers.to_renew(self.position - options.renew_distance, now - options.renew_age_ms, limit)
 
     def renewal(self, lease: Lease) -> Marker:
-        """The START that repeats a lease as it is now. Who reads from it on redelivers no sooner than who read all."""
+        """A START with the present state of a lease. A reader that begins here redelivers no sooner than one of all."""
         remaining = lease.deadline - (self.clock.now or 0)
         return Marker(
             kind=Kind.START,
@@ -176,7 +179,7 @@ class AssignedPartition:
         )
 
     def to_commit(self) -> int | None:
-        """The offset to commit: of the lowest START that is open, else the position; None if there is nothing new."""
+        """The offset to commit: of the lowest open START, else the position; None if it is committed already."""
         if not self._open:
             return None
         pin = self.markers.pin
@@ -184,10 +187,10 @@ class AssignedPartition:
         return offset if offset > self._committed else None
 
     def committed(self, offset: int) -> None:
-        """It is stored."""
+        """This offset is stored."""
         self._committed = max(self._committed, offset)
 
     @property
     def committed_position(self) -> int:
-        """The offset that is stored, or from which it was read first."""
+        """The stored offset; before the first commit the one from which reading began."""
         return self._committed

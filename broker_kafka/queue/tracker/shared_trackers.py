@@ -1,7 +1,7 @@
-"""The trackers of one backend: one for each marker topic whose messages are consumed, for as long as they are.
+"""`SharedTrackers`: the trackers of one backend, one for each marker topic that has consumers.
 
-*Concurrency.* One event loop; a tracker is opened once however many ask for it. *Cancellation.* Who is cancelled while
-a tracker opens leaves it to the others. *Failure.* A tracker that cannot be opened is forgotten, and its error raised.
+*Concurrency.* One event loop; a tracker is opened once for all of its consumers. *Cancellation.* A cancelled consumer
+leaves an opening tracker to the others. *Failure.* A tracker that cannot be opened is dropped, and its error raised.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Final
 from broker import BrokerError, Closed, ConfigurationError
 from broker.driver import Hooks, logger
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.topic import tracker_group
+from broker_kafka.queue.markers.marker_topic import tracker_group
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
-__all__ = ["Trackers"]
+__all__ = ["SharedTrackers"]
 
-_CLOSE: Final = 5.0
+_CLOSE_SECONDS: Final = 5.0
 
 
 class _Shared:
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self.users = 0
-        self.opening: asyncio.Task[None] = asyncio.get_running_loop().create_task(tracker.open(ensured=True))
+        self.opening: asyncio.Task[None] = asyncio.get_running_loop().create_task(tracker.open(topic_checked=True))
 
 
-class Trackers:
+class SharedTrackers:
     """Made without I/O."""
 
     def __init__(self, connection: Connection, hooks: Hooks) -> None:
@@ -42,16 +42,16 @@ class Trackers:
         self._closed = False
 
     async def use(self, subscription: str, topic: str) -> Tracker:
-        """The running tracker of the subscription, which is tracked until `leave` was called as often as this.
+        """The running tracker of the subscription; call `leave` once for each call of this.
 
-        Its marker topic has just been seen to.
+        The marker topic must exist.
 
-        :param topic: what is consumed; where markers name no topic, that of who asked first is meant.
-        :raises BrokerError: its tracker cannot be opened; `leave` is not to be called then.
+        :param topic: what is consumed; the topic of markers that name none is that of the first caller.
+        :raises BrokerError: the tracker cannot be opened; `leave` must not be called then.
         """
         group = self._group(subscription)
         if (before := self._closing.get(group)) is not None:
-            # Two of one process would share the partitions for a moment, and hand them over again.
+            # Two trackers of one process would share the partitions for a moment, and rebalance again.
             await asyncio.wait({before})
         if self._closed:
             raise Closed("The connection to Kafka is closed", advice="Consume before the bus is closed")
@@ -69,7 +69,7 @@ class Trackers:
         return shared.tracker
 
     def keep_to_one_topic(self, subscription: str, topic: str) -> None:
-        """V1 markers name no topic, so that those of two would be taken for one another.
+        """V1 markers name no topic: those of a second topic would be taken for those of the first.
 
         :raises ConfigurationError: another topic was consumed with this marker topic over this connection.
         """
@@ -78,11 +78,11 @@ class Trackers:
             raise ConfigurationError(
                 f"Subscription {subscription!r} cannot read topic {topic!r} beside {first!r} with marker_format=v1: "
                 "their markers name no topic",
-                advice="Take another marker topic for it, or marker_format=v2-single",
+                advice="Use another marker_topic for it, or marker_format=v2-single",
             )
 
     async def leave(self, subscription: str) -> None:
-        """One consumer less; with the last one the tracker ends."""
+        """Remove a consumer; the last one closes the tracker."""
         group = self._group(subscription)
         shared = self._shared.get(group)
         if shared is None:
@@ -90,34 +90,31 @@ class Trackers:
         shared.users -= 1
         if shared.users == 0:
             del self._shared[group]
-            await self._end(group, shared)
+            await asyncio.wait({self._begin_close(group, shared)}, timeout=_CLOSE_SECONDS)
 
     async def close(self) -> None:
-        """End all of them; may be called twice."""
+        """Close all trackers; may be called twice."""
         self._closed = True
         shared, self._shared = self._shared, {}
         for group, each in shared.items():
-            self._begin_to_end(group, each)
+            self._begin_close(group, each)
         if self._closing:
-            await asyncio.wait(set(self._closing.values()), timeout=_CLOSE)
+            await asyncio.wait(set(self._closing.values()), timeout=_CLOSE_SECONDS)
 
     def _group(self, subscription: str) -> str:
         return tracker_group(subscription, self._connection.settings.marker_topic)
 
-    async def _end(self, group: str, shared: _Shared) -> None:
-        await asyncio.wait({self._begin_to_end(group, shared)}, timeout=_CLOSE)
-
-    def _begin_to_end(self, group: str, shared: _Shared) -> asyncio.Task[None]:
+    def _begin_close(self, group: str, shared: _Shared) -> asyncio.Task[None]:
         closing = asyncio.get_running_loop().create_task(_close(shared), name=f"broker-kafka-tracker-{group}")
         self._closing[group] = closing
-        closing.add_done_callback(lambda task: self._over(group, task))
+        closing.add_done_callback(lambda task: self._close_done(group, task))
         return closing
 
-    def _over(self, group: str, task: asyncio.Task[None]) -> None:
+    def _close_done(self, group: str, task: asyncio.Task[None]) -> None:
         if self._closing.get(group) is task:
             del self._closing[group]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("The tracker %r did not end cleanly: %s", group, error)
+            logger.warning("The tracker %r did not close cleanly: %s", group, error)
 
 
 async def _close(shared: _Shared) -> None:

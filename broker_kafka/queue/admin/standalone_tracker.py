@@ -11,13 +11,13 @@ from broker.driver import Histogram, Hooks, LogReaderSpi, OpenLease
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.admin.inspecting import open_leases, state_of
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.queue_filter import OwnRecords
-from broker_kafka.queue.markers.queue_names import check_subscription, has_markers, require_markers
+from broker_kafka.queue.markers.marker_topic import check_subscription, has_markers, require_markers
+from broker_kafka.queue.markers.queue_filter import QueueFilter
 from broker_kafka.queue.markers.wire import read_content
 from broker_kafka.queue.tracker.tracker import Tracker
-from broker_kafka.queue.tracker.tracking import TrackerOptions
+from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
-__all__ = ["KafkaQueueTracker", "shown_leases"]
+__all__ = ["KafkaQueueTracker", "list_open_leases"]
 
 _SILENT: Final = 10.0
 """Seconds without an answer after which a tracker is in trouble; it asks each 2.5 s, and waits for 2 s."""
@@ -39,7 +39,7 @@ class KafkaQueueTracker:
     ) -> None:
         self._connection = connection
         self._topics = options.topics
-        group = OwnRecords.of(subscription, connection.settings).queue
+        group = QueueFilter.of(subscription, connection.settings).queue
         self._tracker = Tracker(connection, group, hooks, options=options)
         self._on_close = on_close
         self._open = False
@@ -99,12 +99,12 @@ class KafkaQueueTracker:
         }
 
 
-async def shown_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
+async def list_open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
     """The open leases of a subscription for people, the oldest first, by the clock of this machine.
 
     :raises NotFound: the subscription has no marker topic.
     """
-    group = OwnRecords.of(subscription, connection.settings).queue
+    group = QueueFilter.of(subscription, connection.settings).queue
     await require_markers(connection, group)
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())
