@@ -47,7 +47,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import read_metadata
 from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.messages import found, subscribe
+from broker_kafka.messages import ensure_group, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
 from broker_kafka.queue.admin.peeking import queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
@@ -116,7 +116,7 @@ class KafkaBackend:
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
         self._trackers = Trackers(self.connection, hooks)
-        self._readers = SharedReaders(self.connection, self._trackers, found)
+        self._readers = SharedReaders(self.connection, self._trackers, ensure_group)
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -172,7 +172,7 @@ class KafkaBackend:
                 if self.connection.settings.queue_group is not None:
                     return await self._readers.use(subscription, listener)
                 await check_names(self.connection, subscription)
-                await found(self.connection, subscription)
+                await ensure_group(self.connection, subscription)
                 return await open_queue(self.connection, self._trackers, subscription, listener)
             case "share":
                 source = await subscribe_to_share_group(self.connection, subscription, listener, self.connection.detach)

@@ -7,8 +7,7 @@ order reports come in, and a message costs no closure of its own: pages are used
 tally counts, with one callback for all; a failure finds its message by key and body, which is exact, because only
 messages that are a key and a body and nothing else are counted so.
 
-All of it but `settle` lives in the producer's thread. A callback never raises, because the client would make an error
-of somebody else of that.
+All of it but `complete_calls` lives in the producer's thread. A callback never raises.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ __all__ = [
     "Reports",
     "Tally",
     "batch_too_large",
+    "complete_calls",
+    "explain_purged",
     "not_sent",
-    "not_taken",
     "publish_error",
-    "settle",
-    "told_why",
-    "unknown_fate",
+    "refused_error",
+    "unknown_outcome",
 ]
 
 
@@ -107,11 +106,11 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
     if code == KafkaError._PURGE_QUEUE:
         return ConnectionFailed(f"{what}: it was not sent", native=native)
     if code == KafkaError._PURGE_INFLIGHT:
-        return unknown_fate(topic)
+        return unknown_outcome(topic)
     return translate(error, what)
 
 
-def not_taken(error: BaseException, topic: str, message: OutboundMessage) -> BrokerError:
+def refused_error(error: BaseException, topic: str, message: OutboundMessage) -> BrokerError:
     """The client did not take it, and gave no code."""
     if isinstance(error, OverflowError) and message.partition is not None:
         return InvalidMessage(
@@ -137,7 +136,7 @@ def not_sent(topic: str, seconds: float, trouble: KafkaError | None) -> BrokerEr
     return ConnectionFailed(f"Publishing to {topic!r}: it could not be sent within {seconds:g} s{detail}")
 
 
-def told_why(
+def explain_purged(
     outcomes: Sequence[Receipt | BrokerError | None], topic: str, refused: KafkaError | None
 ) -> Sequence[Receipt | BrokerError | None]:
     """Outcomes in a transaction; the client drops what it holds when brokers refuse one of its topics, without a word.
@@ -150,7 +149,7 @@ def told_why(
     return [why if isinstance(outcome, ConnectionFailed) else outcome for outcome in outcomes]
 
 
-def unknown_fate(topic: str) -> BrokerError:
+def unknown_outcome(topic: str) -> BrokerError:
     """The client ended before it told."""
     return OperationTimeout(f"Publishing to {topic!r}: the producer ended while it was sent; its fate is unknown")
 
@@ -430,7 +429,7 @@ class Reports:
             self._free.append(page)
 
 
-def settle(calls: Sequence[PublishCall]) -> None:
+def complete_calls(calls: Sequence[PublishCall]) -> None:
     """Give those who wait for these calls their outcomes; on the loop."""
     for call in calls:
         if call.waiter is not None and not call.waiter.done():

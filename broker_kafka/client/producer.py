@@ -34,17 +34,17 @@ from broker_kafka.client.delivery_reports import (
     PublishCall,
     Reports,
     Tally,
+    complete_calls,
     not_sent,
-    not_taken,
     publish_error,
-    settle,
-    unknown_fate,
+    refused_error,
+    unknown_outcome,
 )
-from broker_kafka.client.partitioner import Partitioner, chosen
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.partitioner import Partitioner, choose_partition
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 from broker_kafka.codec.headers import encode_headers, encode_time
-from broker_kafka.config.oauth import with_token
+from broker_kafka.config.oauth import with_oauth_token
 from broker_kafka.errors import configuration_error, kafka_error, translate
 
 __all__ = ["ProducerClient", "ProducerThread"]
@@ -59,13 +59,15 @@ _KNOWN: Final = 30.0
 class ProducerClient:
     """
     :param make: makes the producer, and the next one when it was dropped.
-    :param lifeline: holds the producer.
+    :param rebootstrapper: holds the producer.
     :param changed: when this process last changed a topic, by `monotonic`; what was known of it before is forgotten.
     """
 
-    def __init__(self, make: Callable[[], Producer], lifeline: Lifeline, changed: Mapping[str, float]) -> None:
+    def __init__(
+        self, make: Callable[[], Producer], rebootstrapper: Rebootstrapper, changed: Mapping[str, float]
+    ) -> None:
         self._make = make
-        self._lifeline = lifeline
+        self._rebootstrapper = rebootstrapper
         self._changed = changed
         self._connected = False
         self._look_for = _FIRST_LOOK
@@ -76,7 +78,7 @@ class ProducerClient:
         """The producer; a new one if there is none."""
         if self.producer is None:
             self.producer = self._make()
-            self._lifeline.hold(self.producer)
+            self._rebootstrapper.watch(self.producer)
             self._connected = False
         return self.producer
 
@@ -92,7 +94,7 @@ class ProducerClient:
 
     def drop(self) -> Producer | None:
         """Have the next `get` make a new one; the old one."""
-        self._lifeline.let_go()
+        self._rebootstrapper.unwatch()
         producer, self.producer = self.producer, None
         return producer
 
@@ -169,7 +171,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         partitioner: Partitioner | None = None,
         changed: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(name, Lifeline(config))
+        super().__init__(name, Rebootstrapper(config))
         self._config: dict[str, Any] = {"topic.metadata.propagation.max.ms": _NEW_TOPIC_MS, **config}
         self._listener: Callable[[KafkaError], object] | None = self._config.pop("error_cb", None)
         self._window = window
@@ -211,7 +213,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         deadline = monotonic() + self._timeout
         call = PublishCall(topic, messages, waiter, receipts=receipts, deadline=deadline, refused=refused)
         call.placed = placed and not receipts
-        self.tell(lambda client: self._backlog.append(call))
+        self.submit(lambda client: self._backlog.append(call))
         return await waiter
 
     async def stop(self, timeout: float) -> bool:
@@ -223,13 +225,13 @@ class ProducerThread(OwnerThread[ProducerClient]):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> ProducerClient:
-        client = ProducerClient(self._make, self._lifeline, self._changed)
+        client = ProducerClient(self._make, self._rebootstrapper, self._changed)
         client.get()
         return client
 
     def _make(self) -> Producer:
         try:
-            return Producer({**with_token(self._config), "error_cb": self._heard})
+            return Producer({**with_oauth_token(self._config), "error_cb": self._heard})
         except (KafkaException, TypeError, ValueError) as error:
             raise configuration_error(error, "Opening a producer", self._config) from error
 
@@ -342,7 +344,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
             for message, report in zip(run, page.reports, strict=False):
                 partition = message.partition
                 if partition is None:
-                    partition = -1 if choose is None else chosen(choose, topic, message.key, partitions)
+                    partition = -1 if choose is None else choose_partition(choose, topic, message.key, partitions)
                 produce(
                     topic,
                     message.data,
@@ -362,7 +364,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         found = KafkaError(KafkaError._QUEUE_FULL) if isinstance(refusal, BufferError) else kafka_error(refusal)
         if found is not None:
             return self._refused(client, call, found, refusal)
-        self._fail_next(call, not_taken(refusal, topic, call.messages[call.next]))
+        self._fail_next(call, refused_error(refusal, topic, call.messages[call.next]))
         return True
 
     def _refused(
@@ -441,7 +443,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
             for index, outcome in enumerate(outcomes):
                 if isinstance(outcome, KafkaError):
                     outcomes[index] = self._translated(outcome, call, index)
-        self._post(settle, calls)
+        self._post(complete_calls, calls)
 
     def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
         return publish_error(error, call.topic, call.messages[index], self._trouble)
@@ -474,7 +476,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
                 except (KafkaException, SystemError):
                     continue  # the fatal error again, raised between the reports
         for call in self._reports.abandon():
-            call.fail_unreported(unknown_fate)
+            call.fail_unreported(unknown_outcome)
             if not call.left:
                 self._call_ended(call)
 

@@ -10,7 +10,7 @@ from broker.driver import Ephemeral, MessageSubscription
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import is_topic_name
-from broker_kafka.cluster.requests import describe
+from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.markers.topic import MARKERS, TRACKER, marker_topic_name, tracker_group
 
@@ -90,7 +90,7 @@ async def require_markers(connection: Connection, queue: str) -> str:
 async def has_markers(connection: Connection, topic: str) -> bool:
     """Whether the topic is there. :raises BrokerError: the brokers do not tell."""
     try:
-        await describe(connection, topic)
+        await describe_topic(connection, topic)
     except TopicNotFound:
         return False
     return True

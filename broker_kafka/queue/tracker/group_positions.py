@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker import BrokerError, TopicNotFound, TopicPartition
 from broker.driver import logger
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.requests import committed
+from broker_kafka.cluster.group_requests import committed_offsets
 from broker_kafka.errors import translate
 from broker_kafka.queue.markers.wire import MessageId
 
@@ -104,7 +104,7 @@ class GroupPositions:
 
     async def _ask(self, group: str, places: list[TopicPartition]) -> None:
         asked_at = monotonic()
-        answer = await committed(self._connection, group, [NativePartition(*place) for place in places])
+        answer = await committed_offsets(self._connection, group, [NativePartition(*place) for place in places])
         now = monotonic()
         for place in places:
             self._known.setdefault((group, place), _Known()).until = now + _AGE

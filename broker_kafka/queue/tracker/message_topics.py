@@ -17,7 +17,7 @@ from broker import BrokerError, NotAuthorized, TopicNotFound
 from broker.driver import logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.names import is_topic_name
-from broker_kafka.cluster.requests import describe
+from broker_kafka.cluster.requests import describe_topic
 
 __all__ = ["MessageTopics"]
 
@@ -59,7 +59,7 @@ class MessageTopics:
             # Brokers that are asked for it may not answer.
             return TopicNotFound(f"Topic {topic[:60]!r} is none that Kafka can have")
         try:
-            return _refusal(topic, await describe(self._connection, topic, rights=True))
+            return _refusal(topic, await describe_topic(self._connection, topic, rights=True))
         except (TopicNotFound, NotAuthorized) as error:
             return error
         except BrokerError as error:
