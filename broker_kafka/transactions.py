@@ -157,7 +157,7 @@ class KafkaTransaction:
         outcomes = await thread.publish(topic, messages, receipts=receipts, placed=placed)
         if thread.fatal is None:
             purged = any(isinstance(outcome, ConnectionFailed) for outcome in outcomes)
-            refused = await thread.call(ProducerClient.refused) if purged else None
+            refused = await thread.call(ProducerClient.abort_reason) if purged else None
             thread.gap |= refused is not None
             return explain_purged(outcomes, topic, refused)
         failure = await self._gone(thread.fatal)

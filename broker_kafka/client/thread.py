@@ -38,21 +38,32 @@ R = TypeVar("R")
 
 
 class Command:
-    """A function to run in the thread, and the future of its result; None if nothing waits for it."""
+    """What the thread takes from its inbox.
 
-    __slots__ = ("cancelled", "function", "resolves_itself", "waiter")
+    :ivar waiter: gets the result, or the error if the thread ends first; None if nothing waits for it.
+    """
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, waiter: asyncio.Future[Any] | None) -> None:
+        self.waiter = waiter
+
+
+class _Function(Command):
+    """:ivar resolves_waiter: the function itself completes the waiter, then or later."""
+
+    __slots__ = ("cancelled", "function", "resolves_waiter")
 
     def __init__(
-        self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None, *, resolves_itself: bool = False
+        self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None, *, resolves_waiter: bool = False
     ) -> None:
+        super().__init__(waiter)
         self.function = function
-        self.waiter = waiter
-        self.resolves_itself = resolves_itself
-        """Whether the function resolves the future, then or later."""
+        self.resolves_waiter = resolves_waiter
         self.cancelled = False
 
 
-_WAKE: Final = Command(lambda client: None, None)
+_WAKE: Final = _Function(lambda client: None, None)
 
 
 class OwnerThread(ABC, Generic[C]):
@@ -96,7 +107,7 @@ class OwnerThread(ABC, Generic[C]):
         :raises BrokerError: the thread has failed.
         """
         waiter: asyncio.Future[R] = self._loop.create_future()
-        command = Command(function, waiter)
+        command = _Function(function, waiter)
         self._put(command)
         try:
             return await waiter
@@ -110,7 +121,7 @@ class OwnerThread(ABC, Generic[C]):
         The function runs even if the caller is cancelled. :raises BrokerError: as `call`.
         """
         waiter: asyncio.Future[R] = self._loop.create_future()
-        self._put(Command(lambda client: function(client, waiter), waiter, resolves_itself=True))
+        self._put(_Function(lambda client: function(client, waiter), waiter, resolves_waiter=True))
         return await waiter
 
     def submit(self, function: Callable[[C], object]) -> None:
@@ -119,7 +130,7 @@ class OwnerThread(ABC, Generic[C]):
         :raises Closed: the thread was stopped.
         :raises BrokerError: the thread has failed.
         """
-        self._put(Command(function, None))
+        self._put(_Function(function, None))
 
     async def stop(self, timeout: float) -> bool:
         """Run the commands submitted so far, close the client and end the thread; False if `timeout` seconds passed.
@@ -217,6 +228,8 @@ class OwnerThread(ABC, Generic[C]):
         self._inbox.put(_WAKE)
 
     def _run_command(self, command: Command, client: C) -> None:
+        """Run a function; a subclass runs its own kinds of commands."""
+        assert isinstance(command, _Function)
         if command.cancelled:
             return
         try:
@@ -229,7 +242,7 @@ class OwnerThread(ABC, Generic[C]):
                 _drop_frames(error)
                 self._post(_complete, command.waiter, None, error)
             return
-        if command.waiter is not None and not command.resolves_itself:
+        if command.waiter is not None and not command.resolves_waiter:
             self._resolve(command.waiter, result)
 
     # -- inside --------------------------------------------------------------------------------------------
