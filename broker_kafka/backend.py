@@ -47,7 +47,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import read_metadata
 from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.messages import found, subscribe
+from broker_kafka.messages import ensure_group, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
 from broker_kafka.queue.admin.inspecting import queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
@@ -168,7 +168,7 @@ class KafkaBackend:
         match self._engine(subscription.subscription):
             case "markers":
                 await check_names(self.connection, subscription)
-                await found(self.connection, subscription)
+                await ensure_group(self.connection, subscription)
                 return await open_queue(self.connection, self._trackers, subscription, listener)
             case "share":
                 source = await subscribe_to_share_group(self.connection, subscription, listener, self.connection.detach)

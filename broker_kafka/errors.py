@@ -36,12 +36,12 @@ from broker_kafka.config.properties import KNOWN_PROPERTIES, did_you_mean
 __all__ = [
     "FENCED",
     "GENERATION_LOST",
+    "commit_unanswered",
     "configuration_error",
-    "is_of_one",
+    "is_partition_error",
     "kafka_error",
-    "not_ours",
+    "not_assigned",
     "translate",
-    "unanswered",
 ]
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
@@ -324,19 +324,19 @@ def _exception(error: KafkaError | BaseException) -> BaseException:
     return error if isinstance(error, BaseException) else KafkaException(error)
 
 
-def not_ours(partition: TopicPartition, group: str) -> LeaseLost:
+def not_assigned(partition: TopicPartition, group: str) -> LeaseLost:
     """The error of whatever is asked of a partition that is somebody else's."""
     topic, number = partition
     text = f"Partition {number} of topic {topic!r} is not assigned to this member of group {group!r}"
     return LeaseLost(text, advice=_TAKEN_AWAY)
 
 
-def is_of_one(error: BrokerError | None) -> bool:
+def is_partition_error(error: BrokerError | None) -> bool:
     """Whether this may be the error of a single partition, while the others were stored."""
     return error is not None and not error.retriable and not isinstance(error, LeaseLost | Closed)
 
 
-def unanswered(partition: TopicPartition, group: str) -> BrokerError:
+def commit_unanswered(partition: TopicPartition, group: str) -> BrokerError:
     """Of a commit that the broker answered for others only."""
     return BrokerError(
         f"Committing {partition.topic!r}[{partition.partition}] for group {group!r}: the broker did not answer for it",

@@ -28,10 +28,10 @@ from broker_kafka.group.start_offsets import StartPositions
 from broker_kafka.queue.consumer.conflicting_members import watch_for_conflicting_members
 from broker_kafka.records import KafkaRecordSource
 
-__all__ = ["found", "subscribe"]
+__all__ = ["ensure_group", "subscribe"]
 
 
-async def found(connection: Connection, subscription: MessageSubscription) -> None:
+async def ensure_group(connection: Connection, subscription: MessageSubscription) -> None:
     """Give a new group positions at once, so that the subscription exists from now on.
 
     :raises TopicNotFound: there is no such topic.
@@ -56,9 +56,9 @@ async def subscribe(
 ) -> MessageSource:
     """Join the group, with the offsets as what tells what is done.
 
-    :raises NotFound: as `found`.
+    :raises NotFound: as `ensure_group`.
     """
-    await found(connection, subscription)
+    await ensure_group(connection, subscription)
     source = _Messages(listener, hooks=hooks, retry_topics=subscription.retry_topics)
     wanted = RecordSubscription(topics=(subscription.topic,), group=subscription.subscription, start=subscription.start)
     await source.join(backend, wanted)

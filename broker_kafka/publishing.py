@@ -1,8 +1,8 @@
-"""Publishing to topics of one cluster, over one producer that all of them share.
+"""Publishing to topics of one cluster, with one producer for all of them.
 
-*Concurrency.* Calls of one topic go to the broker in their order; any number may run at once. *Cancellation.* A
-cancelled call goes on: the fate of its messages is unknown to the caller. *Failure.* Each message has its own outcome;
-a missing topic is raised if nothing of the call was published.
+*Concurrency.* Any number of calls at once; those of one topic reach the broker in order. *Cancellation.* A cancelled
+call goes on: the outcome of its messages is unknown. *Failure.* Each message has its own outcome; TopicNotFound is
+raised if it is the outcome of every message.
 """
 
 from __future__ import annotations
@@ -17,52 +17,53 @@ from broker_kafka.cluster.connection import Connection
 
 __all__ = ["KafkaPublishTarget", "SharedProducer"]
 
-_CLOSE: Final = 10.0
+_CLOSE_SECONDS: Final = 10.0
 
 
 class SharedProducer:
-    """The producer of a backend, which starts with the first message."""
+    """The producer of a backend, which starts with the first message.
+
+    :ivar running: the thread, for a caller to use at once; None while `get` has to be called.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.running: ProducerThread | None = None
         self._starting: asyncio.Future[ProducerThread] | None = None
         self._line = asyncio.Lock()
-        """Who came while it started goes on in the order of the calls, and before who comes later."""
+        """Calls that came while the thread started pass in order, and before later calls."""
         self._in_line = 0
         self._closed = False
 
     async def get(self) -> ProducerThread:
-        """The running thread, for the caller to use at once: nobody who called later has it earlier.
+        """Start the thread if necessary and return it, for the caller to use at once, in the order of the calls.
 
         :raises Closed: the backend was closed.
-        :raises BrokerError: the client could not be made; the next call tries again.
+        :raises BrokerError: the client could not be opened; the next call tries again.
         """
         if self._closed:
             raise Closed("The connection to Kafka is closed", advice="Publish before the bus is closed")
         starting = self._starting
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None)):
             starting = self._starting = asyncio.ensure_future(self._start())
-        if self._in_line or not starting.done():
-            self._in_line += 1
-            try:
-                async with self._line:
-                    await asyncio.shield(starting)
-            finally:
-                self._in_line -= 1
-        thread = starting.result()
-        if thread.failure is not None and self._starting is starting:
-            # A defect ended it; its calls have their errors, and the next ones get a new thread.
-            self._starting = None
+        self._in_line += 1
+        try:
+            async with self._line:
+                thread = await asyncio.shield(starting)
+        finally:
+            self._in_line -= 1
+        if not self._in_line and starting is self._starting:
+            self.running = thread
         return thread
 
     async def close(self) -> None:
-        """Deliver what is on the way for at most ten seconds, fail the rest. May be called twice."""
+        """Deliver pending messages for at most ten seconds, and fail the rest. May be called twice."""
         self._closed = True
-        starting, self._starting = self._starting, None
+        starting, self._starting, self.running = self._starting, None, None
         if starting is not None:
             await asyncio.wait((starting,))
             if not starting.cancelled() and starting.exception() is None:
-                await starting.result().stop(_CLOSE)
+                await starting.result().stop(_CLOSE_SECONDS)
 
     async def _start(self) -> ProducerThread:
         settings = self._connection.settings
@@ -73,9 +74,14 @@ class SharedProducer:
             eager="linger_ms" not in settings.model_fields_set,
             partitioner=settings.partition_function,
             changed=self._connection.changed,
+            on_crash=self._replace,
         )
         await thread.start()
         return thread
+
+    def _replace(self) -> None:
+        """Have the next call start a new thread; every call of the old one has its error."""
+        self._starting = self.running = None
 
 
 class KafkaPublishTarget:
@@ -91,7 +97,7 @@ class KafkaPublishTarget:
     ) -> Sequence[Receipt | BrokerError | None]:
         if self._closed:
             raise Closed(f"Topic {self._topic!r} was closed")
-        thread = await self._producer.get()
+        thread = self._producer.running or await self._producer.get()
         outcomes = await thread.publish(self._topic, messages, receipts=receipts)
         first = outcomes[0] if outcomes else None
         if isinstance(first, TopicNotFound) and all(isinstance(outcome, TopicNotFound) for outcome in outcomes):

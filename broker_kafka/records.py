@@ -21,11 +21,12 @@ from broker_kafka.client.consumer import ConsumerThread
 from broker_kafka.client.fetched import Arrivals
 from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.list_offsets import bounds_of, check_within, partitions_of
+from broker_kafka.cluster.group_requests import delete_ephemeral_group
+from broker_kafka.cluster.list_offsets import bounds_of, check_in_log, partitions_of
 from broker_kafka.cluster.names import group_id
-from broker_kafka.cluster.requests import delete_group, until_told
+from broker_kafka.cluster.requests import retry_until_answered
 from broker_kafka.codec.record_run import NativeRun
-from broker_kafka.errors import not_ours
+from broker_kafka.errors import not_assigned
 from broker_kafka.group.commit_retry import MemberCommits
 from broker_kafka.group.idle import Idleness
 from broker_kafka.group.log_end import TailCommits
@@ -182,7 +183,7 @@ class KafkaRecordSource:
         """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
         await self._identities.coming(partitions)
         with told_if_slow(self.group, partitions, self.connection.warn):
-            found = await until_told(
+            found = await retry_until_answered(
                 lambda: self._claims.positions(self._owner, partitions),
                 lambda: not self._closed,
                 within=_RESOLVE_SECONDS,
@@ -310,7 +311,7 @@ class KafkaRecordSource:
         self._check_open()
         self._check_owned(positions)
         targets = {partition: at for partition, at in positions.items() if at is not None}
-        check_within(await self._bounds(list(targets)), targets)
+        check_in_log(await self._bounds(list(targets)), targets)
         back = [partition for partition, at in positions.items() if at is None]
         if back:
             committed = await self.committed(back)
@@ -358,7 +359,7 @@ class KafkaRecordSource:
     def _check_owned(self, partitions: Collection[TopicPartition]) -> None:
         for partition in partitions:
             if partition not in self._owned:
-                raise not_ours(partition, self.group)
+                raise not_assigned(partition, self.group)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -382,7 +383,7 @@ class KafkaRecordSource:
         self._owned.clear()
         self._arrivals.clear()
         if isinstance(self._subscription.group, Ephemeral) and self._commits.any:
-            await delete_group(self.connection, self.group)
+            await delete_ephemeral_group(self.connection, self.group)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -19,8 +19,8 @@ from broker_kafka.config.logging import CLIENT_LOG
 from broker_kafka.config.properties import (
     ALIASES,
     KNOWN_PROPERTIES,
-    OF_THE_OTHER_PROTOCOL,
     OWNED,
+    UNUSED_BY_PROTOCOL,
     Role,
     check_property,
     check_servers,
@@ -316,7 +316,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
                 f"and compression_type (from {self.origin('compression_type')}) is none",
                 advice="Say compression_type=zstd or another, or leave compression_level out",
             )
-        for name in filter(self.is_given, OF_THE_OTHER_PROTOCOL[self.group_protocol]):
+        for name in filter(self.is_given, UNUSED_BY_PROTOCOL[self.group_protocol]):
             logger.warning(
                 "Setting %r (%s) does nothing with group_protocol=%s", name, self.origin(name), self.group_protocol
             )
@@ -331,7 +331,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
             value = getattr(self, name)
             if name not in _OURS and value is not None:
                 config[name.replace("_", ".")] = _as_librdkafka(value)
-        for name in OF_THE_OTHER_PROTOCOL[self.group_protocol]:
+        for name in UNUSED_BY_PROTOCOL[self.group_protocol]:
             config.pop(name.replace("_", "."), None)
         config["security.protocol"] = self.protocol
         if not self.protocol.startswith("SASL"):

@@ -37,7 +37,7 @@ from broker import (
     TransactionFatal,
 )
 from broker.driver import MessageSource, RecordSource, logger
-from broker_kafka.client.delivery_reports import TOO_LARGE, PublishCall, batch_too_large, told_why
+from broker_kafka.client.delivery_reports import TOO_LARGE, PublishCall, batch_too_large, explain_purged
 from broker_kafka.client.producer import ProducerClient, ProducerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import cluster_id
@@ -157,9 +157,9 @@ class KafkaTransaction:
         outcomes = await thread.publish(topic, messages, receipts=receipts, placed=placed)
         if thread.fatal is None:
             purged = any(isinstance(outcome, ConnectionFailed) for outcome in outcomes)
-            refused = await thread.call(ProducerClient.refused) if purged else None
+            refused = await thread.call(ProducerClient.abort_reason) if purged else None
             thread.gap |= refused is not None
-            return told_why(outcomes, topic, refused)
+            return explain_purged(outcomes, topic, refused)
         failure = await self._gone(thread.fatal)
         return [failure if isinstance(outcome, BrokerError) else outcome for outcome in outcomes]
 

@@ -30,9 +30,10 @@ from broker import (
     Unsupported,
 )
 from broker.driver import GroupMember, GroupReset, Start
-from broker_kafka.cluster.connection import NEVER, Connection
+from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
+from broker_kafka.cluster.group_requests import ensure_coordinator, request_group
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, positions_at
-from broker_kafka.cluster.requests import ask_every_broker, ask_group, ask_one, coordinator_ready, plain
+from broker_kafka.cluster.requests import plain_str, request_every_broker, request_with_retries
 from broker_kafka.codec import offset_metadata as offset_map
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import FetchResults, StoredOffset
@@ -56,11 +57,11 @@ class KafkaGroups:
     # -- groups --------------------------------------------------------------------------------------------
 
     async def list(self) -> Sequence[GroupInfo]:
-        found = await ask_one(
+        found = await request_with_retries(
             self._connection,
             lambda client: {"": client.list_consumer_groups(request_timeout=self._timeout)},
             "Listing groups",
-            how=ask_every_broker,
+            how=request_every_broker,
         )
         return [
             GroupInfo(
@@ -103,11 +104,11 @@ class KafkaGroups:
 
     async def delete(self, name: str) -> None:
         await self.refuse_members(name, "it is not deleted")
-        await coordinator_ready(self._connection, name)
+        await ensure_coordinator(self._connection, name)
         try:
-            await ask_group(
+            await request_group(
                 self._connection,
-                lambda client: client.delete_consumer_groups([plain(name)], request_timeout=NEVER),
+                lambda client: client.delete_consumer_groups([plain_str(name)], request_timeout=LONGEST_TIMEOUT),
                 f"Deleting group {name!r}",
                 name,
             )
@@ -285,11 +286,11 @@ class KafkaGroups:
 
     async def state(self, name: str) -> GroupInfo | None:
         """What the coordinator says of it; None if it knows no such group."""
-        await coordinator_ready(self._connection, name)
+        await ensure_coordinator(self._connection, name)
         try:
-            found = await ask_group(
+            found = await request_group(
                 self._connection,
-                lambda client: client.describe_consumer_groups([plain(name)], request_timeout=NEVER),
+                lambda client: client.describe_consumer_groups([plain_str(name)], request_timeout=LONGEST_TIMEOUT),
                 f"Group {name!r}",
                 name,
             )

@@ -46,7 +46,14 @@ from broker.driver import is_finite, is_whole, refused
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.cluster.names import is_internal
-from broker_kafka.cluster.requests import ask_any, ask_one, describe, plain, read_metadata, settled
+from broker_kafka.cluster.requests import (
+    describe_topic,
+    plain_str,
+    read_metadata,
+    request_any_broker,
+    request_with_retries,
+    retry_while,
+)
 from broker_kafka.errors import kafka_error
 
 __all__ = ["KafkaTopics", "TopicOptions", "explain", "explain_copies", "read_options"]
@@ -199,7 +206,7 @@ class KafkaTopics:
                 return error
 
         # Each request goes to any broker, and of several one may not have heard yet of what another has told.
-        result = await settled(self._timeout, attempt, lambda found: isinstance(found, TopicNotFound))
+        result = await retry_while(self._timeout, attempt, lambda found: isinstance(found, TopicNotFound))
         if isinstance(result, TopicNotFound):
             raise result
         self._connection.changed[name] = monotonic()
@@ -207,11 +214,11 @@ class KafkaTopics:
 
     async def _ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
         try:
-            found = await describe(self._connection, name)
+            found = await describe_topic(self._connection, name)
         except TopicNotFound:
             if await self.create(name, partitions or self._settings.partitions, options):
                 return await self.describe(name)
-            found = await describe(self._connection, name)
+            found = await describe_topic(self._connection, name)
         await self._change(name, found, partitions, options)
         return await self.describe(name)
 
@@ -219,9 +226,9 @@ class KafkaTopics:
         """Create it and wait for its leaders; False if somebody else was quicker."""
         copies = options.replication_factor or self._settings.replication_factor
         config = {key: value for key, value in options.config.items() if value is not None}
-        new = NewTopic(plain(name), partitions, copies, config=config)
+        new = NewTopic(plain_str(name), partitions, copies, config=config)
         try:
-            await ask_any(
+            await request_any_broker(
                 self._connection,
                 lambda client, patience: client.create_topics(
                     [new], request_timeout=patience, operation_timeout=patience
@@ -238,7 +245,7 @@ class KafkaTopics:
 
     async def describe(self, name: str, *, known: bool = False) -> TopicInfo:
         """:param known: it has just been made: a broker that has not heard of it is asked again."""
-        found = await describe(self._connection, name, known=known)
+        found = await describe_topic(self._connection, name, known=known)
         places = [TopicPartition(name, each.id) for each in found.partitions]
         config, bounds = await asyncio.gather(self._config(name), bounds_of(self._connection, places, committed=False))
         return TopicInfo(
@@ -263,7 +270,7 @@ class KafkaTopics:
         )
 
     async def identity(self, name: str) -> str:
-        return str((await describe(self._connection, name)).topic_id)
+        return str((await describe_topic(self._connection, name)).topic_id)
 
     async def list(self) -> Sequence[str]:
         found = await read_metadata(self._connection, "Listing topics", self._timeout)
@@ -273,14 +280,16 @@ class KafkaTopics:
         what = f"Deleting topic {name!r}"
 
         def start(client: Any) -> Any:
-            return client.delete_topics([plain(name)], request_timeout=self._timeout, operation_timeout=self._timeout)
+            return client.delete_topics(
+                [plain_str(name)], request_timeout=self._timeout, operation_timeout=self._timeout
+            )
 
         # Not asked of a second broker: one that stands still deletes when it goes on, perhaps a topic made anew. So
         # the client is to know one that answers before.
         with suppress(TopicNotFound):
-            await describe(self._connection, name)
+            await describe_topic(self._connection, name)
         try:
-            await ask_one(self._connection, start, what)
+            await request_with_retries(self._connection, start, what)
         except TopicNotFound:
             return
         await self._until(what, name, gone=True)
@@ -324,9 +333,9 @@ class KafkaTopics:
             )
         await self._alter(name, options)
         if partitions is not None and partitions > has:
-            new = NewPartitions(plain(name), partitions)
+            new = NewPartitions(plain_str(name), partitions)
             try:
-                await ask_any(
+                await request_any_broker(
                     self._connection,
                     lambda client, patience: client.create_partitions(
                         [new], request_timeout=patience, operation_timeout=patience
@@ -354,9 +363,9 @@ class KafkaTopics:
         ]
         if not entries:
             return
-        resource = ConfigResource(ResourceType.TOPIC, plain(name), incremental_configs=entries)
+        resource = ConfigResource(ResourceType.TOPIC, plain_str(name), incremental_configs=entries)
         try:
-            await ask_any(
+            await request_any_broker(
                 self._connection,
                 lambda client, patience: client.incremental_alter_configs([resource], request_timeout=patience),
                 f"Changing topic {name!r}",
@@ -365,8 +374,8 @@ class KafkaTopics:
             raise explain(error, options) from error
 
     async def _config(self, name: str) -> dict[str, str | None]:
-        resource = ConfigResource(ResourceType.TOPIC, plain(name))
-        found = await ask_any(
+        resource = ConfigResource(ResourceType.TOPIC, plain_str(name))
+        found = await request_any_broker(
             self._connection,
             lambda client, patience: client.describe_configs([resource], request_timeout=patience),
             f"Describing topic {name!r}",
@@ -379,13 +388,13 @@ class KafkaTopics:
 
         async def reached() -> bool:
             try:
-                found = await describe(self._connection, name)
+                found = await describe_topic(self._connection, name)
             except TopicNotFound:
                 return gone
             led = [each for each in found.partitions if each.leader is not None and each.leader.id >= 0]
             return not gone and len(led) == len(found.partitions) >= partitions
 
-        if not await settled(self._timeout, reached, lambda done: not done):
+        if not await retry_while(self._timeout, reached, lambda done: not done):
             raise OperationTimeout(
                 f"{what}: the brokers took it, and have not done it after {self._timeout:g} s",
                 advice="It is done in the background; raise request_timeout to wait for it",

@@ -1,16 +1,15 @@
-"""What follows when a broker refuses a batch as too large for its topic: only what is too large by itself fails.
+"""Sends a batch that a broker rejected as too large again in smaller groups, so that only too large messages fail.
 
-The client fails all messages of such a batch alike, also those whose neighbour was too large, or that were too many. So
-from its first refusal on, a topic's messages are given to the client in groups, one at a time: a group that is refused
-is sent again in halves, down to single messages, and the refusal of a single message is its own. Topics whose
-`max.message.bytes` is below the client's `batch.size` stay fast enough with it: a group for each round trip, of half of
-what they take, at least.
+The client fails every message of such a batch, also those whose neighbour was too large. So from the first rejection
+on, the messages of that topic go to the client in groups, one group at a time. A rejected group is sent again in
+halves, down to single messages; the rejection of a single message is final. A topic whose `max.message.bytes` is below
+the client's `batch.size` stays fast: each round trip carries at least half of what the topic takes.
 
-*Order.* A group begins when the one before has all its outcomes, so nothing overtakes. At a topic's first refusal later
-messages may be with the client already, which delivers them all the same. What was refused is not sent behind a later
-message of its key, or of the partition that both name: it fails as retriable. It may come behind messages of other
-keys; what has no key has no order. *Concurrency.* All of it lives in the producer's thread; nothing here raises,
-because delivery reports call it. *Failure.* Each message has its own outcome.
+*Order.* A group starts after every outcome of the last one, so that no message overtakes another. At the first
+rejection later messages of the topic may be with the client already, which delivers them. A rejected message is not
+sent again behind a later message of its key, or of the partition that both name: it fails as retriable. It may come
+behind messages of other keys; messages without a key have no order. *Concurrency.* Runs in the producer's thread.
+Nothing here raises, because delivery reports call it. *Failure.* Each message has its own outcome.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from broker_kafka.client.delivery_reports import TOO_LARGE, PublishCall, Reports
 
 __all__ = ["Group", "Splitting"]
 
-_RECORD: Final = 24
-"""Bytes of a record beside its key, body and attributes, about."""
+_RECORD_OVERHEAD: Final = 24
+"""Bytes of a record besides key, body and attributes, about."""
 
 _Place = tuple[PublishCall, int]
-"""A message: its call, and its index there."""
+"""A message: its call, and its index in the call."""
 
 
 class Group(PublishCall):
-    """Messages of any calls for one topic, which are with the client alone.
+    """Messages of any calls for one topic, sent alone.
 
-    :ivar places: where its messages come from.
+    :ivar places: the origin of each message.
     """
 
     __slots__ = ("places",)
@@ -50,13 +49,13 @@ class Group(PublishCall):
 
 
 class _Topic:
-    """A topic of which a batch was refused.
+    """A topic with a rejected batch.
 
-    :ivar draining: what the client had of it when that happened is still under way.
-    :ivar calls: those that wait for this; finished ones too, since what they have written must not be overtaken.
-    :ivar queue: messages to be sent, in their order.
-    :ivar group: what is on its way.
-    :ivar limit: the bytes of a group.
+    :ivar draining: the client still has messages from before the rejection.
+    :ivar calls: calls that wait for that, complete ones too, whose delivered messages must not be overtaken.
+    :ivar queue: messages to send, in order.
+    :ivar group: the group in flight.
+    :ivar limit: bytes of a group.
     """
 
     __slots__ = ("calls", "draining", "group", "limit", "queue")
@@ -70,38 +69,38 @@ class _Topic:
 
 
 class Splitting:
-    """:param send: gives a group to the client.
-    :param ended: is given each call when all of its messages have their outcomes.
-    :param late: the error of a message whose time was over before it was sent.
-    :param batch: the most bytes of a batch of the client. A group of less is one batch for each partition, so that
-        nothing of it is written behind what is refused; unless the thread stands still while it is handed over.
+    """:param send: produces a group.
+    :param on_complete: called with each call when each of its messages has an outcome.
+    :param late: makes the error of a message whose time passed before it was sent, from the topic.
+    :param batch: the client's `batch.size`. A smaller group is one batch per partition, so that none of its messages
+        is written behind a rejected one, unless the thread is suspended while it produces the group.
     """
 
     def __init__(
         self,
         send: Callable[[PublishCall], object],
-        ended: Callable[[PublishCall], object],
+        on_complete: Callable[[PublishCall], object],
         late: Callable[[str], BrokerError],
         *,
         batch: int,
     ) -> None:
         self._send = send
-        self._ended = ended
+        self._on_complete = on_complete
         self._late = late
         self._batch = batch
         self.topics: dict[str, _Topic] = {}
-        """The topics of which a batch was refused; nothing else here is to be called while there are none."""
+        """The topics with a rejected batch. While empty, only `failed` may be called."""
         self.draining = 0
-        """How many of them drain."""
+        """The number of topics that drain."""
 
     def failed(self, topic: str, error: KafkaError | BrokerError) -> None:
-        """A message failed; if its batch was too large, the topic is sent in groups from now on."""
+        """Send this topic in groups from now on if the error is that of a batch that is too large."""
         if topic not in self.topics and _is_too_large(error):
             self.topics[topic] = _Topic()
             self.draining += 1
 
-    def takes(self, call: PublishCall) -> bool:
-        """Whether this call, which is to be produced, is sent in groups instead."""
+    def intercept(self, call: PublishCall) -> bool:
+        """Take over a call that is about to be produced, if its topic is sent in groups; returns whether it was."""
         topic = self.topics.get(call.topic)
         if topic is None or isinstance(call, Group):
             return False
@@ -109,25 +108,25 @@ class Splitting:
             topic.calls.append(call)
         else:
             self._enqueue(topic, [call])
-            self._next(call.topic, topic)
+            self._send_next(call.topic, topic)
         return True
 
-    def keeps(self, call: PublishCall) -> bool:
-        """Whether this call, all of whose messages have outcomes, is not over yet."""
+    def retain(self, call: PublishCall) -> bool:
+        """Keep a call whose messages all have outcomes if some may be sent again; returns whether it is kept."""
         topic = self.topics.get(call.topic)
         if topic is None:
             return False
         if isinstance(call, Group):
-            self._answered(call, topic)
+            self._group_complete(call, topic)
             return True
         if topic.draining:
             topic.calls.append(call)
         return topic.draining
 
     def drain(self, reports: Reports, backlog: deque[PublishCall]) -> None:
-        """Begin with groups of the topics of which the client has nothing left; takes their calls from the backlog."""
+        """Start the groups of topics that the client has drained, with their calls from the backlog."""
         for name, topic in self.topics.items():
-            if topic.draining and not reports.waits_for(name):
+            if topic.draining and not reports.awaits(name):
                 topic.draining = False
                 self.draining -= 1
                 topic.calls += [call for call in backlog if call.topic == name]
@@ -135,17 +134,17 @@ class Splitting:
                 backlog.clear()
                 backlog.extend(others)
                 calls, topic.calls = sorted(topic.calls, key=lambda call: call.number), []
-                refused = [_size_of((call, index)) for call in calls for index in _refused_of(call)]
-                topic.limit = max(1, min(self._batch, sum(refused)) // 2)
+                rejected = [_size_of((call, index)) for call in calls for index in _rejected_in(call)]
+                topic.limit = max(1, min(self._batch, sum(rejected)) // 2)
                 self._enqueue(topic, calls)
-                self._next(name, topic)
+                self._send_next(name, topic)
 
-    # -- inside --------------------------------------------------------------------------------------------
+    # -- groups --------------------------------------------------------------------------------------------
 
     def _enqueue(self, topic: _Topic, calls: Sequence[PublishCall]) -> None:
-        """What was refused of these calls, and what was not given to the client, is to be sent."""
+        """Queue the rejected messages of these calls, and those that were not produced yet."""
         produced = [(call, index) for call in calls for index in range(call.next)]
-        again = set(self._not_overtaken(produced, [call.outcomes[index] for call, index in produced]))
+        again = set(self._to_resend(produced, [call.outcomes[index] for call, index in produced]))
         for call in calls:
             places = [
                 (call, index) for index in range(len(call.messages)) if index >= call.next or (call, index) in again
@@ -154,10 +153,10 @@ class Splitting:
             call.left = len(places)
             topic.queue += places
             if not places:
-                self._ended(call)
+                self._on_complete(call)
 
-    def _not_overtaken(self, places: Sequence[_Place], outcomes: Sequence[Any]) -> list[_Place]:
-        """Those that were refused and may be sent again, the last first; the others of them fail."""
+    def _to_resend(self, places: Sequence[_Place], outcomes: Sequence[Any]) -> list[_Place]:
+        """The rejected messages that may be sent again, last first; fails those that a later message has overtaken."""
         again: list[_Place] = []
         written: set[bytes | int] = set()
         for place, outcome in zip(reversed(places), reversed(outcomes), strict=True):
@@ -172,8 +171,8 @@ class Splitting:
                     again.append(place)
         return again
 
-    def _next(self, name: str, topic: _Topic) -> None:
-        """Send the next group, unless one is on its way."""
+    def _send_next(self, name: str, topic: _Topic) -> None:
+        """Send the next group, unless one is in flight."""
         if topic.group is not None:
             return
         queue, size, now = topic.queue, 0, monotonic()
@@ -191,8 +190,8 @@ class Splitting:
             topic.group = Group(name, places)
             self._send(topic.group)
 
-    def _answered(self, group: Group, topic: _Topic) -> None:
-        """All of a group have their outcomes."""
+    def _group_complete(self, group: Group, topic: _Topic) -> None:
+        """Every message of a group has an outcome."""
         topic.group = None
         places, outcomes = group.places, group.outcomes
         if len(places) == 1:
@@ -200,16 +199,16 @@ class Splitting:
                 topic.limit = min(topic.limit, _size_of(places[0]))
             self._settle(places[0], outcomes[0])
         else:
-            again = self._not_overtaken(places, outcomes)
+            again = self._to_resend(places, outcomes)
             if again:
                 topic.limit = max(1, min(topic.limit, sum(map(_size_of, again))) // 2)
             topic.queue.extendleft(again)
             kept = set(again)
             for place, outcome in zip(places, outcomes, strict=True):
                 if place not in kept:
-                    told = place[0].outcomes[place[1]]
-                    self._settle(place, told if isinstance(told, BrokerError) else outcome)
-        self._next(group.topic, topic)
+                    known = place[0].outcomes[place[1]]
+                    self._settle(place, known if isinstance(known, BrokerError) else outcome)
+        self._send_next(group.topic, topic)
 
     def _settle(self, place: _Place, outcome: Any) -> None:
         call, index = place
@@ -219,24 +218,24 @@ class Splitting:
             call.outcomes[index] = outcome if call.receipts else None
         call.left -= 1
         if not call.left:
-            self._ended(call)
+            self._on_complete(call)
 
 
 def _is_too_large(outcome: object) -> bool:
-    # What the client itself found too large is a BrokerError already.
+    # A message that the client itself rejects as too large is a BrokerError already.
     return isinstance(outcome, KafkaError) and outcome.code() in TOO_LARGE
 
 
-def _refused_of(call: PublishCall) -> list[int]:
+def _rejected_in(call: PublishCall) -> list[int]:
     return [index for index, outcome in enumerate(call.outcomes) if _is_too_large(outcome)] if call.failed else []
 
 
 def _size_of(place: _Place) -> int:
-    return message_size(_message(place)) + _RECORD
+    return message_size(_message(place)) + _RECORD_OVERHEAD
 
 
 def _order_of(place: _Place) -> bytes | int | None:
-    """What a message must not overtake, or be overtaken by: others of its partition, if it names one, or of its key."""
+    """The sequence in which a message keeps its order: its partition, if it names one, else its key."""
     message = _message(place)
     return message.key if message.partition is None else message.partition
 
@@ -247,7 +246,7 @@ def _message(place: _Place) -> OutboundMessage:
 
 def _overtaken(topic: str) -> BackendError:
     return BackendError(
-        f"Publishing to {topic!r}: the broker refused its batch as too large, and has taken later messages of its key",
+        f"Publishing to {topic!r}: the batch was too large, and the broker has stored later messages of this key",
         retriable=True,
-        advice="Publish it again if it may come behind those; what is too large by itself is told so then",
+        advice="Publish the message again if it may come after those; if it is too large itself, that call says so",
     )

@@ -53,11 +53,11 @@ from broker import BackendError, BrokerError, LeaseLost, TopicPartition
 from broker.driver import logger
 from broker_kafka.client.consumer_workarounds import Standstill, prepare_to_leave
 from broker_kafka.client.offset_commits import Answer, Commits
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import Command, OwnerThread
 from broker_kafka.codec.record_run import NativeRun, runs_of
-from broker_kafka.config.oauth import with_token
-from broker_kafka.errors import configuration_error, not_ours, translate
+from broker_kafka.config.oauth import with_oauth_token
+from broker_kafka.errors import configuration_error, not_assigned, translate
 
 __all__ = [
     "IN_FLIGHT",
@@ -75,16 +75,16 @@ __all__ = [
 ]
 
 
-def open_consumer(config: Mapping[str, Any], lifeline: Lifeline) -> Consumer:
-    """A consumer that the lifeline holds.
+def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> Consumer:
+    """A consumer that the rebootstrapper holds.
 
     :raises ConfigurationError: librdkafka does not take the settings.
     """
     try:
-        consumer = Consumer(with_token(config))
+        consumer = Consumer(with_oauth_token(config))
     except (KafkaException, ValueError, TypeError) as error:
         raise configuration_error(error, "Making a consumer", config) from error
-    lifeline.hold(consumer)
+    rebootstrapper.watch(consumer)
     return consumer
 
 
@@ -212,7 +212,7 @@ class ClientAssignment:
                 self._move(client, NativePartition(*partition, position), owned)
             except KafkaException as error:
                 # One that goes away meanwhile has nothing to be moved, and is no trouble of those that stay.
-                failed = error if partition in owned else failed or not_ours(partition, self._group)
+                failed = error if partition in owned else failed or not_assigned(partition, self._group)
             else:
                 moved.append(partition)
         return moved, failed
@@ -382,9 +382,9 @@ class ConsumerThread(OwnerThread[Consumer]):
         busy_seconds: float = _BUSY_SECONDS,
         ended: Callable[[TopicPartition, int], object] | None = None,
     ) -> None:
-        super().__init__(name, Lifeline(config))
+        super().__init__(name, Rebootstrapper(config))
         self._group: str = config["group.id"]
-        self._commits = Commits(self._group, self._give)
+        self._commits = Commits(self._group, self._resolve)
         self._config = {"enable.partition.eof": ended is not None, **config, "on_commit": self._on_commit}
         self._host, self._tell_end = host, ended
         self._moved: set[tuple[str, int]] = set()  # what is read no more in this turn, or from elsewhere
@@ -436,7 +436,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Take no more records of these. Of what is on its way some may still come."""
         asked = list(partitions)
-        self.tell(lambda client: self._pausing.pause(client, asked))
+        self.submit(lambda client: self._pausing.pause(client, asked))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Undo `pause`."""
@@ -446,7 +446,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._pausing.resume(client, asked)
             self._busy()
 
-        self.tell(resume)
+        self.submit(resume)
 
     async def seek(
         self, positions: Mapping[TopicPartition, int], sought: Callable[[Sequence[TopicPartition]], object]
@@ -479,16 +479,16 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._hearing.then(client, commit)
             self._busy()
 
-        return await self.ask(asked)
+        return await self.call_with_future(asked)
 
     async def group_metadata(self) -> Any:
         """What fences the work of this member, as of now."""
 
         def ask(client: Consumer, waiter: asyncio.Future[Any]) -> None:
-            self._hearing.then(client, lambda client: self._give(waiter, client.consumer_group_metadata()))
+            self._hearing.then(client, lambda client: self._resolve(waiter, client.consumer_group_metadata()))
             self._busy()
 
-        return await self.ask(ask)
+        return await self.call_with_future(ask)
 
     async def stop(self, timeout: float) -> bool:
         if self._claiming is not None:
@@ -501,10 +501,10 @@ class ConsumerThread(OwnerThread[Consumer]):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> Consumer:
-        return open_consumer(self._config, self._lifeline)
+        return open_consumer(self._config, self._rebootstrapper)
 
     def _shut(self, client: Consumer) -> None:
-        self._lifeline.let_go()
+        self._rebootstrapper.unwatch()
         try:
             if self._topics:
                 self._commits.finish(client)
@@ -513,9 +513,9 @@ class ConsumerThread(OwnerThread[Consumer]):
         finally:
             self._commits.close()
 
-    def _carry_out(self, command: Command, client: Consumer) -> None:
+    def _run_command(self, command: Command, client: Consumer) -> None:
         with self._standstill.apart():
-            super()._carry_out(command, client)
+            super()._run_command(command, client)
 
     def _turn(self, client: Consumer) -> None:
         self._standstill.move()

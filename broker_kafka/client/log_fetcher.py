@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker import BrokerError, Closed, OffsetOutOfRange, OperationTimeout, Record, TopicPartition
 from broker.driver import RecordsOfRuns
 from broker_kafka.client.consumer import open_consumer
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.errors import translate
@@ -82,7 +82,7 @@ class ReaderThread(OwnerThread[Consumer]):
     """
 
     def __init__(self, config: Mapping[str, Any], patience: float) -> None:
-        super().__init__("broker-kafka-log-reader", Lifeline(config))
+        super().__init__("broker-kafka-log-reader", Rebootstrapper(config))
         self._config = config
         self._patience = patience
         self._place = TopicPartition("", -1)
@@ -98,7 +98,7 @@ class ReaderThread(OwnerThread[Consumer]):
         """What came behind the range: records, ends of the partition, and that the log does not go on there."""
 
     def _open(self) -> Consumer:
-        return open_consumer(self._config, self._lifeline)
+        return open_consumer(self._config, self._rebootstrapper)
 
     def _turn(self, client: Consumer) -> None:
         if self._ahead is None:
@@ -111,7 +111,7 @@ class ReaderThread(OwnerThread[Consumer]):
             self._unassign(client)
 
     def _shut(self, client: Consumer) -> None:
-        self._lifeline.let_go()
+        self._rebootstrapper.unwatch()
         client.close()
 
     async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> Chunk:
@@ -147,7 +147,7 @@ class ReaderThread(OwnerThread[Consumer]):
     def end(self) -> None:
         """Fetch no more, from now on or a moment later; a range that is begun next comes after it."""
         self._told_ahead = None
-        self.tell(self._unassign)
+        self.submit(self._unassign)
 
     def go_on(self, place: TopicPartition, stop: int) -> None:
         """Fetch on behind this range, which was read, for a while."""
@@ -156,7 +156,7 @@ class ReaderThread(OwnerThread[Consumer]):
         def go_on(_: Consumer) -> None:
             self._ahead = ahead
 
-        self.tell(go_on)
+        self.submit(go_on)
 
     def forget(self, topic: str, changed: float) -> None:
         """Fetch on no more in this topic, if fetching began before it was made or changed.

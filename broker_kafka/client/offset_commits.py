@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Closed, TopicPartition
-from broker_kafka.errors import is_of_one, not_ours, translate
+from broker_kafka.errors import is_partition_error, not_assigned, translate
 
 __all__ = ["Answer", "Commits", "split_owned"]
 
@@ -162,7 +162,7 @@ class Commits:
         if error is not None and not any(outcomes.values()):
             outcomes = self._failed(partitions, error)
         # The client tells one partition's error as that of all.
-        singly = len(sent.wishes) > 1 and all(map(is_of_one, outcomes.values()))
+        singly = len(sent.wishes) > 1 and all(map(is_partition_error, outcomes.values()))
         # Stored since this was sent, so that nothing of it may be sent again.
         stored = dict(self._overtaken)
         for place, offset in sent.mends.items():
@@ -186,7 +186,7 @@ class Commits:
             for wishes in (*(sent.wishes for sent in self._sent), self._held):
                 wish = wishes.pop(place, None)
                 if wish is not None:
-                    self._tell({place: wish}, {place: not_ours(place, self._group)})
+                    self._tell({place: wish}, {place: not_assigned(place, self._group)})
 
     def finish(self, client: Consumer) -> None:
         """Poll until nothing is held, for a second at most; a client that is closed carries out only what was sent."""
@@ -240,7 +240,7 @@ class Commits:
             answered: list[NativePartition] | None = client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
             outcomes = self._failed(offsets, error)
-            if len(wishes) == 1 or not all(map(is_of_one, outcomes.values())):
+            if len(wishes) == 1 or not all(map(is_partition_error, outcomes.values())):
                 return outcomes
             singly = [self._committed(client, {place: wish}) for place, wish in wishes.items()]
             return {place: outcome for each in singly for place, outcome in each.items()}
@@ -283,7 +283,7 @@ def split_owned(
         if place in owned:
             ours.append(each)
         else:
-            refused[place] = not_ours(place, group)
+            refused[place] = not_assigned(place, group)
     return ours, refused
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from broker import InvalidMessage
 
-__all__ = ["Partitioner", "chosen", "murmur2", "partition_of"]
+__all__ = ["Partitioner", "choose_partition", "murmur2", "partition_of"]
 
 Partitioner = Callable[[str, bytes | None, int], int]
 """Chooses a partition: topic, key and the number of partitions."""
@@ -43,7 +43,7 @@ def partition_of(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
-def chosen(partitioner: Partitioner, topic: str, key: bytes | None, partitions: int) -> int:
+def choose_partition(partitioner: Partitioner, topic: str, key: bytes | None, partitions: int) -> int:
     """What the user's function says.
 
     :raises InvalidMessage: it raised, or what it returned is no partition of the topic; caused by a KafkaException if

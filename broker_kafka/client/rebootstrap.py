@@ -1,13 +1,17 @@
-"""`Lifeline`: gives a client its bootstrap servers again once it knows of no broker at all.
+"""`Rebootstrapper`: re-adds the bootstrap servers to a client that has lost every broker.
 
-A broker that starts or stops may answer for a moment that there are no brokers. librdkafka (2.10 to 2.16) then drops
-the ones it has and schedules a look at its bootstrap servers, which the end of the same answer may cancel, for good:
-`rd_kafka_rebootstrap_tmr_stop` leaves `rk_rebootstrap_in_progress` set. Such a client is lost, and says nothing. Its
-controller's id tells: it is -1. `rd_kafka_brokers_add` mends it, but confluent-kafka passes neither on, so
-both are called by their C names. What they take is the first field of every client object of confluent-kafka 2.
+A broker that starts or stops may answer for a moment that the cluster has no brokers. librdkafka 2.16.0 then drops the
+brokers that it knows and schedules a connection to its bootstrap servers, which the end of the same answer may cancel
+for good: `rd_kafka_rebootstrap_tmr_stop` leaves `rk_rebootstrap_in_progress` set. The client never connects again and
+reports nothing; its controller id stays -1. `rd_kafka_brokers_add` recovers it. confluent-kafka exposes neither
+function, so both are called by ctypes on the handle that is the first field of a client object.
 
-*Concurrency.* `hold` and `let_go` are called by the thread that owns the client, before it closes it; the event loop
-looks. *Failure.* Where the C names are not to be had, nothing is mended, and a line of the log says so.
+The bug and the layout of the object were checked with the librdkafka versions in `AFFECTED`; with any other version
+this module does nothing. `tests/unit/test_kafka_rebootstrap.py` fails when the pinned version leaves that list, and
+says how to find out whether this module can be deleted.
+
+*Concurrency.* `watch` and `unwatch` are called by the thread that owns the client, `unwatch` before the client is
+closed. The event loop checks the client once a second.
 """
 
 from __future__ import annotations
@@ -22,15 +26,17 @@ import confluent_kafka
 
 from broker.driver import logger
 
-__all__ = ["Lifeline"]
+__all__ = ["AFFECTED", "Rebootstrapper"]
 
-_LOOK: Final = 1.0
-_LONGEST_PAUSE: Final = 32
-_UNKNOWN: Final = -1
+AFFECTED: Final = frozenset({"2.16.0"})
+"""The librdkafka versions that need this module."""
+_CHECK_SECONDS: Final = 1.0
+_MOST_PATIENCE: Final = 32
+_NO_CONTROLLER: Final = -1
 
 
-class Lifeline:
-    """For one client after the other. Make it on the event loop, which looks once a second while a client is held.
+class Rebootstrapper:
+    """Watches one client at a time. Make it on the event loop.
 
     :param config: of the clients.
     """
@@ -39,49 +45,50 @@ class Lifeline:
         self._servers = str(config.get("bootstrap.servers", "")).encode()
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
-        """Held while the client is used, so that it is not closed meanwhile."""
+        """Held while the client is used, so that its thread does not close it meanwhile."""
         self._handle: ctypes.c_void_p | None = None
-        self._blank = 0
+        self._misses = 0
+        """Checks in a row that found no broker."""
         self._patience = 1
-        self._ticking = False
+        """Misses to let pass before the servers are added; doubled with each addition."""
+        self._checking = False
 
-    def hold(self, client: object) -> None:
-        """Look after this client from now on."""
+    def watch(self, client: object) -> None:
+        """Check this client from now on."""
         if _LIBRARY is None:
             return
         with self._lock:
             self._handle = _handle_of(client)
-            self._blank, self._patience = 0, 1
-            begin, self._ticking = not self._ticking, True
-        if begin:
+            self._misses, self._patience = 0, 1
+            start, self._checking = not self._checking, True
+        if start:
             try:
                 self._loop.call_soon_threadsafe(self._tick)
             except RuntimeError:
-                logger.debug("Nobody runs the loop any more")
+                logger.debug("The event loop is closed; the client's brokers are not checked")
 
-    def let_go(self) -> None:
-        """Touch the client no more; may be called twice."""
+    def unwatch(self) -> None:
+        """Stop using the client. May be called twice."""
         with self._lock:
             self._handle = None
 
     def _tick(self) -> None:
         with self._lock:
             if self._handle is None:
-                self._ticking = False
+                self._checking = False
                 return
-            self._look(self._handle)
-        self._loop.call_later(_LOOK, self._tick)
+            self._check(self._handle)
+        self._loop.call_later(_CHECK_SECONDS, self._tick)
 
-    def _look(self, handle: ctypes.c_void_p) -> None:
-        """Mend the client if it knew no broker at the last looks either."""
-        if _LIBRARY.rd_kafka_controllerid(handle, 0) != _UNKNOWN:
-            self._blank, self._patience = 0, 1
+    def _check(self, handle: ctypes.c_void_p) -> None:
+        if _LIBRARY.rd_kafka_controllerid(handle, 0) != _NO_CONTROLLER:
+            self._misses, self._patience = 0, 1
             return
-        self._blank += 1
-        if self._blank > self._patience:
-            self._blank, self._patience = 0, min(2 * self._patience, _LONGEST_PAUSE)
+        self._misses += 1
+        if self._misses > self._patience:
+            self._misses, self._patience = 0, min(2 * self._patience, _MOST_PATIENCE)
             _LIBRARY.rd_kafka_brokers_add(handle, self._servers)
-            logger.info("A client knew of no broker any more, and was given its bootstrap servers again")
+            logger.info("A Kafka client knew of no broker; added its bootstrap servers again")
 
 
 def _handle_of(client: object) -> ctypes.c_void_p:
@@ -89,16 +96,20 @@ def _handle_of(client: object) -> ctypes.c_void_p:
 
 
 def _library() -> Any:
-    """The librdkafka that confluent-kafka has loaded; None if it is not to be had."""
+    """The librdkafka that confluent-kafka has loaded; None if it has another version, or its functions are missing."""
+    version = confluent_kafka.libversion()[0]
+    if version not in AFFECTED:
+        logger.debug("librdkafka %s is not known to lose its bootstrap servers; clients are not watched", version)
+        return None
     try:
-        # Names are looked up in what this module was linked with, so the library is found wherever it lies.
+        # A name is looked up in what this extension was linked with, wherever librdkafka is installed.
         library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
         library.rd_kafka_controllerid.argtypes = [ctypes.c_void_p, ctypes.c_int]
         library.rd_kafka_controllerid.restype = ctypes.c_int32
         library.rd_kafka_brokers_add.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         library.rd_kafka_brokers_add.restype = ctypes.c_int
     except (AttributeError, OSError) as error:
-        logger.info("Clients that lose all brokers cannot be mended here: %s", error)
+        logger.info("A Kafka client that loses every broker cannot be recovered here: %s", error)
         return None
     return library
 

@@ -1,16 +1,12 @@
-"""`OwnerThread`: the one thread that makes, uses and closes one client of the library.
+"""Threads that own a client of confluent-kafka: `OwnerThread` for any client, `AdminThread` for the admin client.
 
-*Concurrency.* The event loop gives commands in and never touches the client; the thread runs them between two turns, in
-the order in which they were given, and also while it waits for the loop (`_await_on_loop`), which is how commits work
-inside of a rebalance callback. Results and batches go to the loop by `_post`: one wake-up each, so a batch is one of
-them, never a message. *Cancellation.* A cancelled `call` is not run if it had not begun; what has begun goes on, and
-its result is dropped. *Failure.* An exception of a command is its caller's. One of a turn ends the thread: everybody
-who waits gets it as a BrokerError, and so does every later call; `_crashed` tells the subclass, on the loop. `stop`
-is bounded: a client that does not close in time is left to its daemon thread.
-
-`AdminThread`: an admin client of the library in a thread of its own, and the answers to what it was asked.
-
-*Concurrency, cancellation, failure.* As `OwnerThread`; a cancelled request goes on at the brokers.
+*Concurrency.* The event loop submits commands and never touches the client. The thread runs them between two turns, in
+the order of submission, and also while it waits for the loop (`_await_on_loop`), so that commits work within a
+rebalance callback. Results and batches go to the loop by `_post`, which costs one wake-up each: post a batch, never a
+message. *Cancellation.* A cancelled `call` does not run if it had not begun; otherwise it goes on, and its result is
+dropped. *Failure.* The caller gets the exception of a command. An exception in a turn ends the thread: every pending
+and later call raises it as a BrokerError, and `_crashed` is called on the loop. `stop` is bounded: a client that does
+not close in time is left to its daemon thread.
 """
 
 from __future__ import annotations
@@ -30,8 +26,8 @@ from typing_extensions import TypeVar
 
 from broker import BackendError, BrokerError, Closed
 from broker.driver import logger
-from broker_kafka.client.rebootstrap import Lifeline
-from broker_kafka.config.oauth import with_token
+from broker_kafka.client.rebootstrap import Rebootstrapper
+from broker_kafka.config.oauth import with_oauth_token
 from broker_kafka.errors import configuration_error, translate
 
 __all__ = ["AdminThread", "Command", "OwnerThread"]
@@ -42,40 +38,51 @@ R = TypeVar("R")
 
 
 class Command:
-    """What the thread is to run, and who waits for the result; None is nobody."""
+    """What the thread takes from its inbox.
 
-    __slots__ = ("dropped", "function", "later", "waiter")
+    :ivar waiter: gets the result, or the error if the thread ends first; None if nothing waits for it.
+    """
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, waiter: asyncio.Future[Any] | None) -> None:
+        self.waiter = waiter
+
+
+class _Function(Command):
+    """:ivar resolves_waiter: the function itself completes the waiter, then or later."""
+
+    __slots__ = ("cancelled", "function", "resolves_waiter")
 
     def __init__(
-        self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None, *, later: bool = False
+        self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None, *, resolves_waiter: bool = False
     ) -> None:
+        super().__init__(waiter)
         self.function = function
-        self.waiter = waiter
-        self.later = later
-        """Whether the function itself sees to the answer."""
-        self.dropped = False
+        self.resolves_waiter = resolves_waiter
+        self.cancelled = False
 
 
-_WAKE: Final = Command(lambda client: None, None)
+_WAKE: Final = _Function(lambda client: None, None)
 
 
 class OwnerThread(ABC, Generic[C]):
-    """A subclass says how the client is opened, what a turn is, and how the client is closed.
+    """A subclass opens the client, defines a turn of the thread, and closes the client.
 
-    Make it, and call all its public methods, on the event loop.
+    Create it and call its public methods on the event loop.
 
-    :param name: of the thread; it appears in errors and in dumps.
-    :param lifeline: of the client. Who opens a client has it held, and who closes one has it let go before; at the end
-        of the thread it is let go in any case.
+    :param name: of the thread, for errors and dumps.
+    :param rebootstrapper: of the client. The subclass calls `watch` after it opens a client and `unwatch` before it
+        closes one; the end of the thread calls `unwatch` in any case.
     """
 
-    def __init__(self, name: str, lifeline: Lifeline) -> None:
+    def __init__(self, name: str, rebootstrapper: Rebootstrapper) -> None:
         self._name = name
-        self._lifeline = lifeline
+        self._rebootstrapper = rebootstrapper
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._gate = Lock()
-        """Held while a command is put in, so that none is put in after the last was answered."""
+        """Held while a command is submitted, so that none is submitted after the last one was answered."""
         self._over = False
         self._stopping = False
         self._failure: BrokerError | None = None
@@ -83,52 +90,52 @@ class OwnerThread(ABC, Generic[C]):
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
-    # -- for the loop --------------------------------------------------------------------------------------
+    # -- called on the loop --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the thread, and wait until its client is open.
+        """Start the thread and wait until its client is open.
 
-        :raises BrokerError: it could not be opened.
+        :raises BrokerError: the client could not be opened.
         """
         self._thread.start()
         await asyncio.shield(self._opened)
 
     async def call(self, function: Callable[[C], R]) -> R:
-        """Run `function(client)` in the thread between two turns; its result, or its exception.
+        """Run `function(client)` in the thread between two turns; return its result, or raise its exception.
 
         :raises Closed: the thread was stopped.
         :raises BrokerError: the thread has failed.
         """
         waiter: asyncio.Future[R] = self._loop.create_future()
-        command = Command(function, waiter)
+        command = _Function(function, waiter)
         self._put(command)
         try:
             return await waiter
         except asyncio.CancelledError:
-            command.dropped = True
+            command.cancelled = True
             raise
 
-    async def ask(self, function: Callable[[C, asyncio.Future[R]], object]) -> R:
-        """Run `function(client, future)` in the thread; what it has given to the future by `_give`, then or later.
+    async def call_with_future(self, function: Callable[[C, asyncio.Future[R]], object]) -> R:
+        """Run `function(client, future)` in the thread and await the future, which `_resolve` completes, then or later.
 
-        It is run even if the caller is cancelled. :raises BrokerError: as `call`.
+        The function runs even if the caller is cancelled. :raises BrokerError: as `call`.
         """
         waiter: asyncio.Future[R] = self._loop.create_future()
-        self._put(Command(lambda client: function(client, waiter), waiter, later=True))
+        self._put(_Function(lambda client: function(client, waiter), waiter, resolves_waiter=True))
         return await waiter
 
-    def tell(self, function: Callable[[C], object]) -> None:
-        """Run `function(client)` in the thread and wait for nothing; an exception of it is logged.
+    def submit(self, function: Callable[[C], object]) -> None:
+        """Run `function(client)` in the thread without waiting; its exception is logged.
 
         :raises Closed: the thread was stopped.
         :raises BrokerError: the thread has failed.
         """
-        self._put(Command(function, None))
+        self._put(_Function(function, None))
 
     async def stop(self, timeout: float) -> bool:
-        """End the thread after the commands that were given, and close its client; False if it took too long.
+        """Run the commands submitted so far, close the client and end the thread; False if `timeout` seconds passed.
 
-        It may be called again, and after a failure.
+        May be called again, and after a failure.
         """
         self._stopping = True
         if self._thread.ident is None:
@@ -143,36 +150,36 @@ class OwnerThread(ABC, Generic[C]):
 
     @property
     def failure(self) -> BrokerError | None:
-        """Why the thread has ended by itself, if it has."""
+        """The error that ended the thread, if one did."""
         return self._failure
 
-    # -- for the subclass; these run in the thread ---------------------------------------------------------
+    # -- called in the thread, by the subclass ---------------------------------------------------------
 
     @abstractmethod
     def _open(self) -> C:
-        """Make the client. An exception of it is raised by `start`, a BrokerError as it is."""
+        """Open the client. `start` raises its exception: a BrokerError unchanged, any other as a BackendError."""
 
     @abstractmethod
     def _turn(self, client: C) -> None:
-        """One short piece of work, at most a tenth of a second; then `_serve` is called by the base.
+        """Do a short piece of work, at most a tenth of a second; `_serve` follows.
 
-        One that may wait longer waits in `_serve`, which a command ends. An exception ends the thread.
+        Wait longer only in `_serve`, which a command ends. An exception ends the thread.
         """
 
     @abstractmethod
     def _shut(self, client: C) -> None:
-        """Close the client. Commands can still be served here by `_serve` and `_await_on_loop`."""
+        """Close the client. `_serve` and `_await_on_loop` still run commands here."""
 
     def _crashed(self, error: BrokerError) -> None:
-        """The thread has failed; called once, on the loop."""
+        """The thread has failed. Called once, on the loop."""
 
     def _serve(self, client: C, wait: float | None = 0.0) -> None:
-        """Run the commands that are there; wait at most so many seconds for the first, None being for ever."""
+        """Run the pending commands; wait at most `wait` seconds for the first, without limit if None."""
         inbox = self._inbox
         try:
             command = inbox.get_nowait() if wait == 0.0 else inbox.get(timeout=wait)
             while True:
-                self._carry_out(command, client)
+                self._run_command(command, client)
                 command = inbox.get_nowait()
         except Empty:
             return
@@ -180,10 +187,10 @@ class OwnerThread(ABC, Generic[C]):
     def _await_on_loop(
         self, client: C, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
     ) -> BaseException | bool:
-        """Run a coroutine on the loop and serve commands until it is done.
+        """Run a coroutine on the loop, and commands until it has finished.
 
-        True when it is; False if it was not after `timeout` seconds, was cancelled, or nobody runs the loop any more;
-        its exception if it failed. It is not cancelled here: it has to mind the time itself.
+        Returns True if it succeeded, its exception if it failed, and False if it was cancelled, did not finish within
+        `timeout` seconds, or the loop is closed. A timeout does not cancel it.
         """
         outcome: list[BaseException | bool] = []
 
@@ -205,24 +212,25 @@ class OwnerThread(ABC, Generic[C]):
         return outcome[0]
 
     def _post(self, function: Callable[..., object], *args: Any) -> bool:
-        """Have the loop call this; False if there is no loop any more. It never raises."""
+        """Call this on the loop; False if the loop is closed. Never raises."""
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
             return False
         return True
 
-    def _give(self, waiter: asyncio.Future[R], result: R) -> None:
-        """Answer who waits for this; from any thread."""
-        self._post(_answer, waiter, result, None)
+    def _resolve(self, waiter: asyncio.Future[R], result: R) -> None:
+        """Set the result of a future, from any thread."""
+        self._post(_complete, waiter, result, None)
 
     def _wake(self) -> None:
-        """End a wait in `_serve`; from any thread."""
+        """End a wait in `_serve`, from any thread."""
         self._inbox.put(_WAKE)
 
-    def _carry_out(self, command: Command, client: C) -> None:
-        """Run a command and answer who waits for it."""
-        if command.dropped:
+    def _run_command(self, command: Command, client: C) -> None:
+        """Run a function; a subclass runs its own kinds of commands."""
+        assert isinstance(command, _Function)
+        if command.cancelled:
             return
         try:
             result = command.function(client)
@@ -231,11 +239,11 @@ class OwnerThread(ABC, Generic[C]):
                 logger.warning("%s: a command failed: %s", self._name, error)
             else:
                 logger.debug("%s: a command failed", self._name, exc_info=error)
-                _let_go(error)
-                self._post(_answer, command.waiter, None, error)
+                _drop_frames(error)
+                self._post(_complete, command.waiter, None, error)
             return
-        if command.waiter is not None and not command.later:
-            self._give(command.waiter, result)
+        if command.waiter is not None and not command.resolves_waiter:
+            self._resolve(command.waiter, result)
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -244,9 +252,9 @@ class OwnerThread(ABC, Generic[C]):
             if not self._over:
                 self._inbox.put(command)
                 return
-        raise self._refusal()
+        raise self._ended_error()
 
-    def _refusal(self) -> BrokerError:
+    def _ended_error(self) -> BrokerError:
         return self._failure or Closed(f"{self._name} is closed")
 
     def _run(self) -> None:
@@ -255,16 +263,16 @@ class OwnerThread(ABC, Generic[C]):
         except BaseException as error:
             self._failure = _as_broker_error(self._name, "could not open its client", error)
             self._end()
-            self._post(_answer, self._opened, None, self._failure)
+            self._post(_complete, self._opened, None, self._failure)
             return
-        self._post(_answer, self._opened, None, None)
+        self._post(_complete, self._opened, None, None)
         try:
             while not self._stopping:
                 self._turn(client)
                 self._serve(client)
         except BaseException as error:
             logger.error("%s failed", self._name, exc_info=error)
-            _let_go(error)
+            _drop_frames(error)
             self._failure = _as_broker_error(self._name, "failed", error)
         try:
             self._serve(client)
@@ -272,13 +280,13 @@ class OwnerThread(ABC, Generic[C]):
         except BaseException as error:
             logger.warning("%s did not close its client cleanly: %s", self._name, error)
         finally:
-            self._lifeline.let_go()
-            # Some clients close by being let go of: here, and before anybody is told that it is done.
+            self._rebootstrapper.unwatch()
+            # Some clients close when their last reference goes: here, before `stop` returns.
             del client
             self._end()
 
     def _end(self) -> None:
-        """Answer everybody who still waits; nobody can be added after."""
+        """Fail the commands that did not run; no command can be submitted after this."""
         with self._gate:
             self._over = True
         while True:
@@ -287,13 +295,13 @@ class OwnerThread(ABC, Generic[C]):
             except Empty:
                 break
             if command.waiter is not None:
-                self._post(_answer, command.waiter, None, self._refusal())
+                self._post(_complete, command.waiter, None, self._ended_error())
         if self._failure is not None and self._opened.done():
             self._post(self._crashed, self._failure)
-        self._post(_answer, self._ended, None, None)
+        self._post(_complete, self._ended, None, None)
 
 
-def _answer(waiter: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _complete(waiter: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if waiter.done():
         return
     if error is None:
@@ -302,13 +310,12 @@ def _answer(waiter: asyncio.Future[Any], result: Any, error: BaseException | Non
         waiter.set_exception(error)
 
 
-def _let_go(error: BaseException) -> None:
-    """Have an error that is going to the loop hold no client: whoever keeps it would keep that open, and close it."""
+def _drop_frames(error: BaseException) -> None:
+    """Remove the frames from an error that goes to the loop: they refer to the client, and would keep it open."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:
         seen.add(id(found))
-        # Its frames hold their callers, and these the client.
         found.__traceback__ = None
         found = found.__context__ if found.__cause__ is None else found.__cause__
 
@@ -321,26 +328,26 @@ def _as_broker_error(name: str, what: str, error: BaseException) -> BrokerError:
 
 K = TypeVar("K")
 
-_IDLE: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 
 
 class AdminThread(OwnerThread[AdminClient]):
-    """Owns the admin client, and polls it now and then for its callbacks.
+    """Owns an admin client and polls it for its callbacks.
 
-    :ivar asking: how many requests wait for an answer by this client.
+    :ivar pending: requests that wait for an answer; the owner counts them.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__("broker-kafka-admin", Lifeline(config))
+        super().__init__("broker-kafka-admin", Rebootstrapper(config))
         self._config = config
-        self.asking = 0
+        self.pending = 0
 
     async def outcomes(
         self, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
     ) -> dict[K, R | BrokerError]:
-        """Start a request and wait for the answer of each item; an error is in its place.
+        """Start a request and wait for each of its answers; a failed one is a BrokerError in the result.
 
-        :raises BrokerError: it could not be started.
+        :raises BrokerError: the request could not be started.
         """
         try:
             futures = await self.call(start)
@@ -355,15 +362,15 @@ class AdminThread(OwnerThread[AdminClient]):
 
     def _open(self) -> AdminClient:
         try:
-            client = AdminClient(with_token(self._config))
+            client = AdminClient(with_oauth_token(self._config))
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error, "Making a client", self._config) from error
-        self._lifeline.hold(client)
+        self._rebootstrapper.watch(client)
         return client
 
     def _turn(self, client: AdminClient) -> None:
         client.poll(0)
-        self._serve(client, _IDLE)
+        self._serve(client, _POLL_SECONDS)
 
     def _shut(self, client: AdminClient) -> None:
         client.poll(0)

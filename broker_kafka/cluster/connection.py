@@ -1,11 +1,12 @@
-"""The connection of one backend object to a cluster: its configuration, its admin client, and what becomes known of it.
+"""The connection of a backend to a cluster: client configurations, admin clients, and connection events.
 
-*Concurrency.* Used on one event loop; the admin client lives in a thread of its own, where its calls run one after the
-other. What coordinators of groups are asked has a client apart, which ends with a question that is given up. A client
-that waits for a broker which is silent is replaced by `renew`, and ends when its last question is answered.
-*Cancellation.* A cancelled `call` leaves what has begun to the thread. *Failure.* librdkafka reconnects by
-itself. That every broker is out of reach is told once, as `Disconnected`, whichever client sees it first; a task then
-asks until one answers, and tells `Connected`.
+Two admin clients, each in its thread: one for requests that any broker answers, one for coordinators of groups. A
+request to a coordinator that is given up takes its client with it. A client that waits for a silent broker is replaced
+by `replace_client`. A client that was replaced ends with its last request.
+
+*Concurrency.* Used on one event loop. *Cancellation.* A cancelled `call` leaves what has begun to the thread.
+*Failure.* librdkafka reconnects by itself. `Disconnected` is emitted once when no broker can be reached, whichever
+client reports it first; a task then polls the brokers, and emits `Connected` when one answers.
 """
 
 from __future__ import annotations
@@ -29,44 +30,40 @@ from broker_kafka.config.security import protocol_of
 from broker_kafka.errors import translate
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["NEVER", "Connection"]
+__all__ = ["LONGEST_TIMEOUT", "Connection"]
 
 R = TypeVar("R")
 K = TypeVar("K")
 
-NEVER: Final = 3600.0
-"""The request timeout that `coordinated` wants: the longest that librdkafka takes."""
-_ONE_TRY: Final = 0.5
-_CLOSE: Final = 5.0
-_ASK_AGAIN: Final = 0.2
+LONGEST_TIMEOUT: Final = 3600.0
+"""Seconds; the longest request timeout of librdkafka, which requests of `coordinator_outcomes` must have."""
+_ATTEMPT_SECONDS: Final = 0.5
+_CLOSE_SECONDS: Final = 5.0
+_RECONNECT_PAUSE: Final = 0.2
 _TRANSACTIONAL_IDLE_MS: Final = 3000
-"""Without it, positions may wait for ever for a group coordinator that is gone: librdkafka 2.16 looks for another only
-when some connection comes or goes, and does not heed the call's own time-out meanwhile."""
+"""Without it, sending offsets to a transaction may hang after the group's coordinator is lost: librdkafka 2.16 looks up
+another only when a connection opens or closes, and ignores the timeout of the call until then."""
 
-_REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
-_DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN})
-_REFUSED: Final = "The brokers refuse this client: check its credentials and the security settings"
+_AUTH_CODES: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
+_AUTH_ADVICE: Final = "The brokers refuse this client: check its credentials and the security settings"
 _WRONG_LISTENER: Final = (
     "security.protocol",
     "broker listener?",
     "SSL handshake failed",
     "certificate verify failed",
-    "SSL alert number",  # the broker refuses the client's certificate, or that there is none
+    "SSL alert number",  # the broker refuses the client's certificate, or wants one
 )
+"""Log texts of a listener whose protocol is not ours."""
 
 
 class Closing(Protocol):
-    """What uses the connection and ends before it."""
+    """A client of the connection, which is closed before it."""
 
     async def close(self) -> None: ...
 
 
 class Connection:
-    """What the parts of the backend share.
-
-    :ivar settings: as given.
-    :ivar changed: when a topic was last made or changed here, by `monotonic`; producers read it in their threads.
-    """
+    """:ivar changed: when this process last created or changed a topic, by `monotonic`; producers' threads read it."""
 
     def __init__(self, settings: KafkaSettings, hooks: Hooks) -> None:
         self.settings: Final = settings
@@ -74,35 +71,35 @@ class Connection:
         self._hooks = hooks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admin: AdminThread | None = None
-        self._groups: AdminThread | None = None
-        self._making = asyncio.Lock()
+        self._group_admin: AdminThread | None = None
+        self._replacing = asyncio.Lock()
         self._retired: set[asyncio.Task[bool]] = set()
-        self._refused: KafkaError | None = None
-        self._unreachable: KafkaError | None = None
-        self._last = ""
+        self._auth_error: KafkaError | None = None
+        self._down_error: KafkaError | None = None
+        self._last_error = ""
         self._opened = False
         self._down = False
-        self._watching: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
         self._attached: set[Closing] = set()
 
     @property
     def servers(self) -> str:
-        """The bootstrap servers, for people."""
+        """The bootstrap servers, for messages."""
         return ",".join(self.settings.servers)
 
     @property
     def down(self) -> bool:
-        """Whether no broker has answered since one was last heard of to be out of reach."""
+        """Whether every broker was reported down, and none has answered since."""
         return self._down
 
     # -- opening and closing -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, once.
+        """Connect, without retries.
 
-        :raises AuthenticationFailed: the brokers refuse the credentials, TLS fails, or `oauth_cb` gives no token.
+        :raises AuthenticationFailed: the brokers refuse the credentials, TLS fails, or `oauth_cb` returns no token.
         :raises ConnectionFailed: no broker answers within `connect_timeout`.
-        :raises ConfigurationError: librdkafka does not take the settings.
+        :raises ConfigurationError: librdkafka rejects the settings.
         """
         self._loop = asyncio.get_running_loop()
         self._admin = AdminThread(self.client_config("admin"))
@@ -113,72 +110,72 @@ class Connection:
             self._hooks.emit(Connected(server=self.servers))
 
     def attach(self, opened: Closing) -> None:
-        """Close this along with the backend, unless it is detached before."""
+        """Close this client with the backend, unless it is detached before."""
         self._attached.add(opened)
 
     def detach(self, closed: Closing) -> None:
-        """Forget a client that was closed."""
+        """Forget a closed client."""
         self._attached.discard(closed)
 
     async def close_attached(self) -> None:
-        """Close all clients that are attached."""
+        """Close the attached clients."""
         attached, self._attached = self._attached, set()
         await asyncio.gather(*(each.close() for each in attached))
 
     async def close(self) -> None:
-        """End the admin client; may be called twice."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
+        """Close the admin clients. May be called twice."""
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            self._reconnecting = None
         admin, self._admin = self._admin, None
-        if self._groups is not None:
-            self._groups.asking = 0
-            self._forget(self._groups)
+        if self._group_admin is not None:
+            self._group_admin.pending = 0
+            self._forget(self._group_admin)
         if admin is not None:
-            await asyncio.gather(admin.stop(_CLOSE), *self._retired)
+            await asyncio.gather(admin.stop(_CLOSE_SECONDS), *self._retired)
 
     def _first_contact(self, client: AdminClient) -> None:
         deadline = monotonic() + self.settings.connect_timeout
         while True:
             try:
-                client.list_topics(timeout=min(_ONE_TRY, max(0.01, deadline - monotonic())))
+                client.list_topics(timeout=min(_ATTEMPT_SECONDS, max(0.01, deadline - monotonic())))
                 return
             except KafkaException as error:
                 client.poll(0)
-                if self._refused is not None:
-                    raise self._refusal(self._refused) from error
-                if monotonic() >= deadline or self._unreachable is not None:
-                    said = f": {self._last}" if self._last else ""
+                if self._auth_error is not None:
+                    raise self._authentication_failed(self._auth_error) from error
+                if monotonic() >= deadline or self._down_error is not None:
+                    detail = f": {self._last_error}" if self._last_error else ""
                     raise ConnectionFailed(
-                        f"No broker at {self.servers} answers{said}", native=error, advice=self._way_in()
+                        f"No broker at {self.servers} answers{detail}", native=error, advice=self._connect_advice()
                     ) from error
 
-    def _refusal(self, error: KafkaError) -> BrokerError:
+    def _authentication_failed(self, error: KafkaError) -> BrokerError:
         return AuthenticationFailed(
             f"Connecting to {self.servers} was refused: {error.str()}", native=KafkaException(error)
         )
 
-    def _way_in(self) -> str:
-        """What to look at where no broker answers: a listener that wants more than it gets only closes connections."""
+    def _connect_advice(self) -> str:
+        # A listener that wants TLS or a login from a client that does neither only closes the connection.
         protocol = protocol_of(self.settings)
-        advice = f"Check that the server runs, that the URL names it, and that it takes security_protocol={protocol}"
+        advice = f"Check that the server runs, that the URL names it, and that it accepts security_protocol={protocol}"
         wants = {"PLAINTEXT": "TLS or a login", "SASL_PLAINTEXT": "TLS"}.get(protocol)
-        return f"{advice}: one that wants {wants} hangs up on it" if wants else advice
+        return f"{advice}: a listener that requires {wants} closes such connections" if wants else advice
 
-    # -- for the other parts -------------------------------------------------------------------------------
+    # -- clients and requests -------------------------------------------------------------------------------
 
     def client_config(self, role: Role) -> dict[str, Any]:
-        """The configuration of a client whose errors this connection hears of; its owner adds what is its own."""
-        return {**self.settings.client_config(role), "error_cb": self._hear}
+        """The configuration of a client that reports its errors to this connection; the owner adds `group.id` etc."""
+        return {**self.settings.client_config(role), "error_cb": self._on_error}
 
     def transactional_config(self, transactional_id: str, timeout_ms: int | None = None) -> dict[str, Any]:
-        """The configuration of a producer of transactions. What the settings say of idle connections goes before.
+        """The configuration of a transactional producer.
 
-        :param timeout_ms: of a transaction, in milliseconds; None is that of the settings.
+        :param timeout_ms: of a transaction; None is that of the settings.
         :raises InvalidName: no publisher can have this id.
         """
         config = self.client_config("producer")
-        # librdkafka refuses settings under which a message or a request could outlive its transaction.
+        # librdkafka rejects settings with which a message or a request could outlive its transaction.
         longest = self.settings.transaction_timeout_ms if timeout_ms is None else timeout_ms
         config["transactional.id"] = check_id(transactional_id, "transactional id")
         config["transaction.timeout.ms"] = longest
@@ -190,52 +187,55 @@ class Connection:
     async def call(self, function: Callable[[AdminClient], R], what: str) -> R:
         """Run a blocking call of the admin client in its thread.
 
-        :param what: what it does, for the error: "Describing topic 'orders'".
-        :raises BrokerError: what it raised.
+        :param what: for the error: "Describing topic 'orders'".
+        :raises BrokerError: the call failed.
         """
         try:
             return await self._open_admin().call(function)
         except (KafkaException, ValueError, TypeError) as error:
-            told = translate(error, what)
-            raise (self.unreachable(told.message, error) if isinstance(told, ConnectionFailed) else told) from error
+            failure = translate(error, what)
+            if isinstance(failure, ConnectionFailed):
+                failure = self.unreachable(failure.message, error)
+            raise failure from error
 
     def unreachable(self, text: str = "", native: Exception | None = None) -> ConnectionFailed:
-        """The error of there being no broker; with the reason, if they are there and refuse us."""
+        """The error when no broker can be reached; it names the reason if the brokers refuse this client."""
         text = text or f"No broker at {self.servers} can be reached"
-        refused = self._refused
+        refused = self._auth_error
         if refused is None or not self._down:
             return ConnectionFailed(text, native=native)
-        return ConnectionFailed(f"{text}; {refused.str()}", native=KafkaException(refused), advice=_REFUSED)
+        return ConnectionFailed(f"{text}; {refused.str()}", native=KafkaException(refused), advice=_AUTH_ADVICE)
 
     async def outcomes(
         self, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
     ) -> dict[K, R | BrokerError]:
-        """Start a request of the admin client and wait for the answer of each item; an error is in its place."""
+        """Start a request of the admin client and wait for its answers; a failed one is a BrokerError in the result."""
         client = self._open_admin()
-        client.asking += 1
+        client.pending += 1
         try:
             return await client.outcomes(start, what)
         finally:
-            client.asking -= 1
+            client.pending -= 1
             if client is not self._admin:
                 self._retire(client)
 
-    async def coordinated(
+    async def coordinator_outcomes(
         self,
         start: Callable[[AdminClient], Mapping[K, Future[R]]],
         what: str,
         timeout: float | None = None,
     ) -> dict[K, R | BrokerError]:
-        """`outcomes` of a request to the coordinator of a group; `start` gives it the request timeout `NEVER`.
+        """`outcomes` of a request to the coordinator of a group.
 
-        librdkafka frees a request that times out before its coordinator is reached, and uses it once that is: the
-        process ends. So none does, and the client is given up instead of the request.
+        librdkafka 2.16 frees a request that times out before its coordinator is reached, and uses it afterwards, which
+        ends the process. So the request never times out; its client is given up instead.
 
-        :param timeout: seconds; the settings' if None.
+        :param start: passes `LONGEST_TIMEOUT` as the request timeout.
+        :param timeout: seconds; None is `request_timeout`.
         :raises OperationTimeout: there was no answer.
         """
         client = await self._group_client()
-        client.asking += 1
+        client.pending += 1
         try:
             async with asyncio.timeout(self.settings.request_timeout if timeout is None else timeout):
                 return await client.outcomes(start, what)
@@ -246,38 +246,38 @@ class Connection:
             self._forget(client)
             raise
         finally:
-            client.asking -= 1
-            if client is not self._groups:
+            client.pending -= 1
+            if client is not self._group_admin:
                 self._retire(client)
 
     @property
     def client(self) -> object:
-        """Which admin client `call` and `outcomes` use now, for `renew`."""
+        """The admin client that `call` and `outcomes` use now, for `replace_client`."""
         return self._admin
 
-    async def renew(self, client: object) -> None:
-        """Have another admin client than this one from now on; what is under way goes on.
+    async def replace_client(self, client: object) -> None:
+        """Use another admin client than this one from now on; its pending requests go on.
 
-        :raises BrokerError: it cannot be made.
+        :raises BrokerError: no client could be opened.
         """
-        async with self._making:
+        async with self._replacing:
             old = self._open_admin()
             if old is client:
-                self._admin = await self._make()
+                self._admin = await self._open_client()
                 self._retire(old)
 
     def forget_coordinators(self) -> None:
-        """Have the next `coordinated` look its coordinator up; what is under way goes on."""
-        if self._groups is not None:
-            self._forget(self._groups)
+        """Have the next `coordinator_outcomes` look up its coordinator; pending requests go on."""
+        if self._group_admin is not None:
+            self._forget(self._group_admin)
 
     def event(self, event: Event) -> None:
-        """Tell the listeners of the bus; on the loop."""
+        """Emit an event to the listeners of the bus. Call it on the loop."""
         if self._hooks.listening:
             self._hooks.emit(event)
 
     def warn(self, text: str) -> None:
-        """Tell operators; on the loop."""
+        """Log a warning and emit it as an event. Call it on the loop."""
         logger.warning(text)
         self.event(Warned(text=text))
 
@@ -289,50 +289,49 @@ class Connection:
         return self._admin
 
     async def _group_client(self) -> AdminThread:
-        async with self._making:
+        async with self._replacing:
             self._open_admin()
-            if self._groups is None:
-                self._groups = await self._make()
-            return self._groups
+            if self._group_admin is None:
+                self._group_admin = await self._open_client()
+            return self._group_admin
 
-    async def _make(self) -> AdminThread:
-        made = AdminThread(self.client_config("admin"))
+    async def _open_client(self) -> AdminThread:
+        client = AdminThread(self.client_config("admin"))
         try:
-            await made.start()
+            await client.start()
         except BaseException:
-            self._retire(made)
+            self._retire(client)
             raise
         if self._admin is None:
-            self._retire(made)
-            self._open_admin()
-        return made
+            self._retire(client)
+            self._open_admin()  # raises Closed
+        return client
 
     def _forget(self, client: AdminThread) -> None:
-        """Have the next request make another client of groups."""
-        if self._groups is client:
-            self._groups = None
+        """Have the next request to a coordinator open another client."""
+        if self._group_admin is client:
+            self._group_admin = None
             self._retire(client)
 
     def _retire(self, client: AdminThread) -> None:
-        """End a client unless it is still asking for somebody, who ends it then."""
-        if not client.asking:
-            ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE), name="broker-kafka-retiring")
+        """End a client, or leave that to its last pending request."""
+        if not client.pending:
+            ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE_SECONDS), name="broker-kafka-retiring")
             self._retired.add(ending)
             ending.add_done_callback(self._retired.discard)
 
-    def _hear(self, error: KafkaError) -> None:
-        """An error callback of a client; in that client's thread, where nothing may be raised."""
+    def _on_error(self, error: KafkaError) -> None:
+        """`error_cb` of a client, called in its thread; never raises."""
         code = error.code()
-        if code in _REFUSALS:
-            self._refused = error
-        elif code in _DOWN:
-            self._unreachable = error
-            self._post(self._lost, error)
+        if code in _AUTH_CODES:
+            self._auth_error = error
+        elif code == KafkaError._ALL_BROKERS_DOWN:
+            self._down_error = error
+            self._post(self._on_down, error)
         else:
-            self._last = error.str()
-            # This is how a listener that wants TLS, or none, looks from here.
-            if any(sign in self._last for sign in _WRONG_LISTENER):
-                self._refused = error
+            self._last_error = error.str()
+            if any(sign in self._last_error for sign in _WRONG_LISTENER):
+                self._auth_error = error
 
     def _post(self, function: Callable[..., object], *args: object) -> None:
         loop = self._loop
@@ -341,24 +340,26 @@ class Connection:
         try:
             loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            logger.debug("Nobody runs the loop any more")
+            logger.debug("The event loop is closed; an error of a client is dropped")
 
-    def _lost(self, error: KafkaError) -> None:
+    def _on_down(self, error: KafkaError) -> None:
         if self._down or not self._opened or self._admin is None:
             return
         self._down = True
         self.event(Disconnected(server=self.servers, error=translate(error, "The connection")))
-        self._watching = asyncio.get_running_loop().create_task(self._await_return(), name="broker-kafka-return")
+        self._reconnecting = asyncio.get_running_loop().create_task(
+            self._await_reconnect(), name="broker-kafka-reconnect"
+        )
 
-    async def _await_return(self) -> None:
+    async def _await_reconnect(self) -> None:
         while True:
             try:
-                await self.call(lambda client: client.list_topics(timeout=_ONE_TRY), "Asking for a sign of life")
+                await self.call(lambda client: client.list_topics(timeout=_ATTEMPT_SECONDS), "Reconnecting")
                 break
             except Closed:
                 return
             except BrokerError:
-                await asyncio.sleep(_ASK_AGAIN)
+                await asyncio.sleep(_RECONNECT_PAUSE)
         self._down = False
-        self._refused = self._unreachable = None
+        self._auth_error = self._down_error = None
         self.event(Connected(server=self.servers, again=True))

@@ -19,14 +19,21 @@ from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImp
 
 from broker import Bounds, BrokerError, ConnectionFailed, OffsetOutOfRange, TopicPartition
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.requests import MEND, describe, named, passing, read_metadata, settled
+from broker_kafka.cluster.requests import (
+    RESTART_ADVICE,
+    broker_name,
+    describe_topic,
+    is_retriable,
+    read_metadata,
+    retry_while,
+)
 from broker_kafka.errors import kafka_error
 
 __all__ = [
     "bounds_of",
-    "check_within",
+    "check_in_log",
     "high_watermarks",
-    "not_within",
+    "out_of_range_text",
     "partitions_of",
     "positions_at",
     "topic_bounds",
@@ -53,7 +60,7 @@ async def partitions_of(connection: Connection, topic: str) -> list[TopicPartiti
 
     :raises TopicNotFound: there is no such topic.
     """
-    found = await describe(connection, topic)
+    found = await describe_topic(connection, topic)
     return [TopicPartition(topic, number) for number in sorted(each.id for each in found.partitions)]
 
 
@@ -78,17 +85,19 @@ async def bounds_of(
     return {each: Bounds(firsts[each], max(firsts[each], nexts[each])) for each in partitions}
 
 
-def not_within(bounds: Bounds) -> str:
+def out_of_range_text(bounds: Bounds) -> str:
     """What an error says of a position that is outside of them."""
     return f"is not in the log, which begins at {bounds.first} and ends before {bounds.next}"
 
 
-def check_within(bounds: Mapping[TopicPartition, Bounds], positions: Mapping[TopicPartition, int]) -> None:
+def check_in_log(bounds: Mapping[TopicPartition, Bounds], positions: Mapping[TopicPartition, int]) -> None:
     """:raises OffsetOutOfRange: the log does not hold one of these."""
     for place, position in positions.items():
         within = bounds[place]
         if not within.first <= position <= within.next:
-            raise OffsetOutOfRange(f"Position {position} of {place.topic!r}[{place.partition}] {not_within(within)}")
+            raise OffsetOutOfRange(
+                f"Position {position} of {place.topic!r}[{place.partition}] {out_of_range_text(within)}"
+            )
 
 
 async def positions_at(
@@ -124,10 +133,10 @@ async def _offsets(
         return {}
     timeout = connection.settings.request_timeout
     until = monotonic() + timeout
-    results = await settled(
+    results = await retry_while(
         timeout,
         lambda: _ask(connection, partitions, spec, committed, timeout, until),
-        lambda found: any(map(passing, found.values())),
+        lambda found: any(map(is_retriable, found.values())),
     )
     offsets: dict[TopicPartition, int] = {}
     for partition, result in results.items():
@@ -167,7 +176,7 @@ async def _ask(
             listed = await read_metadata(connection, what, max(_LEAST, until - monotonic()), topic)
             for number, partition in listed.topics[topic].partitions.items():
                 leader = listed.brokers.get(partition.leader)
-                leaders[TopicPartition(topic, number)] = "" if leader is None else named(leader)
+                leaders[TopicPartition(topic, number)] = "" if leader is None else broker_name(leader)
         found = await once(max(_LEAST, until - monotonic()))
         # A leader may not have heard yet of a topic that others tell of: that passes.
         found = {
@@ -187,7 +196,7 @@ def _is_missing(result: Any) -> bool:
 def _unanswered(partition: NativePartition, what: str, leader: str = "") -> BrokerError:
     where = f"{partition.topic!r}[{partition.partition}]"
     subject = f"the leader of {where}, {leader}," if leader else f"the leader of {where}"
-    return ConnectionFailed(f"{what}: {subject} did not answer", native=KafkaException(_LOST), advice=MEND)
+    return ConnectionFailed(f"{what}: {subject} did not answer", native=KafkaException(_LOST), advice=RESTART_ADVICE)
 
 
 def _is_stale(result: object) -> bool:

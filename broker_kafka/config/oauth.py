@@ -11,10 +11,10 @@ from typing import Any, cast
 from broker import AuthenticationFailed
 from broker.driver import is_finite, logger
 
-__all__ = ["with_token"]
+__all__ = ["with_oauth_token"]
 
 
-def with_token(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_oauth_token(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a client, for which the application's callback, if there is one, was asked already.
 
     :raises AuthenticationFailed: it gave no token.

@@ -22,9 +22,9 @@ __all__ = [
     "ALIASES",
     "CONSUMER_PROPERTIES",
     "KNOWN_PROPERTIES",
-    "OF_THE_OTHER_PROTOCOL",
     "OWNED",
     "PRODUCER_PROPERTIES",
+    "UNUSED_BY_PROTOCOL",
     "Role",
     "check_property",
     "check_servers",
@@ -157,7 +157,7 @@ ALIASES: Final[Mapping[str, str]] = {
 }
 """librdkafka's second names, with the one that is used here."""
 
-OF_THE_OTHER_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
+UNUSED_BY_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
     "classic": ("group_remote_assignor",),
     "consumer": ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"),
 }

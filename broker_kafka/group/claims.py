@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from broker import BackendError, BrokerError, LeaseLost, TopicPartition
 from broker.driver import logger
-from broker_kafka.cluster.connection import NEVER, Connection
-from broker_kafka.cluster.requests import ask_group, plain
+from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
+from broker_kafka.cluster.group_requests import request_group
+from broker_kafka.cluster.requests import plain_str
 from broker_kafka.group.start_offsets import StartPositions
 from broker_kafka.offsets.arguments import is_offset
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
@@ -123,9 +124,9 @@ class Claims:
 
     async def _claim_anew(self, partitions: Sequence[TopicPartition]) -> FetchResults:
         """The store knows a later generation: of a newer owner, or of a group that was forgotten since."""
-        described = await ask_group(
+        described = await request_group(
             self._connection,
-            lambda client: client.describe_consumer_groups([plain(self._group)], request_timeout=NEVER),
+            lambda client: client.describe_consumer_groups([plain_str(self._group)], request_timeout=LONGEST_TIMEOUT),
             f"Describing group {self._group!r}",
             self._group,
         )

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from broker import BrokerError, LeaseLost, OperationTimeout, TopicPartition
 from broker_kafka.client.consumer import ConsumerThread
-from broker_kafka.cluster.requests import passing
-from broker_kafka.errors import not_ours
+from broker_kafka.cluster.requests import is_retriable
+from broker_kafka.errors import not_assigned
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 
 __all__ = ["MemberCommits"]
@@ -62,7 +62,7 @@ class MemberCommits:
     ) -> Mapping[TopicPartition, BrokerError | None]:
         """Store positions, and a text with each; the error, or None, for each."""
         results: dict[TopicPartition, BrokerError | None] = {
-            partition: not_ours(partition, self._group) for partition in positions if partition not in self._owned
+            partition: not_assigned(partition, self._group) for partition in positions if partition not in self._owned
         }
         ours = {each: StoredOffset(*position) for each, position in positions.items() if each in self._owned}
         if ours:
@@ -97,7 +97,7 @@ class MemberCommits:
         while again := {
             partition: positions[partition]
             for partition, error in results.items()
-            if (isinstance(error, LeaseLost) or (passing(error) and not isinstance(error, OperationTimeout)))
+            if (isinstance(error, LeaseLost) or (is_retriable(error) and not isinstance(error, OperationTimeout)))
             and partition in mine
             and self._owned.get(partition) == mine[partition]
         }:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 
 from broker import BackendError, Bounds, BrokerError, OffsetOutOfRange, OperationTimeout, TopicNotFound, TopicPartition
 from broker.driver import logger
-from broker_kafka.cluster.list_offsets import not_within
+from broker_kafka.cluster.list_offsets import out_of_range_text
 from broker_kafka.errors import kafka_error
 from broker_kafka.group.held import Held
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
@@ -158,7 +158,7 @@ class Commits:
             within = bounds[held.partition]
             held.marks.landed(leap, within=leap.offset <= within.next)
             if leap.offset > within.next:
-                (topic, number), text = held.partition, not_within(within)
+                (topic, number), text = held.partition, out_of_range_text(within)
                 refused[held.partition] = OffsetOutOfRange(
                     f"Position {leap.offset} of {topic!r}[{number}] {text}, so it is no mark",
                     advice="Mark what was read; the mark is as it was before",

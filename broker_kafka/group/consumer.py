@@ -33,7 +33,7 @@ from broker import (
 )
 from broker.driver import as_partitions
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.list_offsets import bounds_of, check_within
+from broker_kafka.cluster.list_offsets import bounds_of, check_in_log
 from broker_kafka.group.arguments import read_positions, read_records
 from broker_kafka.group.held import Held
 from broker_kafka.group.marking import Marking
@@ -294,7 +294,7 @@ class GroupConsumer(Marking, Generic[T]):
         parts = self._open_parts()
         wanted = read_positions(positions)
         parts.member.moving(wanted)
-        check_within(await self._bounds(list(wanted)), wanted)
+        check_in_log(await self._bounds(list(wanted)), wanted)
         await parts.member.seek(wanted)
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:

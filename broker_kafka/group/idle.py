@@ -22,7 +22,7 @@ from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.client.consumer import ConsumerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
-from broker_kafka.cluster.requests import ask_one, read_metadata
+from broker_kafka.cluster.requests import read_metadata, request_with_retries
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
 
@@ -164,7 +164,7 @@ class Idleness:
         cluster = await read_metadata(self._connection, what, timeout)
         # One that has just answered; it is asked itself.
         resource = ConfigResource(ConfigResource.Type.BROKER, str(cluster.orig_broker_id))
-        found = await ask_one(
+        found = await request_with_retries(
             self._connection, lambda client: client.describe_configs([resource], request_timeout=timeout), what
         )
         entry = found.get(_SESSION_NAME)

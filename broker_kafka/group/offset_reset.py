@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from broker import Bounds, OffsetOutOfRange, TopicPartition
 from broker.driver import PositionReset, logger
-from broker_kafka.cluster.list_offsets import not_within
-from broker_kafka.cluster.requests import until_told
+from broker_kafka.cluster.list_offsets import out_of_range_text
+from broker_kafka.cluster.requests import retry_until_answered
 
 __all__ = ["reset_of"]
 
@@ -29,11 +29,11 @@ async def reset_of(
     :param bounds: asks for them; it is asked again while that may help and the partition is `ours`.
     :raises OffsetOutOfRange: the policy is "error".
     """
-    found = await until_told(bounds, ours)
+    found = await retry_until_answered(bounds, ours)
     if found is None:
         return None
     within, (topic, number) = found[partition], partition
-    text = f"{topic}[{number}] of group {group!r}: position {position} {reason or not_within(within)}"
+    text = f"{topic}[{number}] of group {group!r}: position {position} {reason or out_of_range_text(within)}"
     if policy == "error":
         raise OffsetOutOfRange(text, advice="Seek, reset the group's offsets, or set offset_reset")
     to = within.first if policy == "earliest" else within.next

@@ -20,7 +20,7 @@ from broker.driver import logger
 from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
-from broker_kafka.cluster.requests import plain, until_told
+from broker_kafka.cluster.requests import plain_str, retry_until_answered
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset, failures
 
 __all__ = ["TopicIdentities"]
@@ -100,7 +100,9 @@ class TopicIdentities:
         for topic in {each.topic for each in partitions} - {each.topic for each in self._held()}:
             if not self._closed:
                 # What it raises is the reader's to hear.
-                self._tasks.spawn(until_told(partial(partitions_of, self._connection, topic), lambda: not self._closed))
+                self._tasks.spawn(
+                    retry_until_answered(partial(partitions_of, self._connection, topic), lambda: not self._closed)
+                )
 
     def close(self) -> None:
         """Look no more by itself."""
@@ -110,7 +112,7 @@ class TopicIdentities:
 
     async def _made_anew(self, topics: Collection[str]) -> list[str]:
         def ask(client: Any) -> Any:
-            return client.describe_topics(TopicCollection(list(map(plain, topics))), request_timeout=_PATIENCE)
+            return client.describe_topics(TopicCollection(list(map(plain_str, topics))), request_timeout=_PATIENCE)
 
         anew: list[str] = []
         for topic, found in (await self._connection.outcomes(ask, "Topics")).items():

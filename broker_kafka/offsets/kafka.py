@@ -15,18 +15,15 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Bus, ConfigurationError, LeaseLost, TopicPartition, Unsupported
-from broker_kafka.cluster.connection import NEVER, Connection
-from broker_kafka.cluster.requests import (
-    ask_coordinator,
-    committed,
-    coordinator_ready,
-    forget_moved,
-    passing,
-    plain,
-    read_metadata,
-    settled,
+from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
+from broker_kafka.cluster.group_requests import (
+    committed_offsets,
+    ensure_coordinator,
+    forget_moved_coordinator,
+    request_coordinator,
 )
-from broker_kafka.errors import is_of_one, kafka_error, translate, unanswered
+from broker_kafka.cluster.requests import is_retriable, plain_str, read_metadata, retry_while
+from broker_kafka.errors import commit_unanswered, is_partition_error, kafka_error, translate
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
@@ -103,7 +100,7 @@ class MemberOffsetStore:
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], results: CommitResults
     ) -> CommitResults:
         """The answers of a commit, asked for singly where the client tells one partition's error as that of all."""
-        if len(positions) == 1 or not all(map(is_of_one, results.values())):
+        if len(positions) == 1 or not all(map(is_partition_error, results.values())):
             return results
         singly = [await self.commit(owner, {partition: at}) for partition, at in positions.items()]
         return {partition: error for result in singly for partition, error in result.items()}
@@ -145,7 +142,9 @@ class ThreadOffsetStore(MemberOffsetStore):
         answer = await self._thread.commit(
             [NativePartition(*place, position.offset, position.metadata) for place, position in positions.items()]
         )
-        return {place: answer[place] if place in answer else unanswered(place, owner.group) for place in positions}
+        return {
+            place: answer[place] if place in answer else commit_unanswered(place, owner.group) for place in positions
+        }
 
 
 class GroupOffsetStore:
@@ -197,23 +196,23 @@ class GroupOffsetStore:
         check_reset(group, positions)
         if not positions:
             return {}
-        await coordinator_ready(self._connection, group)
-        request = ConsumerGroupTopicPartitions(plain(group), _native(positions))
+        await ensure_coordinator(self._connection, group)
+        request = ConsumerGroupTopicPartitions(plain_str(group), _native(positions))
 
         async def attempt() -> CommitResults:
-            answer = await ask_coordinator(
+            answer = await request_coordinator(
                 self._connection,
-                lambda client: client.alter_consumer_group_offsets([request], request_timeout=NEVER),
+                lambda client: client.alter_consumer_group_offsets([request], request_timeout=LONGEST_TIMEOUT),
                 f"Committing for group {group!r}",
                 group,
             )
             if isinstance(answer, BrokerError):
                 return dict.fromkeys(positions, answer)
             results = _outcomes(group, positions, answer.topic_partitions)
-            forget_moved(self._connection, results.values())
+            forget_moved_coordinator(self._connection, results.values())
             return results
 
-        results = await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
+        results = await retry_while(self._timeout, attempt, lambda results: any(map(is_retriable, results.values())))
         return {partition: _while_it_runs(group, error) for partition, error in results.items()}
 
     async def stored(self, group: str) -> FetchResults:
@@ -229,7 +228,9 @@ class GroupOffsetStore:
         """The connection stays its owner's."""
 
     async def _read(self, group: str, partitions: list[NativePartition]) -> list[NativePartition] | BrokerError:
-        return await settled(self._timeout, lambda: committed(self._connection, group, partitions), passing)
+        return await retry_while(
+            self._timeout, lambda: committed_offsets(self._connection, group, partitions), is_retriable
+        )
 
     async def _everywhere(self) -> list[NativePartition]:
         """All partitions of the cluster: only the admin client could name those of the group."""
@@ -268,7 +269,7 @@ def _position(group: str, partition: TopicPartition, found: Any) -> StoredOffset
 
 def _outcomes(group: str, positions: Mapping[TopicPartition, StoredOffset], answered: Sequence[Any]) -> CommitResults:
     results: dict[TopicPartition, BrokerError | None] = {
-        partition: unanswered(partition, group) for partition in positions
+        partition: commit_unanswered(partition, group) for partition in positions
     }
     for each in answered:
         partition = TopicPartition(each.topic, each.partition)

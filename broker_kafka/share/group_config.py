@@ -36,8 +36,9 @@ from broker import (
 )
 from broker.driver import Start
 from broker_kafka.admin.groups import KafkaGroups
-from broker_kafka.cluster.connection import NEVER, Connection
-from broker_kafka.cluster.requests import ask, ask_any, ask_group, coordinator_ready, plain, settled
+from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
+from broker_kafka.cluster.group_requests import ensure_coordinator, request_group
+from broker_kafka.cluster.requests import plain_str, request, request_any_broker, retry_while
 from broker_kafka.errors import kafka_error
 from broker_kafka.settings import KafkaSettings
 
@@ -118,9 +119,9 @@ class ShareGroupConfig:
 
 async def read_config(connection: Connection, group: str) -> ShareGroupConfig:
     """:raises Unsupported: the brokers know no share groups."""
-    resource = ConfigResource(ResourceType.GROUP, plain(group))
+    resource = ConfigResource(ResourceType.GROUP, plain_str(group))
     try:
-        found = await ask_any(
+        found = await request_any_broker(
             connection,
             lambda client, patience: client.describe_configs([resource], request_timeout=patience),
             f"Describing share group {group!r}",
@@ -181,12 +182,12 @@ async def delete_group(connection: Connection, group: str) -> None:
 
     :raises BrokerError: it has members.
     """
-    await coordinator_ready(connection, group)
+    await ensure_coordinator(connection, group)
     # One that was made, and that nobody has joined, is configuration only.
     with suppress(SubscriptionNotFound):
-        await ask_group(
+        await request_group(
             connection,
-            lambda client: client.delete_consumer_groups([plain(group)], request_timeout=NEVER),
+            lambda client: client.delete_consumer_groups([plain_str(group)], request_timeout=LONGEST_TIMEOUT),
             f"Deleting share group {group!r}",
             group,
         )
@@ -235,8 +236,8 @@ async def _alter(connection: Connection, group: str, changes: Mapping[str, str |
         )
         for name, value in changes.items()
     ]
-    resource = ConfigResource(ResourceType.GROUP, plain(group), incremental_configs=entries)
-    result = await ask(
+    resource = ConfigResource(ResourceType.GROUP, plain_str(group), incremental_configs=entries)
+    result = await request(
         connection,
         lambda client: client.incremental_alter_configs(
             [resource], request_timeout=connection.settings.request_timeout
@@ -270,7 +271,7 @@ async def _alter(connection: Connection, group: str, changes: Mapping[str, str |
         )
 
     # Brokers hear of it from their controller, a moment after it was taken.
-    return await settled(connection.settings.request_timeout, attempt, is_old)
+    return await retry_while(connection.settings.request_timeout, attempt, is_old)
 
 
 def _source(entry: Any) -> int:

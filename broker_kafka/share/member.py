@@ -21,9 +21,9 @@ from confluent_kafka import Message as NativeRecord
 
 from broker import BackendError, BrokerError, LeaseLost, SettleError
 from broker.driver import lease_time, logger
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
-from broker_kafka.config.oauth import with_token
+from broker_kafka.config.oauth import with_oauth_token
 from broker_kafka.errors import configuration_error, kafka_error, translate
 
 __all__ = ["Acknowledgement", "MemberHost", "ShareMember", "member_config"]
@@ -99,7 +99,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
         self, config: Mapping[str, Any], host: MemberHost, *, topic: str, name: str, watches: bool, timeout: float
     ) -> None:
         # The library keeps a share consumer's handle elsewhere, so none is held.
-        super().__init__(name, Lifeline(config))
+        super().__init__(name, Rebootstrapper(config))
         self._config = dict(config)
         if watches:
             self._config |= {"statistics.interval.ms": _WATCH_MILLISECONDS, "stats_cb": self._look}
@@ -115,7 +115,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
 
     def want(self) -> None:
         """Fetch one batch; all of the last are settled. :raises BrokerError: as `tell`."""
-        self.tell(self._begin)
+        self.submit(self._begin)
 
     async def settle(self, acknowledgements: Sequence[Acknowledgement]) -> list[BrokerError | None]:
         """Acknowledge these, and wait for the broker; one entry each. LeaseLost: it comes again."""
@@ -124,7 +124,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
     def give_up(self, records: Sequence[tuple[int, int]]) -> None:
         """Release these, of which the broker may know already; nothing else is sent along."""
         releases = [Acknowledgement(*record, AcknowledgeType.RELEASE) for record in records]
-        self.tell(lambda client: self._settle(client, releases))
+        self.submit(lambda client: self._settle(client, releases))
 
     def _crashed(self, error: BrokerError) -> None:
         self._host.failed(self, error)
@@ -133,7 +133,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
 
     def _open(self) -> ShareConsumer:
         try:
-            client = ShareConsumer(with_token(self._config))
+            client = ShareConsumer(with_oauth_token(self._config))
             client.subscribe([self._topic])
         except (KafkaException, ValueError, TypeError, RuntimeError) as error:
             raise configuration_error(error, "Making a share consumer", self._config) from error

@@ -92,7 +92,7 @@ async def test_ensure_at_once_from_many(spi: KafkaAdmin, name: str):
 async def test_a_broker_that_has_not_heard_of_a_topic_yet_passes(
     spi: KafkaAdmin, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    describe = topics_admin.describe
+    describe = topics_admin.describe_topic
     strangers = {2, 4, 5}  # of the requests, by number: to the brokers that hear of it later
     asked = 0
 
@@ -104,7 +104,7 @@ async def test_a_broker_that_has_not_heard_of_a_topic_yet_passes(
             raise TopicNotFound(f"Topic {topic!r}: unknown topic or partition")
         return found
 
-    monkeypatch.setattr(topics_admin, "describe", of_any_broker)
+    monkeypatch.setattr(topics_admin, "describe_topic", of_any_broker)
     made = await ensure(spi, name, partitions=2)
     assert (made.name, made.partitions) == (name, 2)
     assert asked > max(strangers)

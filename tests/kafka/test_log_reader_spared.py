@@ -57,7 +57,7 @@ async def test_a_read_that_is_left_before_it_begins_holds_its_client_up_for_nobo
     thread = ReaderThread(connection.client_config("consumer") | {"group.id": "readers"}, patience=60.0)
     await thread.start()
     try:
-        thread.tell(lambda client: busy.wait(20))
+        thread.submit(lambda client: busy.wait(20))
         # Nothing is there to be read.
         reading = asyncio.ensure_future(thread.begin(TopicPartition(topic, 0), 0, 10, 10))
         await asyncio.sleep(0)

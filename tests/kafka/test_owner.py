@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 
 
@@ -24,7 +24,7 @@ class Owner(OwnerThread[Client]):
     """:param blocking: what a turn waits for, if anything."""
 
     def __init__(self, *, unopened: Exception | None = None) -> None:
-        super().__init__("owner of a test", Lifeline({}))
+        super().__init__("owner of a test", Rebootstrapper({}))
         self.unopened = unopened
         self.breaking: Exception | None = None
         self.at_the_end: list[object] = []
@@ -60,7 +60,7 @@ async def test_commands_run_in_the_thread_in_their_order() -> None:
     owner = Owner()
     await owner.start()
     for number in range(100):
-        owner.tell(lambda client, number=number: client.seen.append(number))
+        owner.submit(lambda client, number=number: client.seen.append(number))
     client = await owner.call(lambda client: client)
     assert client.seen == list(range(100))
     assert client.thread != threading.get_ident()
@@ -78,7 +78,7 @@ async def test_an_exception_of_a_command_is_its_callers() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         await owner.call(fail)
-    owner.tell(fail)
+    owner.submit(fail)
     assert await owner.call(lambda client: client.closed) is False
     await owner.stop(5)
 
@@ -91,17 +91,17 @@ async def test_a_command_may_be_answered_later() -> None:
     def keep(client: Client, waiter: asyncio.Future[str]) -> None:
         waiting.append(waiter)
 
-    asked = asyncio.ensure_future(owner.ask(keep))
+    asked = asyncio.ensure_future(owner.call_with_future(keep))
     await owner.call(lambda client: client)
     assert not asked.done()
-    owner.tell(lambda client: owner._give(waiting[0], "now"))
+    owner.submit(lambda client: owner._resolve(waiting[0], "now"))
     assert await asked == "now"
 
     def fail(client: Client, waiter: asyncio.Future[str]) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        await owner.ask(fail)
+        await owner.call_with_future(fail)
     await owner.stop(5)
 
 
@@ -112,7 +112,7 @@ async def test_what_is_asked_of_a_thread_that_ends_is_answered() -> None:
     assert not await owner.stop(0)
     while len(owner.at_the_end) < 2:
         await asyncio.sleep(0.01)
-    asked = asyncio.ensure_future(owner.ask(lambda client, waiter: None))
+    asked = asyncio.ensure_future(owner.call_with_future(lambda client, waiter: None))
     await asyncio.sleep(0)
     owner.hold.set()
     with pytest.raises(Closed):
@@ -123,7 +123,7 @@ async def test_a_cancelled_command_that_has_not_begun_does_not_run() -> None:
     owner = Owner()
     await owner.start()
     gate = threading.Event()
-    owner.tell(lambda client: gate.wait(5))
+    owner.submit(lambda client: gate.wait(5))
     call = asyncio.ensure_future(owner.call(lambda client: client.seen.append(1)))
     await asyncio.sleep(0)
     call.cancel()
@@ -148,8 +148,8 @@ async def test_a_crash_is_told_to_all_who_wait_and_to_all_who_come() -> None:
     owner = Owner()
     await owner.start()
     gate = threading.Event()
-    owner.tell(lambda client: gate.wait(5))
-    owner.tell(lambda client: setattr(owner, "breaking", ValueError("broken")))
+    owner.submit(lambda client: gate.wait(5))
+    owner.submit(lambda client: setattr(owner, "breaking", ValueError("broken")))
     waiting = asyncio.ensure_future(owner.call(lambda client: client.seen))
     await asyncio.sleep(0)
     gate.set()
@@ -173,7 +173,7 @@ async def test_after_stop_calls_raise_closed_and_stop_may_be_repeated() -> None:
     with pytest.raises(Closed):
         await owner.call(lambda client: client)
     with pytest.raises(Closed):
-        owner.tell(lambda client: client)
+        owner.submit(lambda client: client)
 
 
 async def test_a_thread_that_was_never_started_stops() -> None:

@@ -212,7 +212,7 @@ async def test_partition_that_is_not_there(bus: Bus, admin: RawAdmin, topic: str
     with pytest.raises(PublishError) as raised:
         await bus.topic(topic).publish_batch([OutboundMessage(b"0", partition=n) for n in (0, 1, 0)])
     assert [type(outcome) for outcome in raised.value.outcomes] == [Receipt, InvalidMessage, Receipt]
-    assert "partition is 1, and the topic has none of that number. Give one of" in str(raised.value.outcomes[1])
+    assert "partition is 1, which the topic does not have. Give one of" in str(raised.value.outcomes[1])
     admin.add_partitions(topic, 2)
     admin.wait_for_leaders(topic, 2)
     assert (await bus.topic(topic).publish(OutboundMessage(b"1", partition=1))).partition == 1

@@ -67,7 +67,7 @@ def hold_until_told(consumer: RecordConsumer) -> None:
             time.sleep(0.01)
         library.rd_kafka_queue_destroy(queue)
 
-    source.thread.tell(wait)
+    source.thread.submit(wait)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ def url() -> str:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What the brokers were asked by the admin clients of this process: the first word of each question."""
     found = Counter[str]()
-    for name in ("call", "outcomes", "coordinated"):
+    for name in ("call", "outcomes", "coordinator_outcomes"):
         before = getattr(Connection, name)
 
         async def counted(self: Any, start: Any, what: str, *rest: Any, before: Any = before) -> Any:

@@ -23,10 +23,10 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError
 from broker.driver import logger
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.config.oauth import with_token
+from broker_kafka.config.oauth import with_oauth_token
 from broker_kafka.errors import FENCED, configuration_error, kafka_error, translate
 from broker_kafka.queue.markers.marker_topic import LARGEST
 from broker_kafka.queue.markers.wire import Headers
@@ -113,7 +113,7 @@ class FencedWriter(OwnerThread[Producer]):
     def __init__(self, connection: Connection, transactional_id: str, timeout_ms: int | None = None) -> None:
         self._id = transactional_id
         self._config = _config(connection, transactional_id, timeout_ms)
-        super().__init__(f"Kafka transactions of {transactional_id!r}", Lifeline(self._config))
+        super().__init__(f"Kafka transactions of {transactional_id!r}", Rebootstrapper(self._config))
         self._refused: dict[int, KafkaError] = {}
         self._missing = 0
         self._begun = False
@@ -140,10 +140,10 @@ class FencedWriter(OwnerThread[Producer]):
 
     def _open(self) -> Producer:
         try:
-            producer = Producer(with_token(self._config))
+            producer = Producer(with_oauth_token(self._config))
         except (KafkaException, TypeError, ValueError) as error:
             raise configuration_error(error, "Opening a producer", self._config) from error
-        self._lifeline.hold(producer)
+        self._rebootstrapper.watch(producer)
         return producer
 
     def _begin(self, producer: Producer) -> None:
@@ -161,7 +161,7 @@ class FencedWriter(OwnerThread[Producer]):
             logger.info("The writer of %r failed: %s", self._id, error)
 
     def _shut(self, client: Producer) -> None:
-        self._lifeline.let_go()
+        self._rebootstrapper.unwatch()
         if self._begun:
             self._abort(client)
         if self._missing:

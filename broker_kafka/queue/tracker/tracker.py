@@ -22,7 +22,7 @@ from broker import BrokerError, Closed, LeaseLost, TopicNotFound, TopicPartition
 from broker.driver import Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks
-from broker_kafka.cluster.requests import describe
+from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.queue.markers.lease import LeaseState
@@ -325,7 +325,7 @@ class Tracker:
     async def _check_topic(self) -> None:
         """Fail if the topic does not exist; a broker may not know a new topic yet."""
         try:
-            await describe(self._connection, self.topic)
+            await describe_topic(self._connection, self.topic)
         except TopicNotFound as error:
             self.fail(explain_marker_error(error, self.topic, 0))
         except BrokerError as error:

@@ -61,7 +61,7 @@ def test_what_is_too_large_for_its_topic_is_told_with_its_size() -> None:
     error = publish_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "orders", message, None)
     assert isinstance(error, errors.MessageTooLarge)
     assert "'orders'" in str(error)
-    assert "body and key have 7 bytes" in str(error)
+    assert "the key and body have 7 bytes" in str(error)
     assert "max.message.bytes" in str(error)
 
 

@@ -12,12 +12,12 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 import broker
-from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.rebootstrap import Rebootstrapper
 from tests.chaos.test_kafka_server import over
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-lifeline")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-rebootstrap")]
 
 RESTARTS = 3
 
@@ -82,9 +82,9 @@ async def test_clients_that_forgot_all_brokers_find_them_again(server: KafkaServ
         "metadata.recovery.strategy": "none",
         "log_level": 0,
     }
-    consumer = Consumer({**config, "group.id": "lifeline"})
+    consumer = Consumer({**config, "group.id": "rebootstrap"})
     clients = [Producer(config), consumer, AdminClient(config)]
-    lifelines = [Lifeline(config) for _ in clients]
+    rebootstrappers = [Rebootstrapper(config) for _ in clients]
     asking = [Asking(client, topic) for client in clients]
 
     async def answered(asked: list[Asking], seconds: float) -> list[bool]:
@@ -100,15 +100,15 @@ async def test_clients_that_forgot_all_brokers_find_them_again(server: KafkaServ
                 pass
         server.options = steady
         await restart(server)
-        for lifeline, client in zip(lifelines, clients, strict=True):
-            lifeline.hold(client)
+        for rebootstrapper, client in zip(rebootstrappers, clients, strict=True):
+            rebootstrapper.watch(client)
         assert all(await answered(asking, 20))
     finally:
         server.options = steady
         for each in asking:
             await each.end()
-        for lifeline in lifelines:
-            lifeline.let_go()
+        for rebootstrapper in rebootstrappers:
+            rebootstrapper.unwatch()
         consumer.close()
 
 
