@@ -22,7 +22,8 @@ from broker import BrokerError, NotAuthorized, TopicNotFound, TopicPartition
 from broker.driver import logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.names import is_topic_name
-from broker_kafka.cluster.requests import committed, describe
+from broker_kafka.cluster.group_requests import committed_offsets
+from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.errors import translate
 from broker_kafka.queue.markers.wire import MessageId
 
@@ -110,7 +111,7 @@ class GroupPositions:
 
     async def _look_up(self, group: str, places: list[TopicPartition]) -> None:
         asked_at = monotonic()
-        answer = await committed(self._connection, group, [NativePartition(*place) for place in places])
+        answer = await committed_offsets(self._connection, group, [NativePartition(*place) for place in places])
         now = monotonic()
         for place in places:
             self._known.setdefault((group, place), _KnownPositions()).until = now + _POSITION_AGE
@@ -179,7 +180,7 @@ class TopicChecks:
             # Brokers may never answer a request for such a name.
             return TopicNotFound(f"{topic[:60]!r} is no valid topic name on Kafka")
         try:
-            return _refusal(topic, await describe(self._connection, topic, rights=True))
+            return _refusal(topic, await describe_topic(self._connection, topic, rights=True))
         except (TopicNotFound, NotAuthorized) as error:
             return error
         except BrokerError as error:
