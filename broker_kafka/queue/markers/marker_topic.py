@@ -96,20 +96,20 @@ async def ensure_marker_topic(
     """
     name = marker_topic_name(subscription, connection.settings.marker_topic)
     admin = KafkaTopics(connection)
-    sources = [await admin.describe_topic(topic) for topic in topics]
+    sources = [await admin.describe(topic) for topic in topics]
     unknown = 0 if sources else _BROKERS_SIZE
     taken = [_number(each.native["config"], _SIZE) for each in sources]
     largest = max(connection.settings.message_max_bytes, unknown, *taken)
     needed = largest + MARKER_HEADROOM
     try:
-        found = await admin.describe_topic(name)
+        found = await admin.describe(name)
     except TopicNotFound:
         if not create:
             raise
         wanted = partitions or max((each.partitions or 1 for each in sources), default=connection.settings.partitions)
         await admin.create(name, wanted, TopicOptions(_config(needed)))
         # Somebody else may have been quicker, and have made it otherwise.
-        found = await admin.describe_topic(name, known=True)
+        found = await admin.describe(name, known=True)
         await _note_as_new(connection, subscription, name, found.partitions or 1)
     _check(name, found.native["config"], needed)
     return found.partitions or 1

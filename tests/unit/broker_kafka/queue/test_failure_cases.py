@@ -7,6 +7,8 @@ clocks (E, F) are in `test_failure_clocks.py`.
 
 from __future__ import annotations
 
+import pytest
+
 from broker_kafka.queue.consumer.start_builder import marker_partition
 from broker_kafka.queue.markers.redelivery import ATTEMPTS, attempts_of, origin_of, redelivery
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
