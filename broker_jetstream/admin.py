@@ -2,11 +2,13 @@
 
 Each call is one or a few requests; every `ensure` and `delete` may be repeated and may run in several processes at
 once. A subscription's name may be that of a message subscription, of a record group, or of both.
+
+MERGED broker_jetstream.admin: The options of `ensure_topic`, checked before the server sees them. Pure functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,11 +23,9 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import NativeName, Start
-from broker_jetstream import consumers, given_back
+from broker.driver import NativeName, Start, is_whole
+from broker_jetstream import release_counts, subscriptions
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.layout import Layout, Layouts, layout_of
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
     GIVEN_BACK,
@@ -39,10 +39,12 @@ from broker_jetstream.names import (
     subscription_of,
     topic_of,
 )
-from broker_jetstream.positions import committed_of
-from broker_jetstream.topic_options import stream_changes
+from broker_jetstream.streams import Layout, Layouts, layout_of
+from broker_jetstream.subscriptions import NANOSECONDS, committed_of
+from broker_jetstream.times import nanoseconds
 
-__all__ = ["JetStreamAdmin"]
+__all__ = ["JetStreamAdmin", "stream_changes"]
+
 
 _STREAM_IN_USE: Final = 10058
 
@@ -150,7 +152,7 @@ class JetStreamAdmin:
             await self._connection.api(f"STREAM.DELETE.{stream}", what=f"Topic {name!r}")
         except TopicNotFound:
             return
-        await given_back.forget(self._connection, stream)
+        await release_counts.forget(self._connection, stream)
 
     async def list_topics(self) -> Sequence[str]:
         return sorted(
@@ -181,7 +183,7 @@ class JetStreamAdmin:
                 advice="The connection's settings say lease and limits",
             )
         layout = await self._layouts.find(topic, fresh=True)
-        found = await consumers.ensure_message_consumer(
+        found = await subscriptions.ensure_message_consumer(
             self._connection, layout, name, consumer_name(name), start=start
         )
         return _subscription_info(topic, name, [found])
@@ -189,10 +191,10 @@ class JetStreamAdmin:
     async def delete_subscription(self, topic: str, name: str) -> None:
         layout = await self._layouts.find(topic, fresh=True)
         for consumer in await self._of(layout, name):
-            await consumers.delete(
+            await subscriptions.delete(
                 self._connection, layout.stream, consumer, f"Subscription {name!r} of topic {topic!r}"
             )
-        await given_back.forget(self._connection, layout.stream, consumer_name(name))
+        await release_counts.forget(self._connection, layout.stream, consumer_name(name))
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         layout = await self._layouts.find(topic, fresh=True)
@@ -231,7 +233,7 @@ class JetStreamAdmin:
         names = await self._of(layout, name)
         if not names:
             raise SubscriptionNotFound(f"{what} does not exist")
-        return [await consumers.info(self._connection, layout.stream, consumer, what) for consumer in names]
+        return [await subscriptions.info(self._connection, layout.stream, consumer, what) for consumer in names]
 
     async def _of(self, layout: Layout, name: str) -> list[str]:
         """The consumers of a subscription, or of a group's partitions."""
@@ -280,3 +282,62 @@ def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
 def _subscription_info(topic: str, name: str, infos: list[dict[str, Any]]) -> SubscriptionInfo:
     native = infos[0] if len(infos) == 1 else {"consumers": {info["name"]: info for info in infos}}
     return SubscriptionInfo(topic=topic, name=name, native=native)
+
+
+def stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a stream's configuration that retention and options ask for.
+
+    :raises UnknownSetting: there is no such option.
+    :raises InvalidSetting: an option's value cannot be used.
+    """
+    changes: dict[str, Any] = {}
+    if retention is not None:
+        changes["max_age"] = nanoseconds("retention", retention)
+    for option, value in options.items():
+        if option not in _OPTIONS:
+            raise UnknownSetting(
+                f"A JetStream topic has no option {option!r}", advice=f"It has {', '.join(sorted(_OPTIONS))}"
+            )
+        name, read = _OPTIONS[option]
+        changes[name] = read(option, value)
+    return changes
+
+
+def _up_to(most: int, what: str) -> Callable[[str, object], int]:
+    def read(option: str, value: object) -> int:
+        # 0 would mean no bound to the server, which nobody who writes 0 means.
+        if not is_whole(value) or not (value == -1 or 1 <= value <= most):
+            raise InvalidSetting(
+                f"{option} is {value!r}", advice=f"It takes {what} from 1 to {most}, or -1 for no bound"
+            )
+        return value
+
+    return read
+
+
+def _replicas(option: str, value: object) -> int:
+    if not is_whole(value) or not 1 <= value <= 5:
+        raise InvalidSetting(f"{option} is {value!r}", advice="It takes a whole number from 1 to 5")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str, object], str]:
+    def read(option: str, value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidSetting(f"{option} is {value!r}", advice=f"It takes one of {', '.join(choices)}")
+        return value
+
+    return read
+
+
+_OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
+    "storage": ("storage", _one_of("file", "memory")),
+    "replicas": ("num_replicas", _replicas),
+    "max_bytes": ("max_bytes", _up_to(2**63 - 1, "a whole number of bytes")),
+    "max_messages": ("max_msgs", _up_to(2**63 - 1, "a whole number")),
+    "max_message_size": ("max_msg_size", _up_to(2**31 - 1, "a whole number of bytes")),
+    "deduplication_window": ("duplicate_window", nanoseconds),
+    "discard": ("discard", _one_of("old", "new")),
+    "compression": ("compression", _one_of("none", "s2")),
+}
+"""By the option's name: the server's name for it, and what reads its value."""

@@ -40,12 +40,10 @@ from broker.driver import (
     TransactionSpi,
 )
 from broker.driver.settings import BackendSettings
-from broker_jetstream import consumers
+from broker_jetstream import subscriptions
 from broker_jetstream.admin import JetStreamAdmin
+from broker_jetstream.codec import LETTER_TEXT
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.headers import LETTER_TEXT
-from broker_jetstream.layout import Layouts
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import consumer_name
@@ -53,6 +51,8 @@ from broker_jetstream.publishing import JetStreamTarget
 from broker_jetstream.records import JetStreamRecordSource
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
+from broker_jetstream.streams import Layouts
+from broker_jetstream.subscriptions import NANOSECONDS
 
 __all__ = ["JetStreamBackend"]
 
@@ -162,7 +162,7 @@ class JetStreamBackend:
             shown, name = "ephemeral()", f"+{token_hex(8)}"
         else:
             shown, name = subscription.subscription, consumer_name(subscription.subscription)
-        info = await consumers.ensure_message_consumer(
+        info = await subscriptions.ensure_message_consumer(
             self._connection,
             layout,
             shown,
@@ -181,7 +181,7 @@ class JetStreamBackend:
             listener,
             confirm_acks=subscription.confirm_acks,
             ephemeral=ephemeral,
-            last=consumers.last_delivery(info) if subscription.ordered_by_key else None,
+            last=subscriptions.last_delivery(info) if subscription.ordered_by_key else None,
             inherited=min(info.get("num_ack_pending", 0), subscription.max_outstanding)
             if subscription.ordered_by_key
             else 0,

@@ -26,9 +26,7 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
-from broker_jetstream.connection import Connection
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import (
+from broker_jetstream.codec import (
     NULL,
     NUM_PENDING,
     SEQUENCE,
@@ -39,9 +37,10 @@ from broker_jetstream.headers import (
     server_header,
     status_of,
 )
-from broker_jetstream.layout import Layout, Layouts, layout_of
-from broker_jetstream.stored import stored_message
+from broker_jetstream.connection import Connection
+from broker_jetstream.streams import Layout, Layouts, layout_of, stored_message
 from broker_jetstream.times import server_time
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["JetStreamLogReader"]
 

@@ -20,7 +20,7 @@ import msgspec
 
 from broker import BrokerError
 from broker_jetstream.connection import Connection, Listening
-from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["Membership", "Plan", "plan"]
 

@@ -6,6 +6,12 @@ others could do. What arrives late waits here with its lease renewed and is the 
 at close. Settling may run while a fetch does. After a reconnect the pulls are made again. The lease clock is ours:
 a message held longer than the server grants is reported lost and not settled, because the server answers every
 ack alike.
+
+MERGED broker_jetstream.messages: What a consumer that died left behind, brought back into the order of the stream. Pure.
+
+The server delivers again in the order in which leases end, and a lease that was renewed ends late: after a crash
+the later messages of a key would come before its earlier ones. They all come before anything new, though, so a
+key-ordered source gathers them when it opens, and sorts them.
 """
 
 from __future__ import annotations
@@ -18,17 +24,17 @@ from typing import Any, Final
 
 from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
 from broker.driver import Settlement, SourceListener, WaitingLeases, Waker, Warned
-from broker_jetstream import consumers
-from broker_jetstream.asking import Asking
+from broker_jetstream import subscriptions
+from broker_jetstream.codec import NULL, MessageView, NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.given_back import GivenBack
-from broker_jetstream.headers import NULL, MessageView, NativeMessage, sequence_of, status_of
-from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
-from broker_jetstream.layout import Layout
+from broker_jetstream.lost_deliveries import Swallowed
+from broker_jetstream.pull_requests import Asking
+from broker_jetstream.release_counts import GivenBack
 from broker_jetstream.settling import Settler
-from broker_jetstream.swallowed import Swallowed
+from broker_jetstream.streams import Layout
 
-__all__ = ["JetStreamMessageSource"]
+__all__ = ["GATHER_SECONDS", "GATHER_STEP", "JetStreamMessageSource", "in_stream_order", "is_inherited"]
+
 
 logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
@@ -241,7 +247,7 @@ class JetStreamMessageSource:
     async def _find_out(self, reason: str) -> None:
         await asyncio.sleep(0.05)
         try:
-            await consumers.info(self._connection, self._layout.stream, self._consumer, self._name)
+            await subscriptions.info(self._connection, self._layout.stream, self._consumer, self._name)
         except NotFound as error:
             self._fail(error)
         except BrokerError as error:
@@ -365,7 +371,7 @@ class JetStreamMessageSource:
                 await self._count_give_backs(waiting)
             await self._settler.give_back(waiting)
             if self._ephemeral:
-                await consumers.delete(self._connection, self._layout.stream, self._consumer, self._name)
+                await subscriptions.delete(self._connection, self._layout.stream, self._consumer, self._name)
             else:
                 await self._connection.flush()
 
@@ -373,3 +379,20 @@ class JetStreamMessageSource:
         if self._closed:
             raise Closed(f"{self._name} was closed")
         self._connection.check_open()
+
+
+GATHER_SECONDS: Final = 0.25
+"""Silence after which nothing more is expected to come again now."""
+GATHER_STEP: Final = 64
+"""Messages asked for at a time, so that little that is new is taken from other consumers."""
+
+
+def is_inherited(message: Message[Any]) -> bool:
+    """Whether it was delivered before, be it only to be given back."""
+    return not message.raw.first and deliveries_of(message.raw.reply) > 1
+
+
+def in_stream_order(messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+    """Those that were delivered before by their place in the stream, then the others as they came."""
+    again = sorted(filter(is_inherited, messages), key=lambda message: sequence_of(message.raw.reply))
+    return [*again, *(message for message in messages if not is_inherited(message))]

@@ -32,15 +32,13 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
-from broker_jetstream.batch import Batch, decode_ack
+from broker_jetstream.codec import LETTER_ROOM, encode_headers, encode_id, room_to_leave
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.header_values import encode_id
-from broker_jetstream.headers import LETTER_ROOM, encode_headers, room_to_leave
-from broker_jetstream.in_flight import InFlight
-from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.in_flight import Batch, InFlight, decode_ack
+from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.times import schedule_time, ttl_seconds
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["JetStreamTarget", "partition_of"]
 

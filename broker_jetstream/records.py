@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, LeaseLost, NotFound, Record, TopicPartition
 from broker.driver import RecordListener, Start, Waker
-from broker_jetstream import consumers
+from broker_jetstream import subscriptions
+from broker_jetstream.assigned_partition import Partition
 from broker_jetstream.connection import Connection
-from broker_jetstream.layout import Layout, Layouts
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.membership import Membership, plan
 from broker_jetstream.names import group_consumer
-from broker_jetstream.partitions import Partition
-from broker_jetstream.positions import committed_of, ensure_group
+from broker_jetstream.streams import Layout, Layouts
+from broker_jetstream.subscriptions import committed_of, ensure_group
 
 __all__ = ["JetStreamRecordSource"]
 
@@ -312,7 +312,7 @@ class JetStreamRecordSource:
         for place in partitions:
             layout = await self._layouts.find(place.topic)
             name, what = group_consumer(self._group, place.partition), f"Group {self._group!r} on topic {place.topic!r}"
-            found[place] = committed_of(await consumers.info(self._connection, layout.stream, name, what))
+            found[place] = committed_of(await subscriptions.info(self._connection, layout.stream, name, what))
         return found
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
@@ -368,7 +368,7 @@ class JetStreamRecordSource:
             await topic.membership.leave()
             if self._ephemeral:
                 for number in range(topic.layout.partitions):
-                    await consumers.delete(
+                    await subscriptions.delete(
                         self._connection,
                         topic.layout.stream,
                         group_consumer(self._group, number),

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from broker import BrokerError, ConnectionFailed, LeaseLost, Message, Outcome, SettleError
 from broker.driver import Settlement
+from broker_jetstream.codec import NativeMessage, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.fastpath import Outgoing, stands_alone
-from broker_jetstream.headers import NativeMessage, status_of
+from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.transport import Outgoing, stands_alone
 
 __all__ = ["Settler"]
 

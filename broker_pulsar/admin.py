@@ -28,11 +28,11 @@ from broker import (
     Unsupported,
 )
 from broker.driver import Start
-from broker_pulsar import subscribing
+from broker_pulsar import subscriptions
 from broker_pulsar.connection import Connection
 from broker_pulsar.membership import subscription_stats
+from broker_pulsar.message_ids import unpack
 from broker_pulsar.names import TopicPath, subscription_place
-from broker_pulsar.positions import unpack
 
 __all__ = ["PulsarAdmin"]
 
@@ -186,17 +186,17 @@ class PulsarAdmin:
                 f"A Pulsar subscription has no option {min(options)!r}",
                 advice="How it is shared is decided by the consumers that open it",
             )
-        await subscribing.create(self._connection, topic, name, start)
+        await subscriptions.create(self._connection, topic, name, start)
         return SubscriptionInfo(topic=topic, name=name)
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        await subscribing.delete(self._connection, topic, name)
+        await subscriptions.delete(self._connection, topic, name)
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
-        return await subscribing.listed(self._connection, topic)
+        return await subscriptions.listed(self._connection, topic)
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        await subscribing.require(self._connection, topic, name)
+        await subscriptions.require(self._connection, topic, name)
         stats = await self._connection.stats(topic)
         found = {number: subscription_stats(each, name) or {} for number, each in stats.items()}
         return SubscriptionInfo(topic=topic, name=name, native={"partitions": found})

@@ -3,6 +3,10 @@
 *Concurrency.* Calls of the client that wait run in threads of this connection; the rest is used from the event loop
 that opened it. *Failure.* `open` makes one honest try of both doors, so that a wrong credential is told as one: the
 client itself would try until a time-out. Afterwards the client reconnects by itself.
+
+MERGED broker_pulsar.connection: `Watch`: tells the hooks when the connection breaks and comes back, which the client keeps to itself.
+
+Looks every half second at the consumers that are open; without any, at nothing. Runs on the loop, until it is closed.
 """
 
 from __future__ import annotations
@@ -29,17 +33,17 @@ from broker import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.driver import Connected, Hooks
+from broker.driver import Connected, Disconnected, Hooks
 from broker_pulsar.client import Client, exceptions, pulsar
+from broker_pulsar.credentials import Credentials, ssl_context
+from broker_pulsar.ephemeral_cleanup import Leftovers
 from broker_pulsar.errors import translate
 from broker_pulsar.http_api import HttpApi
-from broker_pulsar.leftovers import Leftovers
 from broker_pulsar.names import TopicPath, subscription_place, topic_path
-from broker_pulsar.security import Credentials, ssl_context
 from broker_pulsar.settings import PulsarSettings
-from broker_pulsar.watching import Watch
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Watch"]
+
 
 T = TypeVar("T")
 _THREADS: Final = 16
@@ -362,3 +366,38 @@ def _check_log(path: Path) -> None:
 def _close(client: Client) -> None:
     with suppress(Exception):
         client.close()
+
+
+_PAUSE: Final = 0.5
+
+
+class Watch:
+    """One for a connection; `server` is what the events call it."""
+
+    def __init__(self, hooks: Hooks, server: str) -> None:
+        self._hooks = hooks
+        self._server = server
+        self._connected: set[Callable[[], bool]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, is_connected: Callable[[], bool]) -> Callable[[], None]:
+        """Look at this from now on; returns the function that ends it."""
+        self._connected.add(is_connected)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._look())
+        return lambda: self._connected.discard(is_connected)
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
+        was = True
+        while True:
+            await asyncio.sleep(_PAUSE)
+            now = all(each() for each in tuple(self._connected))
+            if now != was:
+                was = now
+                event = Connected(server=self._server, again=True) if now else Disconnected(server=self._server)
+                self._hooks.emit(event)

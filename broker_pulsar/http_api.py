@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from broker import BrokerError, Closed, ConnectionFailed, OperationTimeout, Retry
+from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.errors import answer_passes, failure_passes, http_error
-from broker_pulsar.security import Credentials, ssl_context
 from broker_pulsar.settings import PulsarSettings
 
 __all__ = ["Answer", "HttpApi"]

@@ -21,17 +21,16 @@ from typing import Any, Final
 
 from broker import Bounds, BrokerError, NotFound, OffsetOutOfRange, OperationTimeout, Record, TopicPartition
 from broker.driver import Span, Warned
-from broker_pulsar.chunks import FURTHEST, SILENT, before, entry_at, first_chunk, has_entries, near
+from broker_pulsar.chunked_messages import FURTHEST, SILENT, before, entry_at, first_chunk, has_entries, near
 from broker_pulsar.client import Message as NativeMessage
-from broker_pulsar.client import Reader, pulsar
+from broker_pulsar.client import Reader, has_more, open_reader, pulsar
+from broker_pulsar.codec import LogView, data_of, key_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
-from broker_pulsar.logs import bounds_of, keeps, look, removed, spans_of, topic_bounds
+from broker_pulsar.log_stats import bounds_of, keeps, look, removed, spans_of, topic_bounds
+from broker_pulsar.message_ids import PER_ENTRY, PER_LEDGER, after, built_id, offset_of
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import PER_ENTRY, PER_LEDGER, after, built_id, offset_of
-from broker_pulsar.properties import LogView, data_of, key_of
-from broker_pulsar.readers import has_more, open_reader
-from broker_pulsar.subscribing import milliseconds
+from broker_pulsar.subscriptions import milliseconds
 
 __all__ = ["PulsarLogReader", "make_record"]
 

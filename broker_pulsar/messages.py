@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, ConnectionFailed, Message, Outcome, SettleError
 from broker.driver import Ephemeral, MessageSubscription, Settlement, Waker, take_from
-from broker_pulsar import subscribing
+from broker_pulsar import subscriptions
 from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.codec import MessageView, data_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.names import subscription_name
-from broker_pulsar.properties import MessageView, data_of
 from broker_pulsar.receiving import Receiver, batch_policy
 
 __all__ = ["PulsarMessageSource", "subscribe"]
@@ -46,11 +46,11 @@ async def subscribe(
     topic, ephemeral = subscription.topic, isinstance(subscription.subscription, Ephemeral)
     name = subscription_name(subscription.subscription)
     if ephemeral:
-        await subscribing.create_ephemeral(connection, topic, name, subscription.start)
+        await subscriptions.create_ephemeral(connection, topic, name, subscription.start)
     elif subscription.create:
-        await subscribing.create(connection, topic, name, subscription.start)
+        await subscriptions.create(connection, topic, name, subscription.start)
     else:
-        await subscribing.require(connection, topic, name)
+        await subscriptions.require(connection, topic, name)
     settings = connection.settings
     url, client = connection.topic(topic).url, connection.client
     kind = pulsar.ConsumerType.KeyShared if subscription.ordered_by_key else pulsar.ConsumerType.Shared
@@ -75,7 +75,7 @@ async def subscribe(
         )
     except Exception as error:
         if ephemeral:
-            await subscribing.let_go(connection, topic, name)
+            await subscriptions.let_go(connection, topic, name)
         raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error
     return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral, on_close=on_close)
 
@@ -125,7 +125,7 @@ class PulsarMessageSource:
                 if left <= 0:
                     if not self._consumer.is_connected():
                         # The client looks for a deleted topic for ever.
-                        await subscribing.require(self._connection, self._topic, self._name, once=True)
+                        await subscriptions.require(self._connection, self._topic, self._name, once=True)
                         raise ConnectionFailed(f"{self._what}: the connection to the broker is being restored")
                     return []
                 self._receiver.ask()
@@ -170,7 +170,7 @@ class PulsarMessageSource:
         try:
             await self._receiver.close(self._connection)
             if self._ephemeral:
-                await subscribing.let_go(self._connection, self._topic, self._name)
+                await subscriptions.let_go(self._connection, self._topic, self._name)
         finally:
             self._buffer.clear()
             self._on_close(self)
@@ -195,7 +195,7 @@ class PulsarMessageSource:
             # The client closes a consumer whose topic or subscription is gone.
             error = ConnectionFailed(f"{self._what}: the client closed the consumer", retriable=False)
         try:
-            await subscribing.require(self._connection, self._topic, self._name, once=True)
+            await subscriptions.require(self._connection, self._topic, self._name, once=True)
         except BrokerError as found:
             error = error if found.retriable else found
         self._failure = error

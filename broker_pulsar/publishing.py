@@ -29,11 +29,11 @@ from broker import (
 )
 from broker.driver import logger
 from broker_pulsar.client import Producer, pulsar
+from broker_pulsar.codec import partition_key, properties_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import result_error, translate
+from broker_pulsar.message_ids import pack
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import pack
-from broker_pulsar.properties import partition_key, properties_of
 
 __all__ = ["PulsarTarget"]
 

@@ -20,14 +20,14 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, ConnectionFailed, NotFound, Record, SettleError, TopicPartition
 from broker.driver import Ephemeral, RecordListener, RecordSubscription, Waker
-from broker_pulsar import subscribing
-from broker_pulsar.chunks import begin_id
+from broker_pulsar import subscriptions
+from broker_pulsar.assigned_partition import GroupPartition, ask_again, not_ours, subscribe_part, take_from
+from broker_pulsar.chunked_messages import begin_id
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
-from broker_pulsar.logs import bounds_of, committed_in, cursor_in, first_of
+from broker_pulsar.log_stats import bounds_of, committed_in, cursor_in, first_of
 from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
 from broker_pulsar.names import TopicPath, subscription_name
-from broker_pulsar.partition import GroupPartition, ask_again, not_ours, subscribe_part, take_from
 from broker_pulsar.receiving import Receiver
 
 __all__ = ["PulsarRecordSource"]
@@ -74,7 +74,7 @@ class PulsarRecordSource:
 
         :raises TopicNotFound: one of the topics does not exist.
         """
-        create = subscribing.create_ephemeral if self._ephemeral else subscribing.create
+        create = subscriptions.create_ephemeral if self._ephemeral else subscriptions.create
         for topic in dict.fromkeys(self._subscription.topics):
             start = "earliest" if topic in self._subscription.whole else self._subscription.start
             await create(self._connection, topic, self.group, start)
@@ -148,7 +148,7 @@ class PulsarRecordSource:
     async def _explain(self, error: BrokerError) -> None:
         if isinstance(error, Closed):
             error = ConnectionFailed(f"Group {self.group!r}: the client closed a consumer", retriable=False)
-        self._fail(await subscribing.missing(self._connection, self._subscription.topics) or error)
+        self._fail(await subscriptions.missing(self._connection, self._subscription.topics) or error)
 
     def _fail(self, error: BrokerError) -> None:
         self._failure = self._failure or error
@@ -381,7 +381,7 @@ class PulsarRecordSource:
             await asyncio.gather(*(receiver.close(self._connection) for receiver in receivers))
             if self._ephemeral:
                 for topic in self._subscription.topics:
-                    await subscribing.let_go(self._connection, topic, self.group)
+                    await subscriptions.let_go(self._connection, topic, self.group)
         finally:
             for part in self._parts.values():
                 part.let_go()

@@ -15,8 +15,8 @@ from broker.hooks import Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.fastpath import stands_alone
 from broker_jetstream.settings import JetStreamSettings
+from broker_jetstream.transport import stands_alone
 from tests.jetstream.support import GroupListener, make_topic, publish, read, receive, settle_all, subscribe
 from tests.servers.nats import NatsServer
 

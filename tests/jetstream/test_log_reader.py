@@ -11,7 +11,7 @@ from broker.driver.contract import Bounds
 from broker.errors import OffsetOutOfRange, OperationTimeout
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.headers import SEQUENCE, NativeMessage, server_header
+from broker_jetstream.codec import SEQUENCE, NativeMessage, server_header
 from broker_jetstream.log_reader import JetStreamLogReader
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish

@@ -9,8 +9,8 @@ import pytest
 import broker
 from broker.driver.contract import RecordSource, RecordSubscription, TopicPartition
 from broker.testing.waiting import let_pass
+from broker_jetstream.assigned_partition import Partition
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.partitions import Partition
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import GroupListener, make_topic, publish, read, until
 from tests.servers.nats import NatsServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker_jetstream.connection import Connection
-from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.transport import Outgoing
 from tests.jetstream.conftest import Open
 
 BURST = [Outgoing(b"flood", b"", b"", b"x" * 100)] * 1000

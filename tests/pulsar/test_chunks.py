@@ -14,10 +14,10 @@ from broker.bus import Bus
 from broker.driver.contract import Bounds
 from broker.errors import OperationTimeout
 from broker.testing.waiting import eventually
-from broker_pulsar import chunks, log_reader
-from broker_pulsar.partition import GroupPartition
-from broker_pulsar.positions import PER_ENTRY
-from broker_pulsar.readers import open_reader
+from broker_pulsar import chunked_messages, log_reader
+from broker_pulsar.assigned_partition import GroupPartition
+from broker_pulsar.client import open_reader
+from broker_pulsar.message_ids import PER_ENTRY
 from tests.pulsar.chunk_writer import ChunkWriter
 from tests.pulsar.test_log_reader import PATIENCE, shorten, unload
 from tests.servers.pulsar import PulsarServer
@@ -106,7 +106,7 @@ async def test_the_first_of_large_chunks_may_be_far_before(
     bus: Bus, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch, before: str, rest: str
 ) -> None:
     # As if the chunks were so large that the fewest entries are read again.
-    monkeypatch.setattr(chunks, "_NEAR_BYTES", 0)
+    monkeypatch.setattr(chunked_messages, "_NEAR_BYTES", 0)
     layout = before + rest
     write(layout)
     start = len(before)
@@ -212,7 +212,7 @@ async def test_a_message_whose_chunks_come_slowly_comes_whole(
 async def test_nothing_is_asked_for_again_of_the_consumer_of_a_seek_or_a_reconnect(
     pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker sends by itself to one that is new to it, and may be slow to begin with chunks."""
+    """The broker sends by itself to one that is new to it, and may be slow to begin with chunked_messages."""
     asked: list[bool] = []
     judge = GroupPartition.is_to_be_asked_for
 

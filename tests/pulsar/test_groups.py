@@ -14,9 +14,9 @@ from broker.bus import Bus
 from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
+from broker_pulsar.assigned_partition import GroupPartition
 from broker_pulsar.client import pulsar
 from broker_pulsar.membership import Standing, standing_of
-from broker_pulsar.partition import GroupPartition
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")

@@ -19,8 +19,8 @@ from broker.errors import BrokerError, InvalidName, InvalidSetting
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import bodies, eventually, numbered, once, take, until_seen
-from broker_pulsar import leftovers
-from broker_pulsar.subscribing import require
+from broker_pulsar import ephemeral_cleanup
+from broker_pulsar.subscriptions import require
 from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer
 
@@ -127,8 +127,8 @@ async def test_an_ephemeral_subscription_that_cannot_be_consumed_goes(pulsar_ser
 async def test_ephemeral_subscriptions_of_the_dead_go(
     pulsar_server: PulsarServer, bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(leftovers, "GONE_SECONDS", 1.5)
+    monkeypatch.setattr(ephemeral_cleanup, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(ephemeral_cleanup, "GONE_SECONDS", 1.5)
     client = bus.backend.client  # pyright: ignore[reportAttributeAccessIssue]
     url = f"persistent://public/default/{topic}"
     # As a process that died leaves it; beside one that is of another kind, and one that is consumed.

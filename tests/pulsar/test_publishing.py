@@ -22,7 +22,7 @@ from broker.errors import (
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.waiting import eventually
-from broker_pulsar.positions import unpack
+from broker_pulsar.message_ids import unpack
 from broker_pulsar.publishing import PulsarTarget
 from tests.servers.pulsar import PulsarServer
 

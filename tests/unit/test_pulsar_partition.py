@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from broker.driver.contract import TopicPartition
+from broker_pulsar.assigned_partition import GroupPartition
 from broker_pulsar.client import pulsar
-from broker_pulsar.partition import GroupPartition
-from broker_pulsar.positions import pack
+from broker_pulsar.message_ids import pack
 
 LEDGER = 7
 

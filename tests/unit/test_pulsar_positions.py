@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from broker.errors import BackendError, InvalidName, OffsetOutOfRange
 from broker.names import EPHEMERAL, native_name
-from broker_pulsar.logs import removed
+from broker_pulsar.log_stats import removed
 from broker_pulsar.membership import Change, Standing, change_of
+from broker_pulsar.message_ids import LARGEST, after, pack, unpack
 from broker_pulsar.names import partition_number, subscription_name, topic_path
-from broker_pulsar.positions import LARGEST, after, pack, unpack
 
 places = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**20 - 1), st.integers(0, 4095))
 

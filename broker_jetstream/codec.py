@@ -6,27 +6,33 @@ tombstone), `anybroker-id` (where the server takes `Nats-Msg-Id` away). An attri
 as a header can carry it unchanged; all others share one header `anybroker-attributes`, percent-encoded, so that
 nothing written by others is ever decoded by mistake. Headers are read only when somebody asks. Whatever a foreign
 client wrote can be read: what is no value of ours is shown as if it were not there, and stays in `native`.
+
+MERGED broker_jetstream.codec: What the headers of many messages tell, as columns: each block is read once. Pure; safe from any thread.
+
+A block as our publishers write it is read here; one that has anything else is shown by the view, whose words count.
+
+
+MERGED broker_jetstream.codec: Values that a header can carry, and those that it cannot, in base64. Pure.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from broker import MessageTooLarge, OutboundMessage
 from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
-from broker_jetstream.header_columns import HeaderColumns, header_columns
-from broker_jetstream.header_values import decode_id, from_base64, is_plain
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
+    "ENCODED_ID",
     "LETTER_ROOM",
     "LETTER_TEXT",
     "MAX_HEADERS",
@@ -38,19 +44,26 @@ __all__ = [
     "STREAM",
     "SUBJECT",
     "TIME_STAMP",
+    "HeaderColumns",
     "LogView",
     "MessageView",
     "NativeMessage",
+    "decode_id",
     "deliveries_of",
     "encode_headers",
+    "encode_id",
+    "from_base64",
     "header",
+    "header_columns",
     "header_lines",
+    "is_plain",
     "key_of",
     "room_to_leave",
     "sequence_of",
     "server_header",
     "status_of",
 ]
+
 
 MAX_HEADERS: Final = 65_535
 """Bytes of headers that a server stores."""
@@ -387,3 +400,115 @@ class LogView(MessageView):
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return None
+
+
+_KEY_NAME: Final = b"anybroker-key"
+_ID_NAME: Final = b"Nats-Msg-Id"
+_TIME_NAME: Final = b"anybroker-time"
+
+
+class HeaderColumns(NamedTuple):
+    """One of each for each message.
+
+    :ivar publish_times: microseconds since 1970, or None.
+    """
+
+    ids: list[str]
+    keys: list[bytes | None]
+    attributes: list[Mapping[str, str]]
+    publish_times: list[int | None]
+
+
+class _View(Protocol):
+    def id(self, raw: Any, /) -> str: ...
+    def key(self, raw: Any, /) -> bytes | None: ...
+    def attributes(self, raw: Any, /) -> Mapping[str, str]: ...
+    def publish_times(self, raws: Sequence[Any], /) -> list[int | None]: ...
+
+
+def header_columns(raws: Sequence[Any], view: _View) -> HeaderColumns:
+    """Read the headers of messages.
+
+    :param view: shows those whose headers are not as our publishers write them.
+    """
+    ids: list[str] = []
+    keys: list[bytes | None] = []
+    shown: list[Mapping[str, str]] = []
+    times: list[int | None] = []
+    for raw in raws:
+        read = _read(raw.block)
+        if read is None:
+            ids.append(view.id(raw))
+            keys.append(view.key(raw))
+            shown.append(view.attributes(raw))
+            times += view.publish_times((raw,))
+            continue
+        identity, key, attributes, time = read
+        ids.append(view.id(raw) if identity is None else identity)
+        keys.append(key)
+        shown.append(MappingProxyType(attributes) if attributes else NO_ATTRIBUTES)
+        times.append(None if time is None else microseconds(time))
+    return HeaderColumns(ids, keys, shown, times)
+
+
+def _read(block: bytes) -> tuple[str | None, bytes | None, dict[str, str] | None, bytes | None] | None:
+    """The id if it has one, the key, the attributes and the time; None if it has to be read with more care."""
+    identity: str | None = None
+    key: bytes | None = None
+    time: bytes | None = None
+    attributes: dict[str, str] | None = None
+    for line in block.split(b"\r\n")[1:-2]:
+        name, colon, value = line.partition(b": ")
+        if name == _KEY_NAME and key is None:
+            key = value
+        elif name == _ID_NAME and identity is None and value and not value.startswith(ENCODED_ID):
+            identity = value.decode("utf-8", "replace")
+        elif name == _TIME_NAME and time is None:
+            time = value
+        elif name[:10] == _OURS or name[:5].lower() == _SERVERS or not _is_attribute(name, colon, value):
+            return None
+        else:
+            if attributes is None:
+                attributes = {}
+            try:
+                # The first of several values is shown, as the view does.
+                attributes.setdefault(name.decode(), value.decode())
+            except UnicodeDecodeError:
+                return None
+    return identity, key, attributes, time
+
+
+def _is_attribute(name: bytes, colon: bytes, value: bytes) -> bool:
+    """Whether a line is an attribute to the letter."""
+    return bool(colon and name) and b":" not in name and value == value.strip(b" \t")
+
+
+ENCODED_ID: Final = b"anybroker-64:"
+"""What an id in base64 begins with."""
+
+
+def encode_id(message_id: str) -> bytes:
+    """An id as a header's value; base64 under a prefix where a header cannot carry it."""
+    value = message_id.encode()
+    if is_plain(message_id) and not value.startswith(ENCODED_ID):
+        return value
+    return ENCODED_ID + b64encode(value)
+
+
+def decode_id(value: bytes) -> str:
+    """What `encode_id` made a value of; what is none of ours as it is."""
+    decoded = from_base64(value[len(ENCODED_ID) :]) if value.startswith(ENCODED_ID) else None
+    return (decoded or value).decode("utf-8", "replace")
+
+
+def from_base64(value: bytes) -> bytes | None:
+    """The bytes, or None if it is no base64."""
+    try:
+        return b64decode(value, validate=True)
+    except ValueError:
+        return None
+
+
+def is_plain(value: str) -> bool:
+    """Whether a header carries it unchanged."""
+    return not value or (value.isprintable() and value[0] != " " and value[-1] != " ")

@@ -19,7 +19,7 @@ from broker import OutboundMessage
 from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import shown
-from broker_pulsar.positions import offset_of
+from broker_pulsar.message_ids import offset_of
 
 __all__ = ["LogView", "MessageView", "data_of", "key_of", "partition_key", "properties_of"]
 

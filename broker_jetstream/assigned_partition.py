@@ -18,12 +18,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from broker import BrokerError, LeaseLost, NotFound, Record, SettleError, TopicPartition
+from broker_jetstream.codec import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import GROUP, pinned_by
-from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
-from broker_jetstream.layout import Layout
-from broker_jetstream.positions import Positions, is_marked
-from broker_jetstream.pulls import Pulls
+from broker_jetstream.pull_requests import Pulls
+from broker_jetstream.streams import Layout
+from broker_jetstream.subscriptions import GROUP, Positions, is_marked, pinned_by
 
 __all__ = ["Partition"]
 

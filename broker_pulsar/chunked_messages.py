@@ -13,12 +13,11 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import TopicPartition
-from broker_pulsar.client import MessageId, Reader, pulsar
+from broker_pulsar.client import MessageId, Reader, has_more, open_reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
-from broker_pulsar.logs import spans_of
-from broker_pulsar.positions import LARGEST, PER_ENTRY, built_id, offset_of, pack
-from broker_pulsar.readers import has_more, open_reader
+from broker_pulsar.log_stats import spans_of
+from broker_pulsar.message_ids import LARGEST, PER_ENTRY, built_id, offset_of, pack
 
 __all__ = ["FURTHEST", "SILENT", "before", "begin_id", "entry_at", "first_chunk", "has_entries", "near"]
 

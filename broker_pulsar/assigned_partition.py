@@ -16,8 +16,8 @@ from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import make_record
+from broker_pulsar.message_ids import PER_ENTRY, after, built_id, offset_of, pack, unpack
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import PER_ENTRY, after, built_id, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver, batch_policy
 
 __all__ = ["KEPT_IDS", "GroupPartition", "ask_again", "not_ours", "subscribe_part", "take_from"]

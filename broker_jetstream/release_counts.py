@@ -28,14 +28,14 @@ from broker import (
     TopicNotFound,
 )
 from broker.driver import SourceListener, Warned
-from broker_jetstream import consumers
+from broker_jetstream import subscriptions
+from broker_jetstream.codec import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.errors import api_error
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.names import GIVEN_BACK, given_back_subject
-from broker_jetstream.stored import stored_message
+from broker_jetstream.streams import stored_message
+from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["GivenBack", "Run", "counts_of", "forget", "runs_of"]
 
@@ -142,7 +142,7 @@ class GivenBack:
 
     async def _identify(self) -> int:
         """Find out which consumer has the name; everything up to the sequence that is returned is done."""
-        info = await consumers.info(self._connection, self._stream, self._consumer, self._what)
+        info = await subscriptions.info(self._connection, self._stream, self._consumer, self._what)
         # Only this answer tells the same time always; that of an update may not.
         self._of = str(info.get("created"))
         floor: dict[str, Any] = info.get("ack_floor") or {}

@@ -19,11 +19,11 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import Message, NotAuthorized
-from broker_jetstream import consumers
-from broker_jetstream.asking import Asking
+from broker_jetstream import subscriptions
+from broker_jetstream.codec import sequence_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import sequence_of
+from broker_jetstream.pull_requests import Asking
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["Swallowed"]
 
@@ -180,11 +180,11 @@ class Swallowed:
         connection, begin = self._connection, monotonic()
         epoch = connection.epoch
         try:
-            info = await consumers.info(connection, self._stream, self._consumer, self._name)
+            info = await subscriptions.info(connection, self._stream, self._consumer, self._name)
         except NotAuthorized:
             self._done(epoch)
             return
-        number, place = consumers.last_delivery(info)
+        number, place = subscriptions.last_delivery(info)
         # What is missing up to here is known; what goes missing from here on was somebody else's.
         self.number = max(self.number, number)
         shared = monotonic() < self._shared_until or number - self._before[0] > self._under_way

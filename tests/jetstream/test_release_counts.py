@@ -19,9 +19,9 @@ from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.given_back import counts_of, runs_of
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import GIVEN_BACK, given_back_subject
+from broker_jetstream.release_counts import counts_of, runs_of
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import Listener, make_topic, publish, receive, settle_all, subscribe, until

@@ -9,8 +9,8 @@ from typing import Any
 from broker import Bounds
 from broker.driver import Span
 from broker_pulsar.connection import Connection
+from broker_pulsar.message_ids import LARGEST, PER_ENTRY, PER_LEDGER, pack
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import LARGEST, PER_ENTRY, PER_LEDGER, pack
 
 __all__ = ["bounds_of", "committed_in", "cursor_in", "first_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
 

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from broker_jetstream.headers import header_lines
+from broker_jetstream.codec import header_lines
 
 __all__ = [
     "FastClient",

@@ -1,18 +1,20 @@
 """How a topic lies in its stream: subjects and partitions. Looked up once per topic and kept until told otherwise.
 
 Safe to share between tasks of one loop; two lookups of one topic may run at once and agree.
+
+MERGED broker_jetstream.streams: What a stream holds, by the word of its leader: a direct get may be answered by a replica that is behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from broker import TopicNotFound, Unsupported
+from broker import BackendError, TopicNotFound, Unsupported
 from broker_jetstream.connection import Connection
 from broker_jetstream.names import PARTITIONS_KEY, partition_subject, schedule_subject, stream_name, subject_filter
 
-__all__ = ["Layout", "Layouts", "layout_of"]
+__all__ = ["Layout", "Layouts", "layout_of", "stored_message"]
 
 
 class Layout(NamedTuple):
@@ -117,3 +119,25 @@ class Layouts:
         except TopicNotFound:
             return False
         return True
+
+
+_NO_MESSAGE: Final = 10037
+
+
+async def stored_message(
+    connection: Connection, stream: str, wanted: Mapping[str, Any], *, what: str
+) -> dict[str, Any] | None:
+    """One message as the API shows it; None if the stream has none such.
+
+    :param wanted: such as `{"seq": 1, "next_by_subj": "orders.>"}` or `{"last_by_subj": …}`.
+    :param what: for errors: "Topic 'orders'".
+    :raises TopicNotFound: there is no such stream. :raises BrokerError: by what the server says.
+    """
+    try:
+        answer = await connection.api(f"STREAM.MSG.GET.{stream}", wanted, what=what)
+    except BackendError as error:
+        if f"err_code {_NO_MESSAGE}" not in error.message:
+            raise
+        return None
+    found: dict[str, Any] = answer["message"]
+    return found

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Final
 
 from broker.driver import Waker
-from broker_jetstream.headers import status_of
+from broker_jetstream.codec import status_of
 
 __all__ = ["Inbox", "Replies"]
 
