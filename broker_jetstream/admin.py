@@ -1,9 +1,7 @@
 """Provisioning: topics as streams, subscriptions and groups as durable consumers.
 
-Each call is one or a few requests; every `ensure` and `delete` may be repeated and may run in several processes at
-once. A subscription's name may be that of a message subscription, of a record group, or of both.
-
-MERGED broker_jetstream.admin: The options of `ensure_topic`, checked before the server sees them. Pure functions.
+Each call is one or a few requests. Every `ensure` and `delete` may be repeated and may run in several processes at
+once. A name may belong to a message subscription, to a record group, or to both.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from broker_jetstream import release_counts, subscriptions
 from broker_jetstream.connection import Connection
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
-    GIVEN_BACK,
     PARTITIONS_KEY,
+    RELEASE_COUNTS_STREAM,
     consumer_name,
     group_consumer,
     group_of,
@@ -40,7 +38,7 @@ from broker_jetstream.names import (
     topic_of,
 )
 from broker_jetstream.streams import Layout, Layouts, layout_of
-from broker_jetstream.subscriptions import NANOSECONDS, committed_of
+from broker_jetstream.subscriptions import NANOSECONDS, committed_position
 from broker_jetstream.times import nanoseconds
 
 __all__ = ["JetStreamAdmin", "stream_changes"]
@@ -61,10 +59,10 @@ class JetStreamAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Create a topic, or bring it to these values; what is not given stays as it is.
+        """Create a topic, or update the given values.
 
-        :raises UnknownSetting, InvalidSetting: an option that streams do not have.
-        :raises Unsupported: fewer partitions than there are, or a foreign stream.
+        :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
+        :raises Unsupported: fewer partitions than the topic has, or a foreign stream.
         """
         stream = stream_name(name)
         changes = stream_changes(retention, options)
@@ -81,7 +79,7 @@ class JetStreamAdmin:
             except BackendError as error:
                 if f"err_code {_STREAM_IN_USE}" not in error.message:
                     raise
-                # Another process was quicker.
+                # Another process created it meanwhile.
                 found = await self._layouts.info(name)
             else:
                 return _topic_info(name, created)
@@ -109,13 +107,13 @@ class JetStreamAdmin:
         }
         if self._connection.server_version >= (2, 11):
             config["allow_msg_ttl"] = True
-        # The server schedules only where old messages make room for new ones.
+        # The server supports schedules only with discard="old".
         if self._connection.server_version >= (2, 12) and config["discard"] == "old":
             config["allow_msg_schedules"] = True
             subjects.append(schedule_subject(stream, "*"))
         age = config["max_age"]
         if age:
-            # The server refuses a window longer than messages live.
+            # The server refuses a window that is longer than max_age.
             config["duplicate_window"] = min(config["duplicate_window"], age)
         config["subjects"] = subjects
         return await self._connection.api(f"STREAM.CREATE.{stream}", config, what=f"Topic {name!r}")
@@ -130,7 +128,7 @@ class JetStreamAdmin:
             if not layout.ours or partitions < layout.partitions:
                 raise Unsupported(
                     f"Topic {name!r} has {layout.partitions} partitions and cannot have {partitions}",
-                    advice="Partitions can be added to topics made by ensure_topic, and not removed",
+                    advice="Partitions can only be added, and only to topics made by ensure_topic",
                 )
             wanted["metadata"] = {
                 **(config.get("metadata") or {}),
@@ -159,7 +157,7 @@ class JetStreamAdmin:
             [
                 topic_of(name)
                 async for name in self._pages("STREAM.NAMES", "streams", what="Topics")
-                if name != GIVEN_BACK and not name.startswith(("KV_", "OBJ_", "$"))
+                if name != RELEASE_COUNTS_STREAM and not name.startswith(("KV_", "OBJ_", "$"))
             ]
         )
 
@@ -180,7 +178,7 @@ class JetStreamAdmin:
         if options:
             raise UnknownSetting(
                 f"A JetStream subscription has no option {min(options)!r}",
-                advice="The connection's settings say lease and limits",
+                advice="Lease and limits are settings of the connection",
             )
         layout = await self._layouts.find(topic, fresh=True)
         found = await subscriptions.ensure_message_consumer(
@@ -208,7 +206,7 @@ class JetStreamAdmin:
         return _subscription_info(topic, name, await self._infos(layout, name))
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """Of a message subscription: waiting and unsettled. Of a group: records behind its commits, per partition."""
+        """Waiting and unsettled messages of a subscription; of a group, records behind its commits per partition."""
         layout = await self._layouts.find(topic, fresh=True)
         waiting = unsettled = 0
         partitions: dict[int, int] = {}
@@ -221,9 +219,9 @@ class JetStreamAdmin:
                 partition = int(info["name"].rpartition("+")[2])
                 behind = pending + unacked
                 if layout.ours:
-                    # Exact also where the durable was not yet put to its committed position.
+                    # Exact even if the durable has not been reset to its committed position.
                     reader = JetStreamLogReader(self._connection, self._layouts)
-                    behind = await reader.behind(layout, partition, committed_of(info) or 1)
+                    behind = await reader.behind(layout, partition, committed_position(info) or 1)
                 partitions[partition] = behind
                 waiting += behind
         return Lag(waiting=waiting, unsettled=unsettled, partitions=partitions)
@@ -262,7 +260,7 @@ class JetStreamAdmin:
 
 def _checked_partitions(number: int) -> int:
     if not 1 <= number <= 1024:
-        raise InvalidSetting(f"partitions is {number}", advice="It takes 1 to 1024")
+        raise InvalidSetting(f"partitions is {number}", advice="Use 1 to 1024")
     return number
 
 
@@ -285,10 +283,10 @@ def _subscription_info(topic: str, name: str, infos: list[dict[str, Any]]) -> Su
 
 
 def stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a stream's configuration that retention and options ask for.
+    """The stream configuration for retention and options.
 
-    :raises UnknownSetting: there is no such option.
-    :raises InvalidSetting: an option's value cannot be used.
+    :raises UnknownSetting: an option is unknown.
+    :raises InvalidSetting: the value of an option is invalid.
     """
     changes: dict[str, Any] = {}
     if retention is not None:
@@ -305,11 +303,9 @@ def stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> d
 
 def _up_to(most: int, what: str) -> Callable[[str, object], int]:
     def read(option: str, value: object) -> int:
-        # 0 would mean no bound to the server, which nobody who writes 0 means.
+        # The server takes 0 for "unlimited", which a caller does not expect.
         if not is_whole(value) or not (value == -1 or 1 <= value <= most):
-            raise InvalidSetting(
-                f"{option} is {value!r}", advice=f"It takes {what} from 1 to {most}, or -1 for no bound"
-            )
+            raise InvalidSetting(f"{option} is {value!r}", advice=f"Use {what} from 1 to {most}, or -1 for unlimited")
         return value
 
     return read
@@ -317,14 +313,14 @@ def _up_to(most: int, what: str) -> Callable[[str, object], int]:
 
 def _replicas(option: str, value: object) -> int:
     if not is_whole(value) or not 1 <= value <= 5:
-        raise InvalidSetting(f"{option} is {value!r}", advice="It takes a whole number from 1 to 5")
+        raise InvalidSetting(f"{option} is {value!r}", advice="Use a whole number from 1 to 5")
     return value
 
 
 def _one_of(*choices: str) -> Callable[[str, object], str]:
     def read(option: str, value: object) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise InvalidSetting(f"{option} is {value!r}", advice=f"It takes one of {', '.join(choices)}")
+            raise InvalidSetting(f"{option} is {value!r}", advice=f"Use one of {', '.join(choices)}")
         return value
 
     return read
@@ -340,4 +336,4 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "discard": ("discard", _one_of("old", "new")),
     "compression": ("compression", _one_of("none", "s2")),
 }
-"""By the option's name: the server's name for it, and what reads its value."""
+"""By option: the server's name for it, and the function that checks the value."""

@@ -1,13 +1,11 @@
-"""Durable consumers: what is asked of the server for subscriptions and groups, and checks of what is there.
+"""Durable consumers: their configuration for subscriptions and groups, and the committed position of a partition.
 
-All calls are requests to the server and may be repeated; creating what exists leaves it as it is, but for a lease
-or a delivery limit that would break a promise, which is raised.
+All calls may be repeated. Creating a consumer that exists leaves it unchanged, except that a lease too short or a
+delivery limit too low is raised.
 
-MERGED broker_jetstream.subscriptions: Where a record group stands in one partition: its committed position, and how it is stored on the server.
-
-The position is the ack floor of the partition's durable. Where the floor cannot tell it (the group starts or was
-sought elsewhere, or the server does not know any more what was delivered), it is written beside it, in the durable's
-metadata, and counts before the floor. Nothing here is serialised: the partition calls under its lock.
+A group's position is the ack floor of the partition's durable. Where the floor cannot express it (the group starts or
+was sought elsewhere, or the server has forgotten the deliveries), it is stored in the durable's metadata, which takes
+precedence. `CommittedPosition` does no locking: the partition calls it under its own lock.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ __all__ = [
     "GROUP",
     "NANOSECONDS",
     "POSITION_KEY",
-    "Positions",
-    "committed_of",
+    "CommittedPosition",
+    "committed_position",
     "create",
     "delete",
     "ensure_group",
     "ensure_message_consumer",
+    "has_position_mark",
     "info",
-    "is_marked",
     "last_delivery",
     "message_config",
     "partition_config",
@@ -50,18 +48,18 @@ __all__ = [
 
 
 EPHEMERAL_SECONDS: Final = 300
-"""A subscription of one consumer's own, whose process died, goes after this time."""
+"""An ephemeral consumer of a dead process is deleted after this time."""
 GROUP: Final = "owner"
-"""The priority group that every pull of a record group names."""
+"""The priority group of every pull of a record group."""
 POSITION_KEY: Final = "anybroker-position"
-"""Metadata of a durable whose committed position is not its floor: it starts, or was sought, somewhere else."""
+"""Metadata of a durable whose committed position is not its ack floor."""
 _FOREVER: Final = 3650 * 86_400 * NANOSECONDS
 _MAX_WAITING: Final = 8192
 
 
 def partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
     """The durable of one partition of a group."""
-    # Every durable can go everywhere: one that began at a later message refuses to be reset before it.
+    # "all", because a durable that starts later refuses to be reset before its start.
     return {
         "ack_policy": "all",
         "ack_wait": _FOREVER,
@@ -78,11 +76,10 @@ def partition_config(connection: Connection, layout: Layout, partition: int, pos
 
 
 def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait: bool = False) -> dict[str, Any]:
-    """The body of a pull for so many messages.
+    """The body of a pull request.
 
-    :param max_bytes: as the server counts them, with headers and subjects; it ends the pull at a message that is larger
-        than what is left.
-    :param no_wait: have it answered at once, with a status if there is nothing.
+    :param max_bytes: bytes including headers and subjects; the server ends the pull at a message that exceeds the rest.
+    :param no_wait: the server answers at once, with a status if it has no message.
     """
     if no_wait:
         return {"batch": number, "no_wait": True}
@@ -96,13 +93,13 @@ def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait
 
 
 def pinned_by(info: Mapping[str, Any]) -> bytes:
-    """The pin of a group's durable; empty if nobody is pinned."""
+    """The pin of a group's durable; empty if no member is pinned."""
     groups: list[dict[str, Any]] = info.get("priority_groups") or []
     return next((group.get("pinned_client_id") or "" for group in groups if group.get("group") == GROUP), "").encode()
 
 
 def start_config(start: Start) -> dict[str, Any]:
-    """Where a new consumer begins, as the server spells it."""
+    """The start of a new consumer, as the server spells it."""
     if isinstance(start, datetime):
         return {"deliver_policy": "by_start_time", "opt_start_time": server_time(start)}
     return {"deliver_policy": "all" if start == "earliest" else "new"}
@@ -130,32 +127,32 @@ def message_config(connection: Connection, layout: Layout, start: Start, *, ephe
 async def create(
     connection: Connection, layout: Layout, name: str, config: dict[str, Any], *, what: str
 ) -> dict[str, Any]:
-    """Create a durable consumer, or update the one of this name to the configuration."""
+    """Create a durable consumer, or update it to this configuration."""
     body = {"stream_name": layout.stream, "config": {"name": name, "durable_name": name, **config}}
     subject = f"CONSUMER.CREATE.{layout.stream}.{name}"
     single = config.get("filter_subject")
     if single and single != ">":
-        # Servers check permissions on the filter by this longer subject.
+        # The server checks permissions for the filter on this longer subject.
         subject += f".{single}"
     return await connection.api(subject, body, what=what)
 
 
 async def info(connection: Connection, stream: str, name: str, what: str) -> dict[str, Any]:
-    """What the server says of a consumer.
+    """CONSUMER.INFO.
 
-    :raises SubscriptionNotFound, TopicNotFound: it does not exist, or its stream does not.
+    :raises SubscriptionNotFound, TopicNotFound: the consumer or its stream does not exist.
     """
     return await connection.api(f"CONSUMER.INFO.{stream}.{name}", what=what)
 
 
 def last_delivery(info: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of a consumer's last delivery, and the place in the stream of the last message that it delivered."""
+    """Consumer and stream sequence of a consumer's last delivery."""
     delivered: Mapping[str, Any] = info.get("delivered") or {}
     return int(delivered.get("consumer_seq") or 0), int(delivered.get("stream_seq") or 0)
 
 
 async def delete(connection: Connection, stream: str, name: str, what: str) -> None:
-    """Delete a consumer; one that is not there is fine."""
+    """Delete a consumer if it exists."""
     try:
         await connection.api(f"CONSUMER.DELETE.{stream}.{name}", what=what)
     except SubscriptionNotFound:
@@ -173,10 +170,10 @@ async def ensure_message_consumer(
     ephemeral: bool = False,
     max_deliveries: int | None = None,
 ) -> dict[str, Any]:
-    """The consumer of a subscription, made if it is missing, with a lease and a delivery limit that keep our promises.
+    """The consumer of a subscription, created if missing; raises a lease or delivery limit that is too low.
 
-    :raises SubscriptionNotFound: it is missing and was not to be made.
-    :raises Unsupported: it is somebody else's and does not ack each message, or would break a promise.
+    :raises SubscriptionNotFound: it is missing, and `create_missing` is False.
+    :raises Unsupported: a foreign consumer with settings that this backend cannot use.
     """
     what = f"Subscription {subscription!r} of topic {layout.topic!r}"
     wanted = message_config(connection, layout, start, ephemeral=ephemeral)
@@ -188,10 +185,10 @@ async def ensure_message_consumer(
         return await create(connection, layout, name, wanted, what=what)
     config: dict[str, Any] = found["config"]
     if config.get("deliver_subject"):
-        raise Unsupported(f"{what} is a push consumer", advice="Use a pull consumer")
+        raise Unsupported(f"{what} is a push consumer", advice="Name a pull consumer")
     if config.get("ack_policy") != "explicit":
         raise Unsupported(
-            f"{what} has the ack policy {config.get('ack_policy')!r}", advice="Use one with explicit acks"
+            f"{what} has the ack policy {config.get('ack_policy')!r}", advice="Name a consumer with explicit acks"
         )
     limit = config.get("max_deliver", -1)
     limit_is_low = limit > 0 and (max_deliveries is None or limit <= max_deliveries)
@@ -203,16 +200,16 @@ async def ensure_message_consumer(
             f"{what} has max_deliver={limit} and ack_wait={config.get('ack_wait', 0) / NANOSECONDS:g} s",
             advice="Set max_deliver to -1 and ack_wait to lease_seconds on it, or lower lease_seconds",
         )
-    kept = {**config, "max_deliver": -1, "ack_wait": max(config.get("ack_wait", 0), wanted["ack_wait"])}
-    return await create(connection, layout, name, kept, what=what)
+    updated = {**config, "max_deliver": -1, "ack_wait": max(config.get("ack_wait", 0), wanted["ack_wait"])}
+    return await create(connection, layout, name, updated, what=what)
 
 
 COMMIT_SECONDS: Final = 1.0
-"""How long one commit waits for the server; it answers only what it delivered since the last reset."""
+"""How long one commit waits; the server answers only acks of records delivered since the last reset."""
 
 
-def committed_of(info: dict[str, Any]) -> int | None:
-    """The committed position that a durable's state tells; None if there is none."""
+def committed_position(info: dict[str, Any]) -> int | None:
+    """The committed position in a durable's state; None if there is none."""
     position = _metadata(info).get(POSITION_KEY, "")
     if position.isdecimal():
         return int(position)
@@ -221,15 +218,15 @@ def committed_of(info: dict[str, Any]) -> int | None:
     return floor + 1 if floor else None
 
 
-def is_marked(info: dict[str, Any]) -> bool:
-    """Whether the committed position stands beside the floor."""
+def has_position_mark(info: dict[str, Any]) -> bool:
+    """Whether the committed position is stored in the metadata."""
     return POSITION_KEY in _metadata(info)
 
 
 async def ensure_group(
     connection: Connection, log: JetStreamLogReader, layout: Layout, group: str, start: Start, *, ephemeral: bool
 ) -> None:
-    """Make the durables of a group that are missing; those begin at `start`."""
+    """Create the missing durables of a group, starting at `start`."""
     positions: Mapping[int, int] | None = None
     for number in range(layout.partitions):
         name, what = group_consumer(group, number), f"Group {group!r} on topic {layout.topic!r}"
@@ -252,12 +249,12 @@ async def _start_positions(log: JetStreamLogReader, topic: str, start: Start) ->
     return {}
 
 
-class Positions:
-    """The committed position of one durable, and what was delivered since its last reset."""
+class CommittedPosition:
+    """The committed position of one durable, and the deliveries since its last reset."""
 
     def __init__(self, connection: Connection, layout: Layout, number: int, consumer: str, what: str) -> None:
         self.sequence = 0
-        """How many records came since the last reset; the server numbers them from 1."""
+        """Records delivered since the last reset; the server numbers them from 1."""
         self._connection = connection
         self._layout = layout
         self._number = number
@@ -267,13 +264,13 @@ class Positions:
         self._offsets: list[int] = []
         self._base = 0
         self._committed: int | None = None
-        self._marked = False
+        self._has_mark = False
         self._reply: tuple[bytes, bytes] = (b"", b"")
 
     def delivered(self, reply: list[bytes], at: int) -> int | None:
-        """Note a record by its ack subject's tokens; its offset, or None if it is not the next one.
+        """Note a record by the tokens of its ack subject; returns its offset, or None if a record is missing before it.
 
-        :param at: where the token with the number of deliveries is.
+        :param at: index of the token with the number of deliveries.
         """
         offset, sequence = int(reply[at + 1]), int(reply[at + 2])
         if sequence != self.sequence + 1:
@@ -285,7 +282,7 @@ class Positions:
         return offset
 
     def forget(self) -> None:
-        """A reset follows: what was delivered counts no more."""
+        """Forget the deliveries, before a reset."""
         self._offsets.clear()
         self._base = self.sequence = 0
 
@@ -294,60 +291,61 @@ class Positions:
         return await info(self._connection, self._layout.stream, self._consumer, self._what)
 
     def check(self, found: dict[str, Any], position: int | None) -> None:
-        """Make sure that nobody else had the partition since our last look.
+        """Check that no other member had the partition meanwhile.
 
-        :param position: the next offset that we would hand over.
-        :raises LeaseLost: others have committed beyond it. Going on from there would undo their commits.
+        :param position: the next offset that we would return.
+        :raises LeaseLost: another member has committed beyond it; continuing would undo its commits.
         """
-        committed = committed_of(found)
+        committed = committed_position(found)
         if position is None or committed is None or committed == self._committed:
             return
         if committed > position:
             raise LeaseLost(
-                f"{self._what} was another member's meanwhile", advice="Its records are read from what was committed"
+                f"{self._what} belonged to another member meanwhile",
+                advice="Its records are read from the committed position",
             )
 
     async def reset(self, position: int | None) -> dict[str, Any]:
-        """Put the durable back to its committed position, or to `position` where that lies before; its state.
+        """Reset the durable to its committed position, or to `position` if that is lower; returns its state.
 
-        :raises LeaseLost: the group went on without us, see `check`.
+        :raises LeaseLost: see `check`.
         """
         found = await self.info()
         self.check(found, position)
-        self._marked, self._committed = is_marked(found), committed_of(found)
-        start: dict[str, Any] = {"seq": self._committed} if self._marked else {}
+        self._has_mark, self._committed = has_position_mark(found), committed_position(found)
+        start: dict[str, Any] = {"seq": self._committed} if self._has_mark else {}
         if position is not None and (self._committed is None or position < self._committed):
             start = {"seq": position}
         return await self._connection.api(f"CONSUMER.RESET.{self._path}", start, what=self._what)
 
-    async def move(self, position: int | None) -> int:
-        """Reset the durable to a position, or to the committed one, without committing it; where it stands then.
+    async def seek(self, position: int | None) -> int:
+        """Reset the durable to a position, or to the committed one, without committing; returns the new position.
 
         :raises OffsetOutOfRange: the log does not hold that position.
         """
         if position is not None:
             await self._check_bounds(position)
         found = await self.info()
-        self._marked, self._committed = is_marked(found), committed_of(found)
+        self._has_mark, self._committed = has_position_mark(found), committed_position(found)
         committed = self._committed or 1
         target = committed if position is None else max(position, 1)
-        if target != committed and not self._marked:
-            # The reset moves the floor; what was committed must outlive a crash before the next commit.
+        if target != committed and not self._has_mark:
+            # The reset moves the floor, and the committed position must survive a crash before the next commit.
             await self._mark(committed)
         await self._connection.api(f"CONSUMER.RESET.{self._path}", {"seq": target}, what=self._what)
         return target
 
-    async def store(self, position: int, handed_over: int, *, by_ack: bool) -> bool:
-        """Commit a position; False if the server does not answer, or refuses.
+    async def commit(self, position: int, next_offset: int, *, by_ack: bool) -> bool:
+        """Commit a position; returns False if the server does not answer, or refuses.
 
-        :param handed_over: the next offset to be handed over.
-        :param by_ack: by the floor if possible; else it is written beside it.
+        :param next_offset: the next offset that the partition returns.
+        :param by_ack: move the ack floor if possible, else write the metadata.
         """
-        if self._committed == position and not self._marked:
+        if self._committed == position and not self._has_mark:
             return True
         index = bisect_left(self._offsets, position)
-        # After a reset the server delivers again; until it has come as far, the floor cannot say it.
-        behind = index == 0 or (index == len(self._offsets) and self._offsets[-1] + 1 < min(position, handed_over))
+        # After a reset the floor cannot express the position until the server has redelivered that far.
+        behind = index == 0 or (index == len(self._offsets) and self._offsets[-1] + 1 < min(position, next_offset))
         if not by_ack or behind or (self._committed is not None and position < self._committed):
             await self._mark(position)
             self._committed = position
@@ -360,37 +358,39 @@ class Positions:
             if not await replies.wait(COMMIT_SECONDS) or (answer := replies.answers[0]) is None:
                 return False
             if status_of(answer[0])[0]:
-                # Nobody is there who could take it, or this user may not send it.
+                # No responders, or no permission.
                 return False
         except ConnectionFailed:
             return False
         finally:
             replies.close()
-        # The last one stays, so that its position can be committed once more.
+        # Keep the last one, so its position can be committed again.
         del self._offsets[: index - 1]
         self._base += index - 1
         self._committed = position
-        if self._marked:
+        if self._has_mark:
             await self._mark(None)
         return True
 
     async def _mark(self, position: int | None) -> None:
-        """Write the committed position down beside the durable, or remove the mark."""
+        """Write the committed position into the durable's metadata, or remove it."""
         found = await self.info()
         metadata = {name: value for name, value in _metadata(found).items() if name != POSITION_KEY}
         if position is not None:
             metadata[POSITION_KEY] = str(position)
         config: dict[str, Any] = {**found["config"], "metadata": metadata}
         await create(self._connection, self._layout, self._consumer, config, what=self._what)
-        self._marked = position is not None
+        self._has_mark = position is not None
 
     async def _check_bounds(self, position: int) -> None:
         info = await self._connection.api(f"STREAM.INFO.{self._layout.stream}", what=self._what)
         first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
         if position > last + 1:
-            raise OffsetOutOfRange(f"{self._what} ends at {last + 1}, and {position} lies beyond")
+            raise OffsetOutOfRange(f"{self._what} ends at {last + 1}; position {position} is beyond the end")
         if position < first and first > 1:
-            raise OffsetOutOfRange(f"{self._what} begins at {first}: retention removed what followed {position}")
+            raise OffsetOutOfRange(
+                f"{self._what} begins at {first}; retention removed the records from position {position} on"
+            )
 
 
 def _metadata(info: dict[str, Any]) -> dict[str, str]:
