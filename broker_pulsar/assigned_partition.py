@@ -1,7 +1,7 @@
-"""`GroupPartition`: one partition as a member of a group sees it: its consumer, what it has brought, what is committed.
+"""One partition of a record group as its member sees it: its consumer, its buffer, its committed position.
 
-Used from the loop only. A message id of the client's own is kept for each record that was handed over and is not
-committed, because only these let Pulsar ack a part of a batch; at most `KEPT_IDS` of them.
+Used from the loop only. The client's message id is stored for each record that was returned and is not committed,
+because only such an id can ack part of a batch; at most `KEPT_IDS` of them.
 """
 
 from __future__ import annotations
@@ -16,64 +16,67 @@ from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import make_record
-from broker_pulsar.message_ids import PER_ENTRY, after, built_id, offset_of, pack, unpack
+from broker_pulsar.message_ids import PER_ENTRY, make_id, next_position, offset_of, pack, unpack
 from broker_pulsar.names import TopicPath
 from broker_pulsar.receiving import Receiver, batch_policy
 
-__all__ = ["KEPT_IDS", "GroupPartition", "ask_again", "not_ours", "subscribe_part", "take_from"]
+__all__ = ["KEPT_IDS", "AssignedPartition", "not_assigned", "request_redelivery", "subscribe_partition", "take_records"]
 
 KEPT_IDS: Final = 100_000
-"""A commit below what is kept acks whole batches only, and so repeats a part of one after a crash."""
+"""A commit below these ids acks whole batches only, so part of a batch may be redelivered after a crash."""
 
 
-class GroupPartition:
-    """State of one partition; `start` is where the subscription stood when we joined."""
+class AssignedPartition:
+    """State of one partition.
 
-    def __init__(self, place: TopicPartition, consumer_name: str, start: int | None) -> None:
-        self.place: Final = place
+    :param start: position of the subscription when the member joined.
+    """
+
+    def __init__(self, topic_partition: TopicPartition, consumer_name: str, start: int | None) -> None:
+        self.topic_partition: Final = topic_partition
         self.consumer_name: Final = consumer_name
         self.receiver: Receiver | None = None
         self.owned = self.paused = self.changing = False
-        """`changing`: it is being taken over, given up or moved, and what arrives meanwhile is not ours."""
+        """`changing`: during an assignment, revocation or seek, arriving records are dropped."""
         self.connection = ""
-        """The connection over which we own it, as the broker calls it and was last seen to."""
-        self.brought = False
-        """Whether anything came since it began, so that what is left behind is known to come."""
+        """The broker's name of the connection over which we own the partition."""
+        self.has_received = False
+        """Whether a record arrived since the last restart."""
         self.start: Final = start
         self.committed = start
         self.cursor = start
-        """Where the broker's cursor stands, as far as is known: what is committed, or where a seek put it since."""
+        """The broker's cursor, as far as known: the committed position, or that of a later seek."""
         self.acked = 0
-        """Below this the client drops what comes, as acked, until its consumer seeks."""
+        """The client drops records below this position as acked, until its consumer seeks."""
         self.buffer: deque[Record[Any]] = deque()
         self._next = 0
         self._received = -1
-        """The highest position that the client gave us, ours or not."""
+        """The highest position that the client delivered, owned or not."""
         self._expected: int | None = None
-        """Where what comes has to begin, as long as it has not."""
-        self._came = -1
-        """The last position that came while it had not; -1 if nothing did."""
-        self.asked_at: int | None = None
-        """What the broker had sent us when it gave us the partition and was asked for all that is not committed; None
-        if its consumer is another one since, of a seek or a reconnect, to which it sends unasked."""
-        self._in_vain = 0
-        """Looks since it began that saw something to come, while nothing came."""
+        """The position at which the delivery must start, until it has."""
+        self._last_seen = -1
+        """The last position that arrived before that; -1 if none did."""
+        self.requested_at: int | None = None
+        """The broker's count of sent messages when the redelivery was requested; None after a seek or reconnect, when
+        the broker sends without a request."""
+        self._idle_checks = 0
+        """Checks since the last restart that saw a backlog while nothing arrived."""
         self._ids: deque[tuple[int, Any]] = deque()
 
     def arrived(self, messages: Sequence[NativeMessage]) -> bool:
-        """Take what came; False if nothing of it is new."""
+        """Buffer records; returns False if none is new."""
         if not self.owned or self.changing:
             self._received = max((self._received, *(offset_of(raw.message_id()) for raw in messages)))
             return False
-        topic, number = self.place
+        topic, number = self.topic_partition
         before = len(self.buffer)
         for raw in messages:
             message_id = raw.message_id()
             record = make_record(topic, number, raw, message_id)
-            if not self._has_begun(record.offset) or record.offset < self._next:
-                continue  # After a reconnect the broker begins again at what is committed.
+            if not self._delivery_started(record.offset) or record.offset < self._next:
+                continue  # After a reconnect the broker restarts at the committed position.
             self._next = record.offset + 1
-            self.brought = True
+            self.has_received = True
             self.buffer.append(record)
             self._ids.append((record.offset, message_id))
         self._received = max(self._received, self._next - 1)
@@ -82,118 +85,121 @@ class GroupPartition:
         return len(self.buffer) > before
 
     @property
-    def astray(self) -> bool:
-        """Whether what came is not the begin of what is to come."""
-        return self._expected is not None and self._came >= 0
+    def misaligned(self) -> bool:
+        """Whether records arrived that do not start the expected delivery."""
+        return self._expected is not None and self._last_seen >= 0
 
-    def is_to_be_asked_for(self, backlog: int, sent: int) -> bool:
-        """Whether the broker has to be asked anew for what is to come; called at each look at the group.
+    def needs_redelivery_request(self, backlog: int, sent: int) -> bool:
+        """Whether the redelivery must be requested again; called at each check of the assignment.
 
-        It is if what came is astray, or if the broker was asked and sends nothing: a request that meets a read of its
-        own, as at a change of consumers, may be dropped. The latter at the second, fourth, eighth such look, and not
-        where it has sent anything: the client drops both copies of a large message whose first chunk comes twice.
+        True if the delivery is misaligned, or if the broker sends nothing: it may drop a request that coincides with a
+        read of its own. In the latter case at the second, fourth, eighth check, and never after it has sent something:
+        the client drops both copies of a chunked message whose first chunk comes twice.
 
-        :param backlog: batches that the broker counts as not committed.
-        :param sent: messages that it has sent us, as in `Standing`.
+        :param backlog: the broker's count of uncommitted batches.
+        :param sent: the broker's count of sent messages, as in `PartitionState`.
         """
-        if self.astray:
+        if self.misaligned:
             return True
-        if self.brought or not backlog or sent != self.asked_at:
-            self._in_vain = 0
+        if self.has_received or not backlog or sent != self.requested_at:
+            self._idle_checks = 0
             return False
-        self._in_vain += 1
-        return self._in_vain > 1 and self._in_vain.bit_count() == 1
+        self._idle_checks += 1
+        return self._idle_checks > 1 and self._idle_checks.bit_count() == 1
 
-    def begin(self, position: int = 0, *, expected: int | None = None) -> None:
-        """Forget what came; from now on what lies below `position` is old.
+    def restart(self, position: int = 0, *, expected: int | None = None) -> None:
+        """Drop buffered records, and ignore records below `position`.
 
-        :param expected: where the first entry that is to come begins; 0 if nobody knows. The client keeps what it has
-            of an earlier delivery, and hands it over before that. None if it keeps nothing.
+        :param expected: position of the first entry to arrive; 0 if unknown. The client delivers queued records of an
+            earlier delivery before that. None if it has none.
         """
         self.buffer.clear()
         self._ids.clear()
         self._next = position
-        # What was not received yet follows on what was, and lacks nothing.
+        # Without earlier receives the queued records are complete.
         self._expected = expected if expected is not None and self._received >= expected else None
-        self._came = -1
-        self.brought = False
-        self._in_vain = 0
+        self._last_seen = -1
+        self.has_received = False
+        self._idle_checks = 0
 
-    def stays(self, connection: str) -> None:
-        """It is ours still, over this connection."""
+    def keep(self, connection: str) -> None:
+        """The partition is still ours, over this connection."""
         if connection != self.connection:
-            self.connection, self.asked_at = connection, None
+            self.connection, self.requested_at = connection, None
 
-    def let_go(self) -> None:
-        """It is not ours any more."""
+    def release(self) -> None:
+        """The partition is no longer ours."""
         self.owned = self.changing = False
-        self.begin()
+        self.restart()
 
-    def _has_begun(self, offset: int) -> bool:
-        """Whether the delivery that begins with the first entry to come has come to this position."""
-        expected, came = self._expected, self._came
+    def _delivery_started(self, offset: int) -> bool:
+        """Whether the expected delivery has started, at or before this position."""
+        expected, last_seen = self._expected, self._last_seen
         if expected is None:
             return True
-        # A delivery that was asked for begins at or below all that came of earlier ones.
-        if offset <= came or expected <= offset <= expected + 1:
+        # A requested redelivery starts at or below all earlier arrivals.
+        if offset <= last_seen or expected <= offset <= expected + 1:
             self._expected = None
             return True
-        self._came = offset
+        self._last_seen = offset
         self._received = max(self._received, offset)
         return False
 
-    def is_behind(self, cursor: int) -> bool:
-        """Whether the group's cursor is behind what this member acked, because another one went back; within the batch
-        of which it acked a part, that cannot be told from what is left of it."""
+    def was_rewound(self, cursor: int) -> bool:
+        """Whether another member moved the group's cursor below our acks; undetectable within a partly acked batch."""
         return cursor < self.acked - self.acked % PER_ENTRY
 
     def target(self, position: int | None, bounds: Bounds) -> int:
-        """Where a seek goes; None is what is committed, or the start, as far as the log still has it.
+        """The target of a seek; None means the committed position or the start, at least the first of the log.
 
-        :raises OffsetOutOfRange: the log does not hold it.
+        :raises OffsetOutOfRange: the log does not hold the position.
         """
         if position is None:
             position = self.committed if self.committed is not None else self.start
             position = bounds.first if position is None else max(position, bounds.first)
         if not bounds.first <= position <= bounds.next:
             raise OffsetOutOfRange(
-                f"Position {position} of {self.place.topic}[{self.place.partition}] is not in the log, "
-                f"which holds {bounds.first} to {bounds.next}"
+                f"Position {position} of {self.topic_partition.topic}[{self.topic_partition.partition}] "
+                f"is not in the log, which holds {bounds.first} to {bounds.next}"
             )
         return position
 
     def commit_id(self, position: int) -> Any:
-        """The id to ack up to, so that `position` is the next to read; None if there is nothing to ack."""
+        """The message id to ack cumulatively so that `position` is next; None if there is nothing to ack."""
         found: Any = None
         while self._ids and self._ids[0][0] < position:
             found = self._ids.popleft()[1]
         if found is not None:
-            self.acked = after(found)
+            self.acked = next_position(found)
             return found
         ledger, entry, _ = unpack(position)
         self.acked = pack(ledger, entry, 0)
-        # Whole entries can be acked by an id that is made, parts of a batch cannot.
-        return built_id(self.place.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
+        # A constructed id can ack whole entries, but not part of a batch.
+        return make_id(self.topic_partition.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
 
 
-def not_ours(place: TopicPartition) -> LeaseLost:
-    """What is asked of this partition is another member's to ask."""
-    return LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not assigned to this member")
+def not_assigned(topic_partition: TopicPartition) -> LeaseLost:
+    """The error of a call for a partition of another member."""
+    return LeaseLost(
+        f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned to this member"
+    )
 
 
-async def subscribe_part(connection: Connection, part: GroupPartition, log: TopicPath, group: str) -> Consumer:
+async def subscribe_partition(
+    connection: Connection, partition: AssignedPartition, log: TopicPath, group: str
+) -> Consumer:
     """The member's consumer of this partition.
 
-    :raises BrokerError: the broker refuses it, or does not answer.
+    :raises BrokerError: the broker refuses, or does not answer.
     """
     client, settings = connection.client, connection.settings
     try:
-        return await connection.make(
+        return await connection.create(
             lambda: client.subscribe(
                 log.url,
                 group,
                 consumer_type=pulsar.ConsumerType.Failover,
-                consumer_name=part.consumer_name,
+                consumer_name=partition.consumer_name,
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=settings.receiver_queue,
                 batch_receive_policy=batch_policy(settings.receiver_queue),
@@ -203,42 +209,47 @@ async def subscribe_part(connection: Connection, part: GroupPartition, log: Topi
             lambda consumer: consumer.close(),
         )
     except Exception as error:
-        raise translate(error, f"Group {group!r} of topic {part.place.topic!r}") from error
+        raise translate(error, f"Group {group!r} of topic {partition.topic_partition.topic!r}") from error
 
 
-async def ask_again(part: GroupPartition) -> None:
-    """Have the broker send what is not committed once more, if the partition is ours still and was not moved since.
+async def request_redelivery(partition: AssignedPartition) -> None:
+    """Request redelivery of uncommitted records, unless the partition was lost or moved meanwhile.
 
     :raises BrokerError: the client's error.
     """
-    if part.receiver is not None and part.owned and not part.changing and (part.astray or part.asked_at is not None):
-        await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
+    if (
+        partition.receiver is not None
+        and partition.owned
+        and not partition.changing
+        and (partition.misaligned or partition.requested_at is not None)
+    ):
+        await partition.receiver.call(partition.receiver.consumer.redeliver_unacknowledged_messages)
 
 
-def take_from(
-    parts: list[GroupPartition], max_records: int, max_bytes: int
-) -> tuple[list[Record[Any]], list[GroupPartition]]:
-    """Records that may be handed over, and the partitions they are of, which go to the end of `parts`.
+def take_records(
+    partitions: list[AssignedPartition], max_records: int, max_bytes: int
+) -> tuple[list[Record[Any]], list[AssignedPartition]]:
+    """Take buffered records, and the partitions they came from, which move to the end of `partitions`.
 
-    At most `max_records` and, but for one record, `max_bytes`; those of a partition are together.
+    At most `max_records` and, except for the first record, `max_bytes`; grouped by partition.
     """
     taken: list[Record[Any]] = []
-    served: list[GroupPartition] = []
+    served: list[AssignedPartition] = []
     size = 0
-    for part in tuple(parts):
+    for partition in tuple(partitions):
         if len(taken) >= max_records or size > max_bytes:
             break
-        if not part.buffer or part.paused or part.changing or not part.owned:
+        if not partition.buffer or partition.paused or partition.changing or not partition.owned:
             continue
         before = len(taken)
-        while part.buffer and len(taken) < max_records:
-            size += part.buffer[0].size
+        while partition.buffer and len(taken) < max_records:
+            size += partition.buffer[0].size
             if taken and size > max_bytes:
                 break
-            taken.append(part.buffer.popleft())
+            taken.append(partition.buffer.popleft())
         if len(taken) > before:
-            served.append(part)
-    for part in served:
-        parts.remove(part)
-        parts.append(part)
+            served.append(partition)
+    for partition in served:
+        partitions.remove(partition)
+        partitions.append(partition)
     return taken, served

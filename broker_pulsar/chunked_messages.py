@@ -1,9 +1,9 @@
-"""Messages in chunks that lie across the place at which a read begins: the client drops the rest of such a one.
+"""Reads that begin within a chunked message, the rest of which the client would drop.
 
-Its offset is that of its last chunk, so it belongs to the read. Who begins there sees an entry of which nothing comes,
-and begins again as many before as `near` tells, since other messages may lie between the chunks of one. Where the very
-first entry is missing, and no message ends in the one before it, its message may be longer and begin `FURTHEST` before.
-Used by threads of the connection, but for `begin_id`, which is for the loop; no state.
+The offset of a chunked message is that of its last chunk, so it belongs to a read that begins between its chunks. Such
+a read finds an entry without a message, and starts again `search_depth` entries earlier, because other messages may lie
+between the chunks. If the very first entry is missing and no message ends in the entry before, the message may be
+longer: the read starts `MAX_DEPTH` entries earlier. Called in threads of the connection, except `start_id`. No state.
 """
 
 from __future__ import annotations
@@ -16,24 +16,32 @@ from broker import TopicPartition
 from broker_pulsar.client import MessageId, Reader, has_more, open_reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
-from broker_pulsar.log_stats import spans_of
-from broker_pulsar.message_ids import LARGEST, PER_ENTRY, built_id, offset_of, pack
+from broker_pulsar.log_stats import entry_spans
+from broker_pulsar.message_ids import LARGEST, PER_ENTRY, make_id, offset_of, pack
 
-__all__ = ["FURTHEST", "SILENT", "before", "begin_id", "entry_at", "first_chunk", "has_entries", "near"]
+__all__ = [
+    "MAX_DEPTH",
+    "SILENCE_SECONDS",
+    "entries_before",
+    "entry_at",
+    "first_chunk",
+    "has_entries",
+    "search_depth",
+    "start_id",
+]
 
-FURTHEST: Final = 4096
-SILENT: Final = 1.0
-"""Seconds without a message after which what there is is taken for the rest of what the client drops, and looked at
-from further before."""
+MAX_DEPTH: Final = 4096
+SILENCE_SECONDS: Final = 1.0
+"""Seconds without a message after which the read restarts further back: the client may be dropping chunks."""
 _NEAR_BYTES: Final = 64 << 20
 _NEAREST: Final = 32
 _WAIT: Final = 100
 _FIRST_CHUNK: Final = (7 << 3) | 2
-"""The tag, in Pulsar's `MessageIdData`, of the id of the first chunk, of which the client's id does not tell."""
+"""The tag of the first chunk's id in `MessageIdData`, which the client's id does not expose."""
 
 
 def first_chunk(message_id: Any) -> int:
-    """Where a message begins: the offset of its first chunk, or of its entry."""
+    """The offset of a message's first chunk, or of its entry."""
     numbers: list[int] = []
     number = shift = 0
     for byte in message_id.serialize():
@@ -42,7 +50,7 @@ def first_chunk(message_id: Any) -> int:
         if byte < 0x80:
             numbers.append(number)
             number = shift = 0
-    # All fields are numbers but this one, which has nothing but numbers in it and comes last.
+    # All fields are numbers, except this last one, which contains only numbers.
     tags = numbers[::2]
     if _FIRST_CHUNK not in tags:
         return pack(message_id.ledger_id(), message_id.entry_id(), 0)
@@ -52,28 +60,28 @@ def first_chunk(message_id: Any) -> int:
 
 
 def has_entries(stats: Mapping[str, Any], start: int, stop: int) -> bool:
-    """Whether there is an entry that begins in this range."""
-    return bool(spans_of(stats, entry_at(start), stop))
+    """Whether an entry starts in this range."""
+    return bool(entry_spans(stats, entry_at(start), stop))
 
 
 def entry_at(position: int) -> int:
-    """The first entry that begins at a position or behind it."""
+    """The first entry that starts at or after a position."""
     return -(-position // PER_ENTRY) * PER_ENTRY
 
 
-def near(stats: Mapping[str, Any]) -> int:
-    """How many entries of this log `_NEAR_BYTES` are, on average; at least `_NEAREST` and at most `FURTHEST`.
+def search_depth(stats: Mapping[str, Any]) -> int:
+    """The average number of entries in `_NEAR_BYTES` of this log; at least `_NEAREST` and at most `MAX_DEPTH`.
 
-    By bytes, since thousands of small messages may lie between two chunks, and as many chunks would be gigabytes.
+    By bytes, because thousands of small messages may lie between two chunks, and as many chunks would be gigabytes.
     """
     entries, size = int(stats.get("numberOfEntries") or 0), int(stats.get("totalSize") or 0)
-    return min(max(_NEAREST, _NEAR_BYTES * entries // max(size, 1)), FURTHEST)
+    return min(max(_NEAREST, _NEAR_BYTES * entries // max(size, 1)), MAX_DEPTH)
 
 
-def before(stats: Mapping[str, Any], position: int, count: int) -> int | None:
-    """The position of the entry so many before this one, or of the first; None if there is none."""
+def entries_before(stats: Mapping[str, Any], position: int, count: int) -> int | None:
+    """The position `count` entries before this one, or of the first entry; None if there is none."""
     found: int | None = None
-    for span in reversed(spans_of(stats, 0, position)):
+    for span in reversed(entry_spans(stats, 0, position)):
         entries = (span.stop - span.start) // PER_ENTRY
         if entries >= count:
             return span.stop - count * PER_ENTRY
@@ -82,35 +90,35 @@ def before(stats: Mapping[str, Any], position: int, count: int) -> int | None:
     return found
 
 
-async def begin_id(connection: Connection, place: TopicPartition, position: int) -> MessageId:
-    """Where a consumer has to begin to get the message that is at a position, and what follows on it.
+async def start_id(connection: Connection, place: TopicPartition, position: int) -> MessageId:
+    """The message id at which a consumer must start to receive the message at a position and all later ones.
 
-    :raises BrokerError: the log cannot be looked at.
+    :raises BrokerError: the log cannot be read.
     """
     log = (await connection.logs(place.topic))[place.partition]
     stats = await connection.internal_stats(log)
-    asked, patience = built_id(place.partition, position), connection.settings.request_timeout
+    requested, patience = make_id(place.partition, position), connection.settings.request_timeout
     if not has_entries(stats, position, LARGEST):
-        return asked
+        return requested
 
     def look(begin: int, silence: float) -> tuple[int, bool]:
-        reader = open_reader(connection.client, log, built_id(place.partition, begin))
+        reader = open_reader(connection.client, log, make_id(place.partition, begin))
         try:
-            return _look(reader, entry_at(position), before(stats, position, 1), patience, silence)
+            return _find_start(reader, entry_at(position), entries_before(stats, position, 1), patience, silence)
         finally:
             reader.close()
 
     def find() -> MessageId:
-        # Too early an end of this one has it look again, an early end of the others would lose a message.
-        head, _ = look(position, min(SILENT, patience))
-        for count in (near(stats), FURTHEST):
-            begin = before(stats, position, count)
+        # If this one ends too early it is repeated; if one of the others did, a message would be lost.
+        head, _ = look(position, min(SILENCE_SECONDS, patience))
+        for count in (search_depth(stats), MAX_DEPTH):
+            begin = entries_before(stats, position, count)
             if begin is None or not has_entries(stats, position, head):
                 break
-            head, is_known = look(begin, patience)
-            if is_known:
+            head, boundary_seen = look(begin, patience)
+            if boundary_seen:
                 break
-        return built_id(place.partition, head) if head < entry_at(position) else asked
+        return make_id(place.partition, head) if head < entry_at(position) else requested
 
     try:
         return await connection.call(find)
@@ -118,13 +126,13 @@ async def begin_id(connection: Connection, place: TopicPartition, position: int)
         raise translate(error, f"Reading {log.url!r}") from error
 
 
-def _look(reader: Reader, edge: int, last: int | None, patience: float, silence: float) -> tuple[int, bool]:
-    """Where the first message at or behind an edge begins, or the largest position if none comes; and whether another
+def _find_start(reader: Reader, edge: int, last: int | None, patience: float, silence: float) -> tuple[int, bool]:
+    """The start of the first message at or after an edge, or the largest position if none arrives; and whether another
     one ends in the entry before the edge.
 
-    :param silence: seconds without a message after which there is taken to be no more.
+    :param silence: seconds without a message after which none is expected.
     """
-    is_known = False
+    boundary_seen = False
     deadline = monotonic() + silence
     while monotonic() < deadline:
         try:
@@ -136,6 +144,6 @@ def _look(reader: Reader, edge: int, last: int | None, patience: float, silence:
         deadline = monotonic() + silence
         offset = offset_of(message_id)
         if offset >= edge:
-            return first_chunk(message_id), is_known
-        is_known = is_known or (last is not None and last <= offset < last + PER_ENTRY)
-    return LARGEST, is_known
+            return first_chunk(message_id), boundary_seen
+        boundary_seen = boundary_seen or (last is not None and last <= offset < last + PER_ENTRY)
+    return LARGEST, boundary_seen

@@ -1,10 +1,8 @@
-"""The one door to pulsar-client, which has no types: its modules as they are, and names for its objects.
+"""The only import of pulsar-client, which has no types: its modules, names for its objects, and readers.
 
-The client makes an object of Python around each message that it hands over, and takes it off again at each ack. The
-message beneath, of its extension, answers the same questions: by two private names of the client, `extension_of` and
-`shown` save the first and make it for applications. A client without the one for consumers gives wrapped messages.
-
-MERGED broker_pulsar.client: Readers of pulsar-client: made, and asked whether anything is left. Blocking, for threads of the connection.
+The client wraps each received message in a Python object and unwraps it at each ack. The object of its extension has
+the same methods, so `extension_of` avoids the wrapper and `wrapped` adds it for applications. Both use private names
+of the client; without them messages stay wrapped. Reader functions block.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ __all__ = [
     "has_more",
     "open_reader",
     "pulsar",
-    "shown",
+    "wrapped",
 ]
 
 
@@ -44,12 +42,12 @@ Reader: TypeAlias = Any
 
 
 def extension_of(consumer: Consumer) -> Consumer:
-    """What receives and acks for the consumer: its messages have no wrapper."""
+    """The extension's consumer, which receives messages without wrappers."""
     return getattr(consumer, "_consumer", consumer)
 
 
-def shown(message: Message) -> Message:
-    """The message as the client shows it to applications."""
+def wrapped(message: Message) -> Message:
+    """The message with the wrapper that the client gives to applications."""
     if isinstance(message, pulsar.Message):
         return message
     return pulsar.Message._wrap(message)
@@ -60,7 +58,7 @@ _AGAIN: Final = 0.02
 
 
 def open_reader(client: Client, log: TopicPath, start: Any) -> Reader:
-    """A reader of one log that begins with this message id, if it is there; it blocks."""
+    """A reader of one log that starts at a message id, inclusive. Blocks."""
     return client.create_reader(
         log.url,
         start,
@@ -71,12 +69,11 @@ def open_reader(client: Client, log: TopicPath, start: Any) -> Reader:
 
 
 def has_more(reader: Reader, patience: float) -> bool:
-    """Whether anything is behind the place of a reader; it blocks.
+    """Whether a message follows the reader's position. Blocks.
 
-    A seek, or a topic that is loaded anew, has the broker drop the reader, which comes back by itself; until then the
-    broker does not know it.
+    After a seek or a reload of the topic the broker does not know the reader until it has reconnected.
 
-    :param patience: seconds for which that is waited for.
+    :param patience: seconds to wait for that.
     """
     deadline = monotonic() + patience
     while True:

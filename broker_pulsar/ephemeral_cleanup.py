@@ -1,10 +1,8 @@
-"""Ephemeral subscriptions whose process died, which Pulsar would keep, and with them what they have not read.
+"""Deletes ephemeral subscriptions of dead processes, which Pulsar would keep together with their backlog.
 
-They are found and deleted by whoever has an ephemeral subscription of the same topic. A consumer that only lost its
-connection must not lose its place, so nobody must have been seen at a subscription in a row of looks over
-`GONE_SECONDS`; and the broker refuses to delete one that somebody is connected to.
-
-Runs on the loop of its connection while there is such a subscription; a look that fails is left out.
+Every process with an ephemeral subscription checks its topic. A consumer that only lost its connection must not lose
+its subscription, so a subscription is deleted only after it had no consumer for `ABANDONED_SECONDS`; the broker refuses
+to delete one that has. Runs on the loop of its connection while it has such a subscription; failed checks are skipped.
 """
 
 from __future__ import annotations
@@ -18,72 +16,74 @@ from typing import Any, Final
 from broker import BrokerError
 from broker_pulsar.names import EPHEMERAL
 
-__all__ = ["GONE_SECONDS", "LOOK_SECONDS", "Leftovers"]
+__all__ = ["ABANDONED_SECONDS", "CHECK_SECONDS", "EphemeralCleanup"]
 
-LOOK_SECONDS: Final = 60.0
-GONE_SECONDS: Final = 300.0
+CHECK_SECONDS: Final = 60.0
+ABANDONED_SECONDS: Final = 300.0
 
 Stats = Callable[[str], Awaitable[Mapping[int, Mapping[str, Any]]]]
 Delete = Callable[[str, str], Awaitable[None]]
 
 
-class Leftovers:
-    """Of one connection.
+class EphemeralCleanup:
+    """The cleanup of one connection.
 
-    :param stats: what the broker counts for each partition of a topic.
-    :param delete: deletes a subscription of a topic that nobody is connected to.
+    :param stats: returns the statistics of each partition of a topic.
+    :param delete: deletes a subscription that has no consumer.
     """
 
     def __init__(self, stats: Stats, delete: Delete) -> None:
         self._stats = stats
         self._delete = delete
-        self._own: set[tuple[str, str]] = set()
-        self._alone: dict[tuple[str, str], float] = {}
-        """Since when nobody was seen at them."""
+        self._watched: set[tuple[str, str]] = set()
+        self._unattended: dict[tuple[str, str], float] = {}
+        """Since when they have had no consumer."""
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, topic: str, name: str) -> Callable[[], None]:
-        """Look after the topic of this subscription, which is ours; returns the function that ends it."""
-        own = (topic, name)
-        self._own.add(own)
+        """Check the topic of this subscription of ours; returns a function that ends this."""
+        key = (topic, name)
+        self._watched.add(key)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="broker-pulsar-leftovers")
-        return lambda: self._own.discard(own)
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="broker-pulsar-cleanup")
+        return lambda: self._watched.discard(key)
 
     def close(self) -> None:
-        """Look at nothing any more."""
-        self._own.clear()
+        """Stop checking."""
+        self._watched.clear()
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
-        while self._own:
-            for topic in {topic for topic, _ in self._own}:
+        while self._watched:
+            for topic in {topic for topic, _ in self._watched}:
                 with suppress(BrokerError):
-                    await self._look(topic)
-            await asyncio.sleep(LOOK_SECONDS)
+                    await self._check(topic)
+            await asyncio.sleep(CHECK_SECONDS)
         self._task = None
-        self._alone.clear()
+        self._unattended.clear()
 
-    async def _look(self, topic: str) -> None:
-        found = _alone(await self._stats(topic))
+    async def _check(self, topic: str) -> None:
+        found = _unattended(await self._stats(topic))
         now = monotonic()
-        seen = {(topic, name) for name in found} - self._own
-        self._alone = {key: since for key, since in self._alone.items() if key[0] != topic or key in seen}
-        for key in seen:
-            if now - self._alone.setdefault(key, now) >= GONE_SECONDS:
+        unattended = {(topic, name) for name in found} - self._watched
+        self._unattended = {
+            key: since for key, since in self._unattended.items() if key[0] != topic or key in unattended
+        }
+        for key in unattended:
+            if now - self._unattended.setdefault(key, now) >= ABANDONED_SECONDS:
                 await self._delete(*key)
 
 
-def _alone(stats: Mapping[int, Mapping[str, Any]]) -> set[str]:
-    """The ephemeral subscriptions at which nobody is, in no partition."""
+def _unattended(stats: Mapping[int, Mapping[str, Any]]) -> set[str]:
+    """The ephemeral subscriptions without a consumer in any partition."""
     names: set[str] = set()
     served: set[str] = set()
     for each in stats.values():
         subscriptions: Mapping[str, Mapping[str, Any]] = each.get("subscriptions") or {}
-        for name, told in subscriptions.items():
+        for name, subscription in subscriptions.items():
             if name.startswith(EPHEMERAL):
                 names.add(name)
-                if told.get("consumers"):
+                if subscription.get("consumers"):
                     served.add(name)
     return names - served
