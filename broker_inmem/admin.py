@@ -11,7 +11,7 @@ from typing import Any
 
 from broker import InvalidSetting, Lag, SubscriptionInfo, SubscriptionNotFound, TopicInfo, UnknownSetting
 from broker.driver import Start
-from broker_inmem.connections import Connection
+from broker_inmem.connection import Connection
 from broker_inmem.server import Broker
 from broker_inmem.topic import Topic
 

@@ -27,7 +27,7 @@ from broker.driver import (
     TransactionSpi,
 )
 from broker_inmem.admin import InmemAdmin
-from broker_inmem.connections import Connection, ConnectionState
+from broker_inmem.connection import Connection, ConnectionState
 from broker_inmem.log_reader import InmemLogReader
 from broker_inmem.messages import InmemMessageSource
 from broker_inmem.publishing import InmemPublishTarget

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal, Protocol
 
 from broker import BrokerError, ConnectionFailed, Message, OperationTimeout
 from broker_inmem.clock import Clock
-from broker_inmem.connections import Connection, ConnectionState
+from broker_inmem.connection import Connection, ConnectionState
 from broker_inmem.entries import Delivery
 from broker_inmem.groups import Group
-from broker_inmem.queue_ import MessageQueue
+from broker_inmem.message_queue import MessageQueue
 
 __all__ = ["Failure", "Faults", "FaultyServer"]
 

@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 
 from broker import BrokerError, Closed, ConnectionFailed
 from broker.driver import Connected, Disconnected, Event
-from broker_inmem.connections import Connection
+from broker_inmem.connection import Connection
 from broker_inmem.server import Broker
-from broker_inmem.waiting import Waker
+from broker_inmem.waker import Waker
 
 __all__ = ["Fetching"]
 

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from broker import Bounds, OffsetOutOfRange, Record
-from broker_inmem.connections import Connection
+from broker_inmem.connection import Connection
 from broker_inmem.entries import ENTRY_VIEW
-from broker_inmem.partition import PartitionLog
+from broker_inmem.partition_log import PartitionLog
 from broker_inmem.server import Broker
 
 __all__ = ["InmemLogReader"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from broker import BrokerError, Closed, Message, NotFound, SubscriptionNotFound, TopicNotFound
 from broker.driver import Ephemeral, MessageSubscription, Settlement, SourceListener
-from broker_inmem.connections import Connection
+from broker_inmem.connection import Connection
 from broker_inmem.fetching import Fetching
 from broker_inmem.server import Broker
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from broker import BrokerError, Closed, OutboundMessage, Receipt
-from broker_inmem.connections import Connection
+from broker_inmem.connection import Connection
 from broker_inmem.faults import Faults
 from broker_inmem.server import Broker
 from broker_inmem.topic import Topic, TransactionWork

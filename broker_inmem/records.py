@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, LeaseLost, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
 from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, Warned
-from broker_inmem.connections import Connection
+from broker_inmem.connection import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
 from broker_inmem.fetching import Fetching
 from broker_inmem.groups import Claim, Group, Notice

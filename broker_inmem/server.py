@@ -4,6 +4,11 @@ Every public method may be called from any thread and event loop: the server has
 short synchronous sections only and never while waiting. Sleeping consumers are woken on their own loops.
 Nothing survives the process. A server has no task and no timer of its own: what falls due takes effect when
 somebody looks, and those who wait are woken by the clock.
+
+MERGED broker_inmem.server: What the server keeps of transactions: what one of them has done so far, and whose turn it is.
+
+Not locked: the server's lock is held around every call, and no call waits. A transaction ends once; ending it
+again changes nothing.
 """
 
 from __future__ import annotations
@@ -15,19 +20,19 @@ from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
 
-from broker import ConfigurationError, SubscriptionNotFound, TopicNotFound
+from broker import ConfigurationError, SubscriptionNotFound, TopicNotFound, TopicPartition
 from broker.driver import MessageLimits, Start
 from broker_inmem.clock import Clock, SystemClock
-from broker_inmem.connections import Connection, ConnectionState
+from broker_inmem.connection import Connection, ConnectionState
+from broker_inmem.entries import TransactionState
 from broker_inmem.faults import Faults
-from broker_inmem.groups import Group
-from broker_inmem.mixing import Mixer
+from broker_inmem.groups import Claim, Group
+from broker_inmem.message_queue import MessageQueue, Mixer
 from broker_inmem.options import BrokerOptions
-from broker_inmem.producers import Producer, ServerTransaction
-from broker_inmem.queue_ import MessageQueue
-from broker_inmem.topic import Topic
+from broker_inmem.topic import Topic, TransactionWork
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "Producer", "ServerTransaction"]
+
 
 _names = count(1)
 _known: WeakValueDictionary[str, Broker] = WeakValueDictionary()
@@ -252,3 +257,42 @@ class Broker:
 
     def each_queue(self) -> list[MessageQueue]:
         return [queue for topic in self.topics.values() for queue in topic.queues.values()]
+
+
+class ServerTransaction:
+    """One transaction as the server sees it. Not locked: the server's lock is held around every call."""
+
+    def __init__(self) -> None:
+        self.state: Final = TransactionState()
+        self.expired = False
+        self.offsets: list[tuple[Group, dict[TopicPartition, Claim]]] = []
+        self._work: dict[Topic, TransactionWork] = {}
+
+    def work(self, topic: Topic) -> TransactionWork:
+        """Where what is published to a topic is noted."""
+        work = self._work.get(topic)
+        if work is None:
+            work = self._work[topic] = TransactionWork(self.state)
+        return work
+
+    def end(self, *, committed: bool, now: float) -> None:
+        """Make it count, or undo it."""
+        if self.state.open:
+            self.state.committed = committed
+            self.state.open = False
+            for topic, work in self._work.items():
+                topic.end(work, now)
+
+    def expire(self, now: float) -> None:
+        """Abort it, if it is still open, because its time is over."""
+        if self.state.open:
+            self.expired = True
+            self.end(committed=False, now=now)
+
+
+class Producer:
+    """All producers of one id; the newest is the only one that may act."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.current: ServerTransaction | None = None

@@ -17,10 +17,10 @@ from zlib import crc32
 from broker import BrokerError, InvalidMessage, OutboundMessage, Receipt, Unsupported
 from broker.driver import MessageLimits, Start, message_size
 from broker_inmem.entries import Entry, TransactionState, as_datetime
+from broker_inmem.message_queue import MessageQueue
 from broker_inmem.options import BrokerOptions
-from broker_inmem.partition import PartitionLog
-from broker_inmem.queue_ import MessageQueue
-from broker_inmem.waiting import Waker
+from broker_inmem.partition_log import PartitionLog
+from broker_inmem.waker import Waker
 
 __all__ = ["Topic", "TransactionWork"]
 

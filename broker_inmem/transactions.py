@@ -22,11 +22,10 @@ from broker import (
     TransactionFatal,
 )
 from broker.driver import RecordSource
-from broker_inmem.connections import Connection
-from broker_inmem.producers import ServerTransaction
+from broker_inmem.connection import Connection
 from broker_inmem.publishing import store
 from broker_inmem.records import InmemRecordSource
-from broker_inmem.server import Broker
+from broker_inmem.server import Broker, ServerTransaction
 
 __all__ = ["InmemTransaction"]
 

@@ -1,12 +1,12 @@
 """Provisioning: topics as streams, subscriptions and groups as durable consumers.
 
-Each call is one or a few requests; every `ensure` and `delete` may be repeated and may run in several processes at
-once. A subscription's name may be that of a message subscription, of a record group, or of both.
+Each call is one or a few requests. Every `ensure` and `delete` may be repeated and may run in several processes at
+once. A name may belong to a message subscription, to a record group, or to both.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,15 +21,13 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import NativeName, Start
-from broker_jetstream import consumers, given_back
+from broker.driver import NativeName, Start, is_whole
+from broker_jetstream import release_counts, subscriptions
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.layout import Layout, Layouts, layout_of
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
-    GIVEN_BACK,
     PARTITIONS_KEY,
+    RELEASE_COUNTS_STREAM,
     consumer_name,
     group_consumer,
     group_of,
@@ -39,10 +37,12 @@ from broker_jetstream.names import (
     subscription_of,
     topic_of,
 )
-from broker_jetstream.positions import committed_of
-from broker_jetstream.topic_options import stream_changes
+from broker_jetstream.streams import Layout, Layouts, layout_of
+from broker_jetstream.subscriptions import NANOSECONDS, committed_position
+from broker_jetstream.times import nanoseconds
 
-__all__ = ["JetStreamAdmin"]
+__all__ = ["JetStreamAdmin", "stream_changes"]
+
 
 _STREAM_IN_USE: Final = 10058
 
@@ -59,10 +59,10 @@ class JetStreamAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Create a topic, or bring it to these values; what is not given stays as it is.
+        """Create a topic, or update the given values.
 
-        :raises UnknownSetting, InvalidSetting: an option that streams do not have.
-        :raises Unsupported: fewer partitions than there are, or a foreign stream.
+        :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
+        :raises Unsupported: fewer partitions than the topic has, or a foreign stream.
         """
         stream = stream_name(name)
         changes = stream_changes(retention, options)
@@ -79,7 +79,7 @@ class JetStreamAdmin:
             except BackendError as error:
                 if f"err_code {_STREAM_IN_USE}" not in error.message:
                     raise
-                # Another process was quicker.
+                # Another process created it meanwhile.
                 found = await self._layouts.info(name)
             else:
                 return _topic_info(name, created)
@@ -107,13 +107,13 @@ class JetStreamAdmin:
         }
         if self._connection.server_version >= (2, 11):
             config["allow_msg_ttl"] = True
-        # The server schedules only where old messages make room for new ones.
+        # The server supports schedules only with discard="old".
         if self._connection.server_version >= (2, 12) and config["discard"] == "old":
             config["allow_msg_schedules"] = True
             subjects.append(schedule_subject(stream, "*"))
         age = config["max_age"]
         if age:
-            # The server refuses a window longer than messages live.
+            # The server refuses a window that is longer than max_age.
             config["duplicate_window"] = min(config["duplicate_window"], age)
         config["subjects"] = subjects
         return await self._connection.api(f"STREAM.CREATE.{stream}", config, what=f"Topic {name!r}")
@@ -128,7 +128,7 @@ class JetStreamAdmin:
             if not layout.ours or partitions < layout.partitions:
                 raise Unsupported(
                     f"Topic {name!r} has {layout.partitions} partitions and cannot have {partitions}",
-                    advice="Partitions can be added to topics made by ensure_topic, and not removed",
+                    advice="Partitions can only be added, and only to topics made by ensure_topic",
                 )
             wanted["metadata"] = {
                 **(config.get("metadata") or {}),
@@ -150,14 +150,14 @@ class JetStreamAdmin:
             await self._connection.api(f"STREAM.DELETE.{stream}", what=f"Topic {name!r}")
         except TopicNotFound:
             return
-        await given_back.forget(self._connection, stream)
+        await release_counts.forget(self._connection, stream)
 
     async def list_topics(self) -> Sequence[str]:
         return sorted(
             [
                 topic_of(name)
                 async for name in self._pages("STREAM.NAMES", "streams", what="Topics")
-                if name != GIVEN_BACK and not name.startswith(("KV_", "OBJ_", "$"))
+                if name != RELEASE_COUNTS_STREAM and not name.startswith(("KV_", "OBJ_", "$"))
             ]
         )
 
@@ -178,10 +178,10 @@ class JetStreamAdmin:
         if options:
             raise UnknownSetting(
                 f"A JetStream subscription has no option {min(options)!r}",
-                advice="The connection's settings say lease and limits",
+                advice="Lease and limits are settings of the connection",
             )
         layout = await self._layouts.find(topic, fresh=True)
-        found = await consumers.ensure_message_consumer(
+        found = await subscriptions.ensure_message_consumer(
             self._connection, layout, name, consumer_name(name), start=start
         )
         return _subscription_info(topic, name, [found])
@@ -189,10 +189,10 @@ class JetStreamAdmin:
     async def delete_subscription(self, topic: str, name: str) -> None:
         layout = await self._layouts.find(topic, fresh=True)
         for consumer in await self._of(layout, name):
-            await consumers.delete(
+            await subscriptions.delete(
                 self._connection, layout.stream, consumer, f"Subscription {name!r} of topic {topic!r}"
             )
-        await given_back.forget(self._connection, layout.stream, consumer_name(name))
+        await release_counts.forget(self._connection, layout.stream, consumer_name(name))
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         layout = await self._layouts.find(topic, fresh=True)
@@ -206,7 +206,7 @@ class JetStreamAdmin:
         return _subscription_info(topic, name, await self._infos(layout, name))
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """Of a message subscription: waiting and unsettled. Of a group: records behind its commits, per partition."""
+        """Waiting and unsettled messages of a subscription; of a group, records behind its commits per partition."""
         layout = await self._layouts.find(topic, fresh=True)
         waiting = unsettled = 0
         partitions: dict[int, int] = {}
@@ -219,9 +219,9 @@ class JetStreamAdmin:
                 partition = int(info["name"].rpartition("+")[2])
                 behind = pending + unacked
                 if layout.ours:
-                    # Exact also where the durable was not yet put to its committed position.
+                    # Exact even if the durable has not been reset to its committed position.
                     reader = JetStreamLogReader(self._connection, self._layouts)
-                    behind = await reader.behind(layout, partition, committed_of(info) or 1)
+                    behind = await reader.behind(layout, partition, committed_position(info) or 1)
                 partitions[partition] = behind
                 waiting += behind
         return Lag(waiting=waiting, unsettled=unsettled, partitions=partitions)
@@ -231,7 +231,7 @@ class JetStreamAdmin:
         names = await self._of(layout, name)
         if not names:
             raise SubscriptionNotFound(f"{what} does not exist")
-        return [await consumers.info(self._connection, layout.stream, consumer, what) for consumer in names]
+        return [await subscriptions.info(self._connection, layout.stream, consumer, what) for consumer in names]
 
     async def _of(self, layout: Layout, name: str) -> list[str]:
         """The consumers of a subscription, or of a group's partitions."""
@@ -260,7 +260,7 @@ class JetStreamAdmin:
 
 def _checked_partitions(number: int) -> int:
     if not 1 <= number <= 1024:
-        raise InvalidSetting(f"partitions is {number}", advice="It takes 1 to 1024")
+        raise InvalidSetting(f"partitions is {number}", advice="Use 1 to 1024")
     return number
 
 
@@ -280,3 +280,60 @@ def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
 def _subscription_info(topic: str, name: str, infos: list[dict[str, Any]]) -> SubscriptionInfo:
     native = infos[0] if len(infos) == 1 else {"consumers": {info["name"]: info for info in infos}}
     return SubscriptionInfo(topic=topic, name=name, native=native)
+
+
+def stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The stream configuration for retention and options.
+
+    :raises UnknownSetting: an option is unknown.
+    :raises InvalidSetting: the value of an option is invalid.
+    """
+    changes: dict[str, Any] = {}
+    if retention is not None:
+        changes["max_age"] = nanoseconds("retention", retention)
+    for option, value in options.items():
+        if option not in _OPTIONS:
+            raise UnknownSetting(
+                f"A JetStream topic has no option {option!r}", advice=f"It has {', '.join(sorted(_OPTIONS))}"
+            )
+        name, read = _OPTIONS[option]
+        changes[name] = read(option, value)
+    return changes
+
+
+def _up_to(most: int, what: str) -> Callable[[str, object], int]:
+    def read(option: str, value: object) -> int:
+        # The server takes 0 for "unlimited", which a caller does not expect.
+        if not is_whole(value) or not (value == -1 or 1 <= value <= most):
+            raise InvalidSetting(f"{option} is {value!r}", advice=f"Use {what} from 1 to {most}, or -1 for unlimited")
+        return value
+
+    return read
+
+
+def _replicas(option: str, value: object) -> int:
+    if not is_whole(value) or not 1 <= value <= 5:
+        raise InvalidSetting(f"{option} is {value!r}", advice="Use a whole number from 1 to 5")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str, object], str]:
+    def read(option: str, value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidSetting(f"{option} is {value!r}", advice=f"Use one of {', '.join(choices)}")
+        return value
+
+    return read
+
+
+_OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
+    "storage": ("storage", _one_of("file", "memory")),
+    "replicas": ("num_replicas", _replicas),
+    "max_bytes": ("max_bytes", _up_to(2**63 - 1, "a whole number of bytes")),
+    "max_messages": ("max_msgs", _up_to(2**63 - 1, "a whole number")),
+    "max_message_size": ("max_msg_size", _up_to(2**31 - 1, "a whole number of bytes")),
+    "deduplication_window": ("duplicate_window", nanoseconds),
+    "discard": ("discard", _one_of("old", "new")),
+    "compression": ("compression", _one_of("none", "s2")),
+}
+"""By option: the server's name for it, and the function that checks the value."""

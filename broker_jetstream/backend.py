@@ -1,8 +1,7 @@
 """The JetStream backend: one connection, and what is opened over it.
 
-Made without I/O from settings; `open` connects once and fails honestly. All calls run on the loop of `open`. The
-connection comes back by itself; closing gives back what sources still hold, then disconnects, then stops
-the embedded server if it is ours.
+Created without I/O from settings; `open` makes one attempt to connect. All calls run on the loop of `open`. `close`
+releases what the sources hold, disconnects, and stops the embedded server if this process started it.
 """
 
 from __future__ import annotations
@@ -40,12 +39,10 @@ from broker.driver import (
     TransactionSpi,
 )
 from broker.driver.settings import BackendSettings
-from broker_jetstream import consumers
+from broker_jetstream import subscriptions
 from broker_jetstream.admin import JetStreamAdmin
+from broker_jetstream.codec import LETTER_TEXT
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.headers import LETTER_TEXT
-from broker_jetstream.layout import Layouts
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import consumer_name
@@ -53,11 +50,13 @@ from broker_jetstream.publishing import JetStreamTarget
 from broker_jetstream.records import JetStreamRecordSource
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
+from broker_jetstream.streams import Layouts
+from broker_jetstream.subscriptions import NANOSECONDS
 
 __all__ = ["JetStreamBackend"]
 
 HEADROOM: Final = 6144
-"""Bytes of a message that the id, our own headers and what a dead letter tells may take."""
+"""Bytes of a message reserved for the id, `anybroker-` headers and the headers of a dead letter."""
 YEAR: Final = 365 * 86_400.0
 
 
@@ -115,9 +114,9 @@ class JetStreamBackend:
 
     @property
     def client(self) -> Client:
-        """nats-py's client of the moment, for what this library has no call for; after a reconnect it may be another.
+        """The current client of nats-py, for calls that this library does not wrap; a reconnect may replace it.
 
-        Do not close or drain it: the connection is the backend's.
+        Do not close or drain it.
 
         :raises Closed: the backend is not open.
         """
@@ -127,7 +126,7 @@ class JetStreamBackend:
         try:
             if self._server is not None:
                 await self._locate()
-                self._connection.relocate = self._locate
+                self._connection.restart_server = self._locate
             await self._connection.open()
             await self._check_jetstream()
         except BaseException:
@@ -136,9 +135,9 @@ class JetStreamBackend:
 
     async def _locate(self) -> None:
         assert self._server is not None  # only set for embedded servers
-        place = await self._server.ensure()
-        self._connection.servers = (place.url,)
-        self._connection.token = place.token
+        address = await self._server.ensure()
+        self._connection.servers = (address.url,)
+        self._connection.token = address.token
 
     async def _check_jetstream(self) -> None:
         try:
@@ -162,7 +161,7 @@ class JetStreamBackend:
             shown, name = "ephemeral()", f"+{token_hex(8)}"
         else:
             shown, name = subscription.subscription, consumer_name(subscription.subscription)
-        info = await consumers.ensure_message_consumer(
+        info = await subscriptions.ensure_message_consumer(
             self._connection,
             layout,
             shown,
@@ -181,8 +180,8 @@ class JetStreamBackend:
             listener,
             confirm_acks=subscription.confirm_acks,
             ephemeral=ephemeral,
-            last=consumers.last_delivery(info) if subscription.ordered_by_key else None,
-            inherited=min(info.get("num_ack_pending", 0), subscription.max_outstanding)
+            last_delivery=subscriptions.last_delivery(info) if subscription.ordered_by_key else None,
+            redeliveries=min(info.get("num_ack_pending", 0), subscription.max_outstanding)
             if subscription.ordered_by_key
             else 0,
         )
@@ -212,7 +211,7 @@ class JetStreamBackend:
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(
             "NATS JetStream has no transactions over consuming and publishing",
-            advice="Ack after publishing, with ids that make a repetition harmless",
+            advice="Publish with message ids and ack afterwards, so a repetition is harmless",
         )
 
     def log_reader(self) -> LogReaderSpi:

@@ -1,4 +1,4 @@
-"""What nats-py, the server and TLS say, as errors of `broker`. Pure functions."""
+"""Errors of nats-py, the server and TLS as errors of `broker`. Pure functions."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _ALERTS: Final = (
 
 
 def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
-    """The error that an answer of the JetStream API carries.
+    """The error in an answer of the JetStream API.
 
-    :param what: what was asked for, for the message: "Stream 'orders'".
+    :param what: the object of the call: "Topic 'orders'".
     """
     code = int(error.get("err_code") or 0)
     status = int(error.get("code") or 0)
@@ -64,7 +64,7 @@ def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
         return SubscriptionNotFound(f"{what}: the subscription's consumer does not exist", native=native)
     if code in _TOO_LARGE:
         return MessageTooLarge(
-            f"{what}: {text}", native=native, advice="Move what is large elsewhere and publish a reference"
+            f"{what}: {text}", native=native, advice="Store the body elsewhere and publish a reference"
         )
     if code in _NOT_ENABLED:
         return Unsupported(
@@ -75,20 +75,18 @@ def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
             f"{what}: the topic is full, {text}",
             native=native,
             retriable=False,
-            advice="Publish again when there is room: give it retention, raise its bounds with "
-            'ensure_topic(max_messages=, max_bytes=), or let the oldest go with discard="old"',
+            advice="Set a retention, raise its limits with ensure_topic(max_messages=, max_bytes=), or drop the oldest "
+            'messages with discard="old"',
         )
     if status == 503:
-        return ConnectionFailed(
-            f"{what}: {text}", native=native, advice="JetStream is not ready; the call may be repeated"
-        )
+        return ConnectionFailed(f"{what}: {text}", native=native, advice="JetStream is not ready; repeat the call")
     if status == 400 and "schedule" in text:
         return InvalidMessage(f"{what}: {text}", native=native)
     return BackendError(f"{what}: {text} (err_code {code})", native=native, retriable=status >= 500)
 
 
 def classify(error: BaseException, what: str) -> BrokerError:
-    """The error of `broker` for one of nats-py."""
+    """An error of nats-py as an error of `broker`."""
     if isinstance(error, BrokerError):
         return error
     text = str(error).lower()
@@ -110,7 +108,7 @@ def classify(error: BaseException, what: str) -> BrokerError:
 
 
 def connect_error(error: BaseException, servers: str, *, tls: bool) -> BrokerError:
-    """Why a connection did not come about."""
+    """The error of a failed connection attempt."""
     what = f"Connecting to {servers}"
     text = str(error).lower()
     if isinstance(error, TimeoutError):
@@ -120,17 +118,17 @@ def connect_error(error: BaseException, servers: str, *, tls: bool) -> BrokerErr
         and not isinstance(error, ssl.SSLError)
         and isinstance(error, BrokenPipeError | ConnectionResetError | nats.errors.UnexpectedEOF)
     ):
-        # In TLS 1.3 a server refuses a client's certificate after the handshake, by closing.
+        # In TLS 1.3 a server refuses a client certificate after the handshake, by closing the connection.
         return AuthenticationFailed(
             f"{what}: the server ended the TLS connection",
             native=error,
-            advice="It may demand a client certificate: set tls_cert and tls_key",
+            advice="It may require a client certificate: set tls_cert and tls_key",
         )
     if "empty response" in text:
         return ConnectionFailed(
             f"{what}: the server sent no greeting",
             native=error,
-            advice="Check that it is a NATS server; set tls_handshake_first if it starts with TLS",
+            advice="Check that this is a NATS server; set tls_handshake_first if the server starts with TLS",
         )
     mapped = classify(error, what)
     if isinstance(mapped, BackendError | OperationTimeout):
@@ -145,7 +143,7 @@ def _tls_error(error: ssl.SSLError, what: str) -> BrokerError:
             f"{what}: the server's certificate is not trusted: {error.verify_message or error}",
             native=error,
             retriable=False,
-            advice="Set tls_ca to the authority that signed it, and tls_hostname if it names another host",
+            advice="Set tls_ca to the authority that signed the certificate, and tls_hostname if it names another host",
         )
     if any(alert in text for alert in _ALERTS):
         return AuthenticationFailed(

@@ -1,12 +1,10 @@
-"""What was written to a topic and is not confirmed yet: the writing order, and sending again without breaking it.
+"""Unconfirmed messages of one topic: the write order, and repetition without reordering.
 
-One writer at a time. It writes nothing new while the connection is down or nobody takes the topic's messages (status
-503: the stream has no leader, or is gone): first all that stayed unconfirmed is sent again in its original order
-under its ids, and of that the oldest message alone until it is confirmed, so that the stream cannot come back between
-two messages of a key. Messages that were under way when the first refusal came may have been stored although an
-earlier one of their key was refused; that one then fails, since sending it again would put it out of order, and so
-does one that the server dropped without a word. Waiting may be cancelled; the batch then counts as left, and whoever
-waits next goes on with the rest.
+*Order.* One writer at a time. While the connection is down, or no stream takes the messages (status 503: it has no
+leader, or was deleted), nothing new is written. Afterwards all unconfirmed messages are repeated first, in their
+original order and under their ids. The oldest one is sent alone until it is confirmed, so the stream cannot return
+between two messages of a key. A message fails if a later message of its key was stored meanwhile, because a repetition
+would reorder the key. *Cancellation.* A cancelled wait abandons its batch; the next waiter continues.
 """
 
 from __future__ import annotations
@@ -14,16 +12,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from broker import BrokerError, ConnectionFailed, OperationTimeout
-from broker_jetstream.batch import Batch
+import msgspec
+
+from broker import BrokerError, ConnectionFailed, OperationTimeout, OutboundMessage
 from broker_jetstream.connection import Connection
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.layout import Layouts
+from broker_jetstream.inbox import Replies
+from broker_jetstream.streams import Layout, Layouts
+from broker_jetstream.transport import Outgoing
 
-__all__ = ["InFlight"]
+__all__ = ["Batch", "InFlight", "decode_ack"]
+
 
 CHUNK: Final = 500
 CHUNK_BYTES: Final = 1024 * 1024
@@ -34,54 +35,54 @@ _LONGEST_PAUSE: Final = 0.2
 class InFlight:
     """The batches of one topic, oldest first.
 
-    :param renew: encode one message of a batch anew, for a topic that was made anew.
+    :param encode_again: encodes one message of a batch for a recreated topic.
     """
 
     def __init__(
-        self, topic: str, connection: Connection, layouts: Layouts, renew: Callable[[Batch, int], None]
+        self, topic: str, connection: Connection, layouts: Layouts, encode_again: Callable[[Batch, int], None]
     ) -> None:
         self._topic = topic
         self._connection = connection
         self._layouts = layouts
-        self._renew = renew
+        self._encode_again = encode_again
         self._batches: deque[Batch] = deque()
-        """Those that were left stay behind older ones: they tell whom they overtook."""
-        self.writing = asyncio.Lock()
-        """The place in the writing order; `write` wants it held."""
+        """An abandoned batch stays until all older ones end, because it shows which of them were overtaken."""
+        self.write_lock = asyncio.Lock()
+        """Held during `write`."""
         self._epoch = connection.epoch
         self._written = 0
-        """Of the calls that wait: answered or not."""
-        self._refused = False
-        """Somebody's message found nobody, and has not been sent again."""
+        """Messages written by the waiting calls, answered or not."""
+        self._stream_absent = False
+        """A message got status 503 and has not been repeated."""
         self._unproven = False
-        """Whether the stream takes messages over this connection is not known."""
+        """No message has been confirmed over this connection yet."""
 
-    def nobody_there(self) -> None:
-        """A message found nobody: from now on nothing new is written until the stream is back."""
-        self._refused = True
+    def on_no_responders(self) -> None:
+        """A message got status 503: write nothing new until the stream is back."""
+        self._stream_absent = True
 
-    def leave(self, batch: Batch) -> None:
-        """Its caller waits no more."""
-        batch.left = True
+    def abandon(self, batch: Batch) -> None:
+        """The caller stopped waiting for this batch."""
+        batch.abandoned = True
         self._written -= batch.written
-        if not self._refused:
-            self._forget()
+        if not self._stream_absent:
+            self._prune()
             return
-        self._review()
-        self._connection.inbox.stir()
+        self._update_unserved()
+        self._connection.inbox.notify()
 
     def unconfirmed(self, batch: Batch, position: int) -> BrokerError | None:
-        """Why a message without an answer was certainly not stored; None if it may have been."""
-        if position in batch.replies.absent or (position >= batch.written and self._refused):
+        """The error of a message that was certainly not stored; None if it may have been stored."""
+        if position in batch.replies.unserved or (position >= batch.written and self._stream_absent):
             return ConnectionFailed(
-                f"Nobody answered for topic {self._topic!r}", advice="Its stream has no leader; publish it again"
+                f"No stream took messages of topic {self._topic!r}", advice="Its stream has no leader; publish again"
             )
         if position >= batch.written and not self._connection.connected:
-            return self._connection.broken()
+            return self._connection.down_error()
         return None
 
     async def write(self, batch: Batch, deadline: float) -> None:
-        """Write a batch, chunk by chunk, as far as the window and the connection let it until the deadline."""
+        """Write a batch in chunks, as the window and the connection permit, until the deadline."""
         connection, window = self._connection, self._connection.settings.publish_window
         items, most = batch.items, min(CHUNK, window)
         self._batches.append(batch)
@@ -89,7 +90,7 @@ class InFlight:
             while batch.written < len(items):
                 if self._is_behind:
                     await self._catch_up(deadline)
-                chunk = _chunk(items, batch.written, 1 if self._unproven else most)
+                chunk = _next_chunk(items, batch.written, 1 if self._unproven else most)
                 if self._written + len(chunk) > window and self._unanswered + len(chunk) > window:
                     left = deadline - time.monotonic()
                     if left <= 0:
@@ -98,43 +99,43 @@ class InFlight:
                     connection.check_open()
                     continue
                 if not await self._send(chunk):
-                    batch.replies.absent.difference_update(range(batch.written, batch.written + len(chunk)))
+                    batch.replies.unserved.difference_update(range(batch.written, batch.written + len(chunk)))
                     continue
                 batch.written += len(chunk)
                 self._written += len(chunk)
                 batch.sent_at = time.monotonic()
                 if self._unproven:
-                    await self._all_told(deadline)
+                    await self._wait_answered(deadline)
                     self._unproven = self._is_behind
         except ConnectionFailed:
             return
 
     async def wait(self, batch: Batch, deadline: float) -> None:
-        """Wait for the answers to what was written; returns at the deadline with what has come."""
+        """Wait for the answers to written messages, at most until the deadline."""
         replies, resend = batch.replies, self._connection.settings.publish_resend
         unwritten = len(batch.items) - batch.written
         try:
             while replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
-                if not self._refused:
+                if not self._stream_absent:
                     await replies.wait(min(left, resend))
                 self._connection.check_open()
                 if replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
                     async with asyncio.timeout(left):
-                        await self.writing.acquire()
+                        await self.write_lock.acquire()
                     try:
-                        await self._repeat(batch, deadline)
+                        await self._resend_overdue(batch, deadline)
                     finally:
-                        self.writing.release()
+                        self.write_lock.release()
         except (ConnectionFailed, TimeoutError):
             return
 
-    async def _repeat(self, batch: Batch, deadline: float) -> None:
+    async def _resend_overdue(self, batch: Batch, deadline: float) -> None:
         if self._is_behind:
             await self._catch_up(deadline)
         elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
-            await self._all_told(deadline, behind=batch)
-            self._give_up_overtaken()
-            await self._send_again(batch)
+            await self._wait_answered(deadline, behind=batch)
+            self._fail_overtaken()
+            await self._send_unanswered(batch)
 
     @property
     def _unanswered(self) -> int:
@@ -143,12 +144,12 @@ class InFlight:
     @property
     def _is_behind(self) -> bool:
         connection = self._connection
-        return self._refused or self._epoch != connection.epoch or not connection.connected
+        return self._stream_absent or self._epoch != connection.epoch or not connection.connected
 
     async def _catch_up(self, deadline: float) -> None:
-        """Wait for connection and stream, and send again what they may have swallowed, oldest first.
+        """Wait for connection and stream, then repeat unconfirmed messages, oldest first.
 
-        :raises ConnectionFailed: they did not come back until the deadline.
+        :raises ConnectionFailed: they are not back at the deadline.
         """
         connection, pause = self._connection, _PAUSE
         try:
@@ -157,33 +158,37 @@ class InFlight:
                 epoch = connection.epoch
                 if epoch != self._epoch:
                     self._unproven = True
-                    self._give_up_overtaken()
-                if await self._is_there(deadline) and await self._probe(deadline) and await self._is_there(deadline):
-                    self._refused = False
-                    if all([await self._send_again(each) for each in tuple(self._batches)]):
+                    self._fail_overtaken()
+                if (
+                    await self._stream_exists(deadline)
+                    and await self._probe(deadline)
+                    and await self._stream_exists(deadline)
+                ):
+                    self._stream_absent = False
+                    if all([await self._send_unanswered(each) for each in tuple(self._batches)]):
                         self._epoch = epoch
-                    self._review()
+                    self._update_unserved()
                 elif self._is_behind and connection.connected:
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        raise ConnectionFailed(f"Nobody answered for topic {self._topic!r}")
+                        raise ConnectionFailed(f"No stream took messages of topic {self._topic!r}")
                     await asyncio.sleep(min(pause, left))
                     pause = min(pause * 2, _LONGEST_PAUSE)
         finally:
             if self._is_behind:
-                # Another of those who wait goes on.
+                # Let another waiter continue.
                 for each in self._batches:
                     each.replies.wake()
 
-    async def _is_there(self, deadline: float) -> bool:
-        """Asked before the probe and after it, since the topic may have been made anew between."""
-        return not self._refused or await self._look_again(deadline)
+    async def _stream_exists(self, deadline: float) -> bool:
+        """Checked before and after the probe, because the topic may be recreated in between."""
+        return not self._stream_absent or await self._check_stream(deadline)
 
-    async def _look_again(self, deadline: float) -> bool:
-        """Once all answers to what was written are there, give up what was overtaken; whether the stream is there."""
+    async def _check_stream(self, deadline: float) -> bool:
+        """Wait for pending answers and fail overtaken messages; returns whether the stream exists."""
         if self._epoch == self._connection.epoch:
-            await self._all_told(deadline)
-        self._give_up_overtaken()
+            await self._wait_answered(deadline)
+        self._fail_overtaken()
         self._layouts.forget(self._topic)
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
@@ -192,35 +197,35 @@ class InFlight:
             return False
         except BrokerError as error:
             if not error.retriable:
-                self._give_up_refused(error)
+                self._fail_unserved(error)
             return False
         for batch in self._batches:
             if batch.layout != layout:
                 batch.layout = layout
                 for position in batch.open:
-                    self._renew(batch, position)
+                    self._encode_again(batch, position)
         return True
 
-    async def _all_told(self, deadline: float, *, behind: Batch | None = None) -> None:
-        """Wait until all that was written has its answer, be it that of nobody, or the connection breaks.
+    async def _wait_answered(self, deadline: float, *, behind: Batch | None = None) -> None:
+        """Wait until every written message has an answer (or status 503), or the connection breaks.
 
-        :param behind: only what was written behind this one.
+        :param behind: wait only for messages written after this batch.
         """
         connection, epoch = self._connection, self._connection.epoch
         deadline = min(deadline, time.monotonic() + connection.settings.publish_resend)
         written = list(self._batches)
         if behind is not None:
             written = written[written.index(behind) + 1 :]
-        while any(len(each.replies.absent) < each.unanswered for each in written):
+        while any(len(each.replies.unserved) < each.unanswered for each in written):
             left = deadline - time.monotonic()
             if left <= 0 or connection.epoch != epoch or not connection.connected:
                 return
             await connection.inbox.next_answer(left)
 
-    def _give_up_overtaken(self) -> None:
-        """Messages that are not stored, or not told to be in time, although a later one of their key is."""
-        overdue = time.monotonic() - self._resend
-        # By the public calls nats-py writes after a reconnect what it kept, and only sending again brings the rest.
+    def _fail_overtaken(self) -> None:
+        """Fail messages that are not confirmed although a later one of their key is stored."""
+        overdue = time.monotonic() - self._resend_after
+        # With the public calls nats-py writes its buffer after a reconnect, so an unanswered message may still arrive.
         cut = self._epoch != self._connection.epoch and self._connection.joins
         stored: set[bytes] = set()
         for batch in reversed(self._batches):
@@ -232,53 +237,50 @@ class InFlight:
                 if replies.answers[position] is not None:
                     if key not in stored and batch.is_stored(position):
                         stored.add(key)
-                elif key in stored and not batch.left:
-                    if position in replies.absent:
-                        batch.give_up(position, ConnectionFailed(f"Nobody answered for {self._behind_another}"))
+                elif key in stored and not batch.abandoned:
+                    if position in replies.unserved:
+                        batch.give_up(position, ConnectionFailed(f"No stream took a message of {self._overtaken_text}"))
                     elif cut or batch.sent_at <= overdue:
                         batch.give_up(
-                            position, OperationTimeout(f"The server lost a message of {self._behind_another}")
+                            position, OperationTimeout(f"The server lost a message of {self._overtaken_text}")
                         )
 
     @property
-    def _behind_another(self) -> str:
-        return (
-            f"topic {self._topic!r}, and stored a later one of the key: "
-            "it was not sent again, since it would be out of order"
-        )
+    def _overtaken_text(self) -> str:
+        return f"topic {self._topic!r}, and a later message of its key is stored: a repetition would be out of order"
 
-    def _give_up_refused(self, error: BrokerError) -> None:
+    def _fail_unserved(self, error: BrokerError) -> None:
         for batch in self._batches:
-            for position in sorted(batch.replies.absent):
+            for position in sorted(batch.replies.unserved):
                 batch.give_up(position, error)
-        self._review()
+        self._update_unserved()
 
-    def _review(self) -> None:
-        """Whether somebody still found nobody; if not, forget what is over."""
-        if self._refused:
-            self._refused = any(batch.replies.absent for batch in self._batches if not batch.left)
-        if not self._refused:
-            self._forget()
+    def _update_unserved(self) -> None:
+        """Recompute `_stream_absent`; drop finished batches if the stream is back."""
+        if self._stream_absent:
+            self._stream_absent = any(batch.replies.unserved for batch in self._batches if not batch.abandoned)
+        if not self._stream_absent:
+            self._prune()
 
-    def _forget(self) -> None:
-        """Forget what is over and overtook nobody."""
-        while self._batches and self._batches[0].left:
+    def _prune(self) -> None:
+        """Drop abandoned batches that have no older ones."""
+        while self._batches and self._batches[0].abandoned:
             self._batches.popleft()
 
     async def _probe(self, deadline: float) -> bool:
-        """Send the oldest unconfirmed message alone; whether it was confirmed, or there is none."""
+        """Repeat the oldest unconfirmed message alone; returns True if it was confirmed, or there is none."""
         found = next(((batch, positions[0]) for batch in self._batches if (positions := batch.open)), None)
         if found is None:
             return True
         batch, position = found
         replies = batch.replies
-        replies.absent.discard(position)
-        batch.again = True
+        replies.unserved.discard(position)
+        batch.resent = True
         batch.sent_at = time.monotonic()
         if not await self._send([batch.items[position]]):
             return False
-        epoch, deadline = self._connection.epoch, min(deadline, time.monotonic() + self._resend)
-        while replies.answers[position] is None and position not in replies.absent and not batch.left:
+        epoch, deadline = self._connection.epoch, min(deadline, time.monotonic() + self._resend_after)
+        while replies.answers[position] is None and position not in replies.unserved and not batch.abandoned:
             left = deadline - time.monotonic()
             if left <= 0 or self._connection.epoch != epoch or not self._connection.connected:
                 return False
@@ -289,27 +291,27 @@ class InFlight:
         return True
 
     @property
-    def _resend(self) -> float:
+    def _resend_after(self) -> float:
         return self._connection.settings.publish_resend
 
-    async def _send_again(self, batch: Batch) -> bool:
-        """Write again what has no answer; False if the connection broke first."""
+    async def _send_unanswered(self, batch: Batch) -> bool:
+        """Repeat messages without an answer; returns False if the connection broke."""
         lost = batch.open
         if not lost:
             return True
-        batch.again = True
+        batch.resent = True
         batch.sent_at = time.monotonic()
-        batch.replies.absent.difference_update(lost)
+        batch.replies.unserved.difference_update(lost)
         items = [batch.items[each] for each in lost]
         while items:
-            chunk = _chunk(items, 0, CHUNK)
+            chunk = _next_chunk(items, 0, CHUNK)
             if not await self._send(chunk):
                 return False
             items = items[len(chunk) :]
         return True
 
     async def _send(self, chunk: list[Outgoing]) -> bool:
-        """Write; False if the connection broke first."""
+        """Write; returns False if the connection broke."""
         try:
             await self._connection.send(chunk)
         except ConnectionFailed:
@@ -318,11 +320,87 @@ class InFlight:
         return True
 
 
-def _chunk(items: list[Outgoing], start: int, most: int) -> list[Outgoing]:
-    """What is written together from a place on: bounded in number and in bytes."""
+def _next_chunk(items: list[Outgoing], start: int, most: int) -> list[Outgoing]:
+    """The items from `start` that are written together: bounded in number and bytes."""
     size = 0
     for end, item in enumerate(items[start : start + most], start + 1):
         size += len(item.data) + len(item.block)
         if size >= CHUNK_BYTES:
             return items[start:end]
     return items[start : start + most]
+
+
+class PublishAck(msgspec.Struct, gc=False):
+    """The stream's answer to a message."""
+
+    seq: int = 0
+    duplicate: bool = False
+    error: dict[str, Any] | None = None
+
+
+decode_ack: Final = msgspec.json.Decoder(PublishAck).decode
+
+
+class Batch:
+    """The messages of one `publish` call.
+
+    :ivar indexes: positions in the call of the messages that can be sent.
+    :ivar partitions: partition of each; -1 - partition for a scheduled message.
+    :ivar written: how many of `items` were written.
+    :ivar resent: some messages were written more than once.
+    :ivar abandoned: the caller stopped waiting.
+    :ivar errors: by position, why a message is not repeated.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "errors",
+        "ids",
+        "indexes",
+        "items",
+        "layout",
+        "messages",
+        "partitions",
+        "replies",
+        "resent",
+        "sent_at",
+        "written",
+    )
+
+    def __init__(self, messages: Sequence[OutboundMessage], ids: list[bytes], layout: Layout, replies: Replies) -> None:
+        self.messages = messages
+        self.ids = ids
+        self.layout = layout
+        self.replies = replies
+        self.items: list[Outgoing] = []
+        self.indexes: list[int] = []
+        self.partitions: list[int] = []
+        self.written = 0
+        self.sent_at = 0.0
+        self.resent = False
+        self.abandoned = False
+        self.errors: dict[int, BrokerError] = {}
+
+    @property
+    def unanswered(self) -> int:
+        return 0 if self.abandoned else self.written - (len(self.items) - self.replies.missing)
+
+    @property
+    def open(self) -> list[int]:
+        """Positions that were written and have no answer, or status 503."""
+        if self.abandoned:
+            return []
+        return [position for position, answer in enumerate(self.replies.answers[: self.written]) if answer is None]
+
+    def give_up(self, position: int, error: BrokerError) -> None:
+        """Fail one message."""
+        self.errors[position] = error
+        self.replies.give_up(position)
+
+    def is_stored(self, position: int) -> bool:
+        """Whether the answer confirms that this copy of the message is in the stream."""
+        answer = self.replies.answers[position]
+        if answer is None or not answer[1]:
+            return False
+        ack = decode_ack(answer[1])
+        return ack.error is None and (self.resent or not ack.duplicate)

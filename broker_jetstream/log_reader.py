@@ -1,9 +1,9 @@
-"""Reads of a topic's log without a group, by direct gets: no consumer is made, nothing is left on the server.
+"""Reads of a topic's log without a group, by direct gets: no consumer is created, nothing stays on the server.
 
-An offset is the sequence in the stream: it grows over all partitions, so within one it has gaps. Calls may run at
-once; a read that is cancelled leaves nothing behind. One chunk is fetched ahead while the caller has the one before.
-Retention that overtakes a read is an error and never a gap.
-Any replica may answer a direct get, also one that is behind: that nothing is left is the leader's to say.
+An offset is the sequence in the stream: it grows over all partitions, so each of them has gaps. *Concurrency.* Calls
+may run at once; a read fetches one chunk ahead. *Cancellation.* A cancelled read leaves nothing behind. *Failure.*
+Retention that overtakes a read raises OffsetOutOfRange. Any replica may answer a direct get, even one that is behind,
+so only the leader decides that a partition has ended.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
-from broker_jetstream.connection import Connection
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import (
+from broker_jetstream.codec import (
     NULL,
     NUM_PENDING,
     SEQUENCE,
@@ -39,16 +37,17 @@ from broker_jetstream.headers import (
     server_header,
     status_of,
 )
-from broker_jetstream.layout import Layout, Layouts, layout_of
-from broker_jetstream.stored import stored_message
+from broker_jetstream.connection import Connection
+from broker_jetstream.streams import Layout, Layouts, layout_of, stored_message
 from broker_jetstream.times import server_time
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["JetStreamLogReader"]
 
 VIEW: Final = LogView()
 BATCH_BYTES: Final = 4 * 1024 * 1024
 _REPLICA_SECONDS: Final = 0.05
-"""Between two looks at replicas that are behind."""
+"""Between two reads from replicas that are behind."""
 
 
 class JetStreamLogReader:
@@ -68,7 +67,7 @@ class JetStreamLogReader:
             subject = layout.partition_filter(number)
             earliest = await self._stored(layout, {"seq": max(first, 1), "next_by_subj": subject})
             if earliest is None:
-                # An empty partition begins where the next record of the stream will be.
+                # An empty partition begins at the next sequence of the stream.
                 found[number] = Bounds(following, following)
                 continue
             latest = await self._stored(layout, {"last_by_subj": subject})
@@ -94,10 +93,11 @@ class JetStreamLogReader:
         layout, first, following = await self._state(topic)
         if not 0 <= partition < layout.partitions:
             raise OffsetOutOfRange(
-                f"Topic {topic!r} has no partition {partition}", advice=f"It has 0 to {layout.partitions - 1}"
+                f"Topic {topic!r} has no partition {partition}",
+                advice=f"It has partitions 0 to {layout.partitions - 1}",
             )
         if stop > following:
-            raise OffsetOutOfRange(f"Topic {topic!r} ends at {following}, and {stop} lies beyond")
+            raise OffsetOutOfRange(f"Topic {topic!r} ends at {following}; position {stop} is beyond the end")
         position = start
         behind_since: float | None = None
         ahead: asyncio.Task[list[NativeMessage]] | None = None
@@ -110,10 +110,10 @@ class JetStreamLogReader:
                 following = records[-1].offset + 1 if records else position
                 ended = len(records) < len(raws) or not raws
                 if not ended and following < stop:
-                    # The next answers come while these are looked at, and while the caller has them.
+                    # Fetch the next chunk while the caller processes this one.
                     ahead = asyncio.create_task(self._next(layout, partition, following, stop, max_records))
                 left = None if raws else await self._stored(layout, _from(layout, partition, position))
-                # Retention may have removed records while the answers were under way.
+                # Retention may have removed records meanwhile.
                 _, first, _ = await self._state(topic)
                 _check_start(layout, position, first)
                 if left is not None and left < stop:
@@ -128,59 +128,64 @@ class JetStreamLogReader:
                     return
         finally:
             if ahead is not None:
-                await _break_off(ahead)
+                await _discard(ahead)
 
     async def _next(
         self, layout: Layout, partition: int, position: int, stop: int, max_records: int
     ) -> list[NativeMessage]:
-        """Messages of a partition from a position on; the last of them may lie beyond `stop`."""
-        # There are no more of them than sequences; what lies beyond would be sent for nothing.
+        """Messages of a partition from a position on; the last may lie beyond `stop`."""
+        # There are at most as many messages as sequences.
         most = min(max_records, stop - max(position, 1))
         if most <= 0:
             return []
         return await self._get(layout, _from(layout, partition, position) | {"batch": most, "max_bytes": BATCH_BYTES})
 
     async def behind(self, layout: Layout, partition: int, position: int) -> int:
-        """How many records a partition has from a position on."""
+        """The number of records of a partition from a position on."""
         found = await self._get(layout, _from(layout, partition, position) | {"batch": 1})
         return int(server_header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
 
     async def _state(self, topic: str) -> tuple[Layout, int, int]:
-        """The layout, the first sequence that the stream has, and the one after its last."""
+        """The layout, the first sequence of the stream, and the one after its last."""
         info = await self._layouts.info(topic)
-        # Somebody else may have added partitions since it was last looked at.
+        # Another process may have added partitions.
         layout = layout_of(topic, info["config"])
         if not info["config"].get("allow_direct"):
-            raise Unsupported(f"Stream {layout.stream!r} does not allow direct reads", advice="Set allow_direct on it")
+            raise Unsupported(
+                f"Stream {layout.stream!r} does not allow direct reads", advice="Set allow_direct on the stream"
+            )
         state = info["state"]
         return layout, int(state.get("first_seq") or 0), int(state.get("last_seq") or 0) + 1
 
     async def _stored(self, layout: Layout, wanted: dict[str, Any]) -> int | None:
-        """The sequence of a message, by the leader; None if the stream has none such."""
+        """The sequence of a message, read from the leader; None if no message matches."""
         found = await stored_message(self._connection, layout.stream, wanted, what=f"Topic {layout.topic!r}")
         return None if found is None else int(found["seq"])
 
     async def _wait_for_replicas(self, layout: Layout, since: float) -> None:
-        """Give the replicas time to get what the leader has. :raises OperationTimeout: they had enough."""
+        """Wait for replicas to catch up.
+
+        :raises OperationTimeout: they did not within `request_timeout`.
+        """
         if time.monotonic() - since > self._connection.settings.request_timeout:
             raise OperationTimeout(
-                f"A replica of stream {layout.stream!r} does not get what its leader has",
-                advice="Look at the cluster's health, and read again",
+                f"A replica of stream {layout.stream!r} stays behind its leader",
+                advice="Check the cluster's health and read again",
             )
         await asyncio.sleep(_REPLICA_SECONDS)
 
     async def _get(self, layout: Layout, request: dict[str, Any]) -> list[NativeMessage]:
-        """Ask for messages by a direct get, again if the connection broke."""
+        """Fetch messages by a direct get; repeated after a reconnect."""
         deadline = time.monotonic() + self._connection.settings.request_timeout
         while True:
             await self._connection.wait_connected(deadline - time.monotonic())
             answer = _Answer(single="batch" not in request)
-            listening = await self._connection.listen(self._connection.pull_inbox(), answer.arrived)
+            listener = await self._connection.listen(self._connection.pull_inbox(), answer.arrived)
             epoch = self._connection.epoch
             subject = self._connection.api_subject(f"DIRECT.GET.{layout.stream}").encode()
             try:
                 await self._connection.send(
-                    (Outgoing(subject, listening.subject.encode(), b"", msgspec.json.encode(request)),)
+                    (Outgoing(subject, listener.subject.encode(), b"", msgspec.json.encode(request)),)
                 )
                 while not answer.done.is_set() and epoch == self._connection.epoch and time.monotonic() < deadline:
                     seen = len(answer.messages)
@@ -190,7 +195,7 @@ class JetStreamLogReader:
             except ConnectionFailed:
                 continue
             finally:
-                await listening.close()
+                await listener.close()
             if answer.done.is_set():
                 if answer.error is not None:
                     await self._explain(layout, answer.error)
@@ -201,12 +206,12 @@ class JetStreamLogReader:
     async def _explain(self, layout: Layout, error: tuple[int, str]) -> None:
         code, text = error
         if code == 503 and not await self._layouts.exists(layout.topic):
-            raise TopicNotFound(f"Topic {layout.topic!r} does not exist any more")
+            raise TopicNotFound(f"Topic {layout.topic!r} no longer exists")
         raise BackendError(f"Reading topic {layout.topic!r}: {code} {text}", retriable=code >= 500)
 
 
 class _Answer:
-    """The messages that one direct get brings."""
+    """The answer to one direct get."""
 
     def __init__(self, *, single: bool) -> None:
         self.messages: list[NativeMessage] = []
@@ -235,12 +240,11 @@ class _Answer:
 
 
 def _from(layout: Layout, partition: int, position: int) -> dict[str, Any]:
-    """Asks for what a partition has from a position on."""
+    """Selects the messages of a partition from a position on."""
     return {"seq": max(position, 1), "next_by_subj": layout.partition_filter(partition)}
 
 
-async def _break_off(ahead: asyncio.Task[list[NativeMessage]]) -> None:
-    """Nobody waits for these answers any more, and whatever became of them concerns nobody."""
+async def _discard(ahead: asyncio.Task[list[NativeMessage]]) -> None:
     ahead.cancel()
     await asyncio.wait((ahead,))
     if not ahead.cancelled():
@@ -258,6 +262,8 @@ def _record(layout: Layout, partition: int, raw: NativeMessage) -> Record[Any]:
 
 
 def _check_start(layout: Layout, position: int, first: int) -> None:
-    """Sequences below the stream's first are gone, whichever partition they were of."""
+    """Sequences below the stream's first one were removed, in all partitions."""
     if position < first and first > 1:
-        raise OffsetOutOfRange(f"Topic {layout.topic!r} begins at {first}: retention removed what followed {position}")
+        raise OffsetOutOfRange(
+            f"Topic {layout.topic!r} begins at {first}; retention removed the records from position {position} on"
+        )

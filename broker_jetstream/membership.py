@@ -1,10 +1,9 @@
-"""Who is in a group, and which partitions each member should have.
+"""The members of a group, and the partitions that each of them should own.
 
-Members tell each other by core NATS messages what they claim, every quarter of `owner_timeout` and on any change;
-who is silent for `owner_timeout` counts as gone. Every member works its own share out of what it hears, so nobody
-leads: who has too much lets go, who has too little claims what is free. Two that claim the same partition for a moment
-are told apart by the server's pin, which alone decides who reads. `plan` is a pure function. A server that forbids the
-subject leaves every member with all claims, and the pins to sort it out.
+Members announce their claims by core NATS messages, every quarter of `owner_timeout` and on any change. A member that
+is silent for `owner_timeout` counts as gone. There is no leader: each member computes its share from the announcements,
+releases its surplus and claims what is free. If two members claim the same partition for a moment, the server's pin
+decides which one reads. Without permission for the subject every member claims everything, and the pins decide.
 """
 
 from __future__ import annotations
@@ -19,53 +18,53 @@ from zlib import crc32
 import msgspec
 
 from broker import BrokerError
-from broker_jetstream.connection import Connection, Listening
-from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.connection import Connection, Listener
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["Membership", "Plan", "plan"]
 
 logger = logging.getLogger("broker")
 
 
-class _Word(msgspec.Struct):
-    """What a member says."""
+class _Announcement(msgspec.Struct):
+    """What a member tells the others. The field names are the wire format."""
 
     id: str
     claims: list[int] = []
     pinned: list[int] = []
-    """Those of its claims that the server has pinned to it."""
+    """Claims that the server has pinned to this member."""
     hello: bool = False
     bye: bool = False
 
 
-_decode = msgspec.json.Decoder(_Word).decode
+_decode = msgspec.json.Decoder(_Announcement).decode
 
 
 class _Peer:
-    __slots__ = ("claims", "pinned", "seen")
+    __slots__ = ("claims", "last_heard", "pinned")
 
     def __init__(self) -> None:
         self.claims: frozenset[int] = frozenset()
         self.pinned: frozenset[int] = frozenset()
-        self.seen = 0.0
+        self.last_heard = 0.0
 
 
 class Plan(NamedTuple):
-    """What a member is to do."""
+    """The next step of a member."""
 
     claim: Sequence[int]
     release: Sequence[int]
 
 
 def plan(me: str, mine: Collection[int], others: Mapping[str, Collection[int]], partitions: int, salt: str) -> Plan:
-    """The share of one member, so that all who see the same come to the same.
+    """The share of one member; members with equal knowledge compute consistent shares. Pure.
 
     :param mine: the partitions that `me` claims.
     :param others: what each other member claims.
     :param salt: decides ties, so that the odd partitions of several topics do not all go to the same member.
     """
     held = {me: frozenset(mine), **{name: frozenset(claims) for name, claims in others.items()}}
-    # Those who have most keep most: a share that is already right does not move.
+    # Members with most claims keep most, so a balanced group stays unchanged.
     members = sorted(held, key=lambda name: (-len(held[name]), crc32(f"{salt}{name}".encode()), name))
     low, odd = divmod(partitions, len(members))
     quota = {name: low + (1 if index < odd else 0) for index, name in enumerate(members)}
@@ -91,70 +90,72 @@ class Membership:
         self._claims: Collection[int] = ()
         self._pinned: Collection[int] = ()
         self._peers: dict[str, _Peer] = {}
-        self._listening: Listening | None = None
-        self._asked = False
+        self._listening: Listener | None = None
+        self._greeted = False
 
     async def join(self) -> None:
-        """Begin to listen, and ask who is there."""
-        self._listening = await self._connection.listen(self._subject, self._heard)
-        await self.tell(hello=True)
+        """Subscribe to announcements and ask the other members for theirs."""
+        self._listening = await self._connection.listen(self._subject, self._on_announcement)
+        await self.announce(hello=True)
 
-    async def tell(self, *, hello: bool = False, bye: bool = False) -> None:
-        """Say what we claim. Nothing is said while the connection is down."""
-        word = _Word(self.id, sorted(self._claims), sorted(self._pinned), hello, bye)
+    async def announce(self, *, hello: bool = False, bye: bool = False) -> None:
+        """Announce our claims; does nothing while the connection is down."""
+        announcement = _Announcement(self.id, sorted(self._claims), sorted(self._pinned), hello, bye)
         try:
-            await self._connection.send((Outgoing(self._subject.encode(), b"", b"", msgspec.json.encode(word)),))
+            await self._connection.send(
+                (Outgoing(self._subject.encode(), b"", b"", msgspec.json.encode(announcement)),)
+            )
         except BrokerError as error:
             logger.debug("Group heartbeat: %s", error)
 
     async def update(self, claims: Collection[int], pinned: Collection[int]) -> None:
-        """Say it at once if our claims have changed."""
+        """Set our claims, and announce them if they changed."""
         changed = set(claims) != set(self._claims) or set(pinned) != set(self._pinned)
         self._claims, self._pinned = tuple(claims), tuple(pinned)
         if changed:
-            await self.tell()
+            await self.announce()
 
-    def _heard(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
+    def _on_announcement(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         try:
-            word = _decode(data)
+            announcement = _decode(data)
         except msgspec.DecodeError:
             return
-        if word.id == self.id:
+        if announcement.id == self.id:
             return
-        if word.bye:
-            if self._peers.pop(word.id, None) is not None:
+        if announcement.bye:
+            if self._peers.pop(announcement.id, None) is not None:
                 self._changed()
             return
-        known = self._peers.get(word.id)
-        peer = known or self._peers.setdefault(word.id, _Peer())
-        claims, pinned = frozenset(word.claims), frozenset(word.pinned)
-        news = known is None or claims != peer.claims or pinned != peer.pinned or word.hello
-        peer.claims, peer.pinned, peer.seen = claims, pinned, time.monotonic()
-        if news:
+        known = self._peers.get(announcement.id)
+        peer = known or self._peers.setdefault(announcement.id, _Peer())
+        claims, pinned = frozenset(announcement.claims), frozenset(announcement.pinned)
+        changed = known is None or claims != peer.claims or pinned != peer.pinned or announcement.hello
+        peer.claims, peer.pinned, peer.last_heard = claims, pinned, time.monotonic()
+        if changed:
             self._changed()
-        if word.hello:
-            self._asked = True
+        if announcement.hello:
+            self._greeted = True
 
-    def take_question(self) -> bool:
-        """Whether somebody asked who is there, since the last call."""
-        asked, self._asked = self._asked, False
-        return asked
+    def take_greeting(self) -> bool:
+        """Whether a new member said hello since the last call."""
+        greeted, self._greeted = self._greeted, False
+        return greeted
 
-    def forgive(self) -> None:
-        """The connection was down: nobody is called gone for a silence that was ours."""
+    def reset_silence(self) -> None:
+        """After a reconnect: restart the silence of every member, because announcements were lost."""
         now = time.monotonic()
         for peer in self._peers.values():
-            peer.seen = now
+            peer.last_heard = now
 
     def others(self) -> dict[str, frozenset[int]]:
-        """What every other member claims; those who have been silent too long are forgotten."""
+        """The claims of every other member; drops members that were silent for too long."""
         limit = time.monotonic() - self._connection.settings.owner_timeout
-        for name in [name for name, peer in self._peers.items() if peer.seen < limit]:
+        for name in [name for name, peer in self._peers.items() if peer.last_heard < limit]:
             del self._peers[name]
         return {name: peer.claims for name, peer in self._peers.items()}
 
     def contested(self, mine: Collection[int], pinned: Collection[int]) -> list[int]:
-        """Claims of ours that somebody has the better right to: it is pinned there, or nowhere and its id is lower."""
+        """Claims that we lose to another member: pinned to that member, or unpinned and that member's id is lower."""
         self.others()
         return sorted(
             number
@@ -167,11 +168,11 @@ class Membership:
         )
 
     def pinned_elsewhere(self, mine: Collection[int]) -> list[int]:
-        """Claims of ours that somebody says are pinned to it."""
+        """Claims of ours that another member announced as pinned."""
         return sorted(number for number in mine if any(number in peer.pinned for peer in self._peers.values()))
 
     async def leave(self) -> None:
-        """Say good-bye and listen no more."""
-        await self.tell(bye=True)
+        """Announce the departure and unsubscribe."""
+        await self.announce(bye=True)
         if self._listening is not None:
             await self._listening.close()

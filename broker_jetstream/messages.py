@@ -1,11 +1,10 @@
 """The Message family on durable pull consumers.
 
-Messages are pulled only as far as `fetch` asks: what was asked for and not yet sent is the credit of open pulls, and a
-credit that no fetch stands behind for a moment is taken back, so that a slow consumer does not sit on what
-others could do. What arrives late waits here with its lease renewed and is the next fetch's, or is given back
-at close. Settling may run while a fetch does. After a reconnect the pulls are made again. The lease clock is ours:
-a message held longer than the server grants is reported lost and not settled, because the server answers every
-ack alike.
+*Credit.* Messages are pulled only as far as `fetch` asks. Pulls that no fetch waits for are cancelled after a moment,
+so a slow consumer does not hold messages that others could process. Late arrivals wait here with their leases renewed;
+the next `fetch` returns them, or `close` releases them. *Concurrency.* Settling may run during a fetch. *Failure.*
+After a reconnect the pulls are requested again. The lease is measured by our own clock, because the server answers
+every ack alike: a message held for longer is reported lost and not settled.
 """
 
 from __future__ import annotations
@@ -18,26 +17,30 @@ from typing import Any, Final
 
 from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
 from broker.driver import Settlement, SourceListener, WaitingLeases, Waker, Warned
-from broker_jetstream import consumers
-from broker_jetstream.asking import Asking
+from broker_jetstream import subscriptions
+from broker_jetstream.codec import NULL, MessageView, NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.given_back import GivenBack
-from broker_jetstream.headers import NULL, MessageView, NativeMessage, sequence_of, status_of
-from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
-from broker_jetstream.layout import Layout
+from broker_jetstream.lost_deliveries import LostDeliveries
+from broker_jetstream.pull_requests import MessagePulls
+from broker_jetstream.release_counts import ReleaseCounts
 from broker_jetstream.settling import Settler
-from broker_jetstream.swallowed import Swallowed
+from broker_jetstream.streams import Layout
 
-__all__ = ["JetStreamMessageSource"]
+__all__ = ["GATHER_STEP", "JetStreamMessageSource"]
+
 
 logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
 PARK_SECONDS: Final = 0.1
-"""How long a credit stays open that no fetch stands behind."""
+"""How long pulls stay open that no fetch waits for."""
 CLOSE_SECONDS: Final = 1.0
-_AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
-_CERTAIN: Final = 0.9
-"""How much of a lease is surely ours, whatever the message's way here took."""
+_REDELIVERED: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
+_GATHER_SECONDS: Final = 0.25
+"""Seconds without an arrival after which no further redelivery is expected."""
+GATHER_STEP: Final = 64
+"""Messages requested at a time, so that few new ones are taken from other consumers."""
+_SAFE_PART: Final = 0.9
+"""The part of a lease that is certainly ours, however long the message travelled."""
 
 
 class JetStreamMessageSource:
@@ -54,11 +57,11 @@ class JetStreamMessageSource:
         *,
         confirm_acks: bool,
         ephemeral: bool,
-        inherited: int = 0,
-        last: tuple[int, int] | None = None,
+        redeliveries: int = 0,
+        last_delivery: tuple[int, int] | None = None,
     ) -> None:
-        """:param inherited: how many unsettled messages the subscription has that must come in order, if they come.
-        :param last: keep order per key; number and place in the stream of the last delivery that there was.
+        """:param redeliveries: unsettled messages of the subscription, to be gathered and ordered by the first fetch.
+        :param last_delivery: consumer and stream sequence of the last delivery; set to keep order per key.
         """
         self._connection = connection
         self._layout = layout
@@ -67,30 +70,29 @@ class JetStreamMessageSource:
         self._listener = listener
         self._name = name = f"Subscription {subscription!r} of topic {layout.topic!r}"
         self._settler = Settler(connection, name, lease_seconds, confirm=confirm_acks)
-        self._given_back = GivenBack(connection, layout.stream, consumer, name, listener, alone=ephemeral)
-        self._repeated = False
+        self._release_counts = ReleaseCounts(connection, layout.stream, consumer, name, listener, alone=ephemeral)
+        self._has_redelivered = False
         self._ephemeral = ephemeral
-        self._inherited = inherited
+        self._expected_redeliveries = redeliveries
         self._topic = layout.topic
-        # How the ack subject of a first delivery begins, outside of domains.
-        self._first = f"$JS.ACK.{layout.stream}.{consumer}.1.".encode()
+        # Prefix of the ack subject of a first delivery, outside of domains.
+        self._first_delivery = f"$JS.ACK.{layout.stream}.{consumer}.1.".encode()
         self._buffer: list[Message[Any]] = []
-        arrived = self._arrived if last is None else self._arrived_in_order
-        self._asking = Asking(connection, layout, consumer, arrived)
-        self._swallowed = (
+        arrived = self._arrived if last_delivery is None else self._arrived_in_order
+        self._pulls = MessagePulls(connection, layout, consumer, arrived)
+        self._lost = (
             None
-            if last is None
-            else Swallowed(connection, layout.stream, consumer, name, lease_seconds, self._asking, last)
+            if last_delivery is None
+            else LostDeliveries(connection, layout.stream, consumer, name, lease_seconds, self._pulls, last_delivery)
         )
-        # The hot path counts by itself.
-        self._open = self._asking.open
+        self._open = self._pulls.open
         self._until = 0.0
         self._idle_since = 0.0
         self._waker = Waker()
         self._interrupted = False
         self._fetching = False
         self._failure: BrokerError | None = None
-        self._parking: asyncio.TimerHandle | None = None
+        self._park_timer: asyncio.TimerHandle | None = None
         self._leases = WaitingLeases(name, lease_seconds, lambda: self._buffer, self._settler.extend)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -110,26 +112,26 @@ class JetStreamMessageSource:
 
     async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         deadline = monotonic() + wait
-        if (swallowed := self._swallowed) is not None:
-            swallowed.review()
-        if self._inherited and self._connection.connected:
-            await self._inherit(max_bytes)
+        if (lost := self._lost) is not None:
+            lost.update()
+        if self._expected_redeliveries and self._connection.connected:
+            await self._gather_redelivered(max_bytes)
         while True:
-            if swallowed is not None and swallowed.unsure and self._connection.connected:
-                await swallowed.give_back([sequence_of(message.raw.reply) for message in self._buffer])
-            if self._failure is None and not (swallowed is not None and swallowed.unsure):
-                await self._ask(max_messages, max_bytes)
-            while self._repeated:
-                self._repeated = False
-                await self._given_back.mark(self._buffer[:])
-            # Nothing may come between what is held back and what is taken.
+            if lost is not None and lost.unrecovered and self._connection.connected:
+                await lost.nak_lost([sequence_of(message.raw.reply) for message in self._buffer])
+            if self._failure is None and not (lost is not None and lost.unrecovered):
+                await self._request(max_messages, max_bytes)
+            while self._has_redelivered:
+                self._has_redelivered = False
+                await self._release_counts.mark(self._buffer[:])
+            # No message may arrive between `split_ready` and `_take`: nothing is awaited.
             late: list[Message[Any]] = []
-            if swallowed is not None and swallowed.disordered:
-                self._buffer, late = swallowed.hold_back(self._buffer)
-            taken = self._take(max_messages, max_bytes) if self._buffer else None
+            if lost is not None and lost.out_of_order:
+                self._buffer, late = lost.split_ready(self._buffer)
+            ready = self._take(max_messages, max_bytes) if self._buffer else None
             self._buffer += late
-            if taken:
-                return taken
+            if ready:
+                return ready
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
@@ -138,40 +140,42 @@ class JetStreamMessageSource:
                 return []
             if left <= 0:
                 if not self._connection.connected:
-                    # Nothing came, but that is no idleness.
-                    raise self._connection.broken()
+                    # The subscription is not idle: it is unreachable.
+                    raise self._connection.down_error()
                 return []
-            if swallowed is not None and swallowed.waits:
-                await self._wait_for_swallowed(swallowed, left)
+            if lost is not None and lost.awaiting:
+                await self._wait_for_lost(lost, left)
             else:
                 await self._wait(left)
             self._check_open()
 
-    async def _ask(self, max_messages: int, max_bytes: int) -> None:
+    async def _request(self, max_messages: int, max_bytes: int) -> None:
         buffer = self._buffer
-        if self._swallowed is not None and (limit := self._swallowed.limit) is not None:
-            # What is held back must not keep that from coming which it waits for.
-            buffer = [message for message in buffer if sequence_of(message.raw.reply) < limit]
+        if self._lost is not None and (sequence_limit := self._lost.sequence_limit) is not None:
+            # Messages that wait for earlier ones must not use up the room of those.
+            buffer = [message for message in buffer if sequence_of(message.raw.reply) < sequence_limit]
         size = sum([message.size for message in self._buffer])
-        number, number_bytes = self._asking.want(max_messages - len(buffer), max_bytes - size, holding=bool(buffer))
-        if number > 0:
-            await self._asking.ask(number, number_bytes)
+        last_number, number_bytes = self._pulls.next_request(
+            max_messages - len(buffer), max_bytes - size, buffered=bool(buffer)
+        )
+        if last_number > 0:
+            await self._pulls.request(last_number, number_bytes)
 
-    async def _wait_for_swallowed(self, swallowed: Swallowed, left: float) -> None:
-        number, begin = swallowed.number, monotonic()
-        await self._wait(min(left, swallowed.silence))
-        if number == swallowed.number and self._credit and monotonic() - begin >= swallowed.silence:
-            # A pull is open, and the server has nothing for it.
-            swallowed.give_up()
+    async def _wait_for_lost(self, lost: LostDeliveries, left: float) -> None:
+        last_number, begin = lost.last_number, monotonic()
+        await self._wait(min(left, lost.quiet_seconds))
+        if last_number == lost.last_number and self._pulls.credit and monotonic() - begin >= lost.quiet_seconds:
+            # A pull is open and the server has nothing for it.
+            lost.stop_waiting()
 
-    async def _inherit(self, max_bytes: int) -> None:
-        """Gather what an earlier consumer left, as far as the server delivers it now, and put it in order."""
-        expected, self._inherited = self._inherited, 0
+    async def _gather_redelivered(self, max_bytes: int) -> None:
+        """Gather redelivered messages of an earlier consumer, and sort them into stream order."""
+        expected, self._expected_redeliveries = self._expected_redeliveries, 0
         while len(self._buffer) < expected and not self._interrupted and self._failure is None:
-            await self._ask(len(self._buffer) + min(GATHER_STEP, expected - len(self._buffer)), max_bytes)
+            await self._request(len(self._buffer) + min(GATHER_STEP, expected - len(self._buffer)), max_bytes)
             came = len(self._buffer)
-            await self._wait(GATHER_SECONDS)
-            if len(self._buffer) == came or not is_inherited(self._buffer[-1]):
+            await self._wait(_GATHER_SECONDS)
+            if len(self._buffer) == came or not is_redelivered(self._buffer[-1]):
                 break
         self._buffer = in_stream_order(self._buffer)
 
@@ -180,29 +184,29 @@ class JetStreamMessageSource:
         self._waker.wake()
 
     def _arrived_in_order(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
-        assert self._swallowed is not None  # only then is this the handler
-        if (data or block[8:9] != b" ") and not self._swallowed.arrived(reply):
-            if (pull := self._asking.open.get(subject)) is not None:
+        assert self._lost is not None  # only then is this the handler
+        if (data or block[8:9] != b" ") and not self._lost.arrived(reply):
+            if (pull := self._pulls.open.get(subject)) is not None:
                 pull[0] -= 1
             self._waker.wake()
             return
         self._arrived(subject, reply, data, block)
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
-        # The hot path: called by the client's read loop for every message.
+        # Called by the client's read loop for every message.
         if not data and block[8:9] == b" " and not reply:
             self._status(subject, block)
             return
         buffer = self._buffer
         if not buffer:
-            # The clock is read once per burst: what follows may count as older than it is, never as younger.
-            # The server counts from its sending, so that ours ends a little before: a late ack must never be sent.
-            self._until = monotonic() + _CERTAIN * self._lease
+            # The clock is read once per burst, so a lease may only seem older than it is. The server counts from its
+            # sending, so our lease ends a little earlier: a late ack must never be sent.
+            self._until = monotonic() + _SAFE_PART * self._lease
             if not self._fetching:
                 self._leases.watch()
-        raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first))
+        raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first_delivery))
         if not raw.first:
-            self._repeated = True
+            self._has_redelivered = True
         body = data if data or NULL not in block else None
         size = len(data) + len(block)
         buffer.append(Message(self._topic, body, raw, VIEW, None, size))
@@ -212,42 +216,37 @@ class JetStreamMessageSource:
         if self._waker.waiter is not None:
             self._waker.wake()
 
-    @property
-    def _credit(self) -> int:
-        """How many messages were asked for and have not come."""
-        return self._asking.credit
-
     def _status(self, subject: bytes, block: bytes) -> None:
         code, text = status_of(block)
-        self._asking.heard = monotonic()
-        if code == 100 or not self._asking.is_mine(subject):
+        self._pulls.last_heard = monotonic()
+        if code == 100 or not self._pulls.owns(subject):
             return
         lowered = text.lower()
-        self._asking.ended(subject, too_large=code == 409 and "message size" in lowered)
+        self._pulls.end(subject, too_large=code == 409 and "message size" in lowered)
         if code == 409 and "deleted" in lowered:
-            self._look("the consumer was deleted")
+            self._check_consumer_soon("the consumer was deleted")
         elif code == 503:
-            self._look("nobody answers for the consumer")
+            self._check_consumer_soon("no responders")
         elif code not in {404, 408} and not any(
             known in lowered for known in ("maxbytes", "batch completed", "leadership", "shutdown", "exceeded max")
         ):
             self._fail(BackendError(f"The server refused a pull of {self._name}: {code} {text}"))
         self._waker.wake()
 
-    def _look(self, reason: str) -> None:
-        """Find out whether the consumer is still there; the next fetch says so if it is not."""
-        self._spawn(self._find_out(reason))
+    def _check_consumer_soon(self, reason: str) -> None:
+        """Check whether the consumer still exists; the next fetch raises if not."""
+        self._spawn(self._check_consumer(reason))
 
-    async def _find_out(self, reason: str) -> None:
+    async def _check_consumer(self, reason: str) -> None:
         await asyncio.sleep(0.05)
         try:
-            await consumers.info(self._connection, self._layout.stream, self._consumer, self._name)
+            await subscriptions.info(self._connection, self._layout.stream, self._consumer, self._name)
         except NotFound as error:
             self._fail(error)
         except BrokerError as error:
             logger.debug("%s: %s: %s", self._name, reason, error)
         finally:
-            self._asking.drop()
+            self._pulls.drop()
             self._waker.wake()
 
     def _fail(self, error: BrokerError) -> None:
@@ -256,34 +255,34 @@ class JetStreamMessageSource:
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
         buffer = self._buffer
-        if buffer[0].raw.held_until < monotonic():
-            # The process stood still for longer than the lease: these come again, to whoever asks.
-            self._buffer = buffer = [message for message in buffer if message.raw.held_until >= monotonic()]
+        if buffer[0].raw.lease_until < monotonic():
+            # The process was suspended for longer than the lease: the server redelivers these.
+            self._buffer = buffer = [message for message in buffer if message.raw.lease_until >= monotonic()]
             if not buffer:
                 return []
         size = sum([message.size for message in buffer])
-        self._asking.took(len(buffer), size)
+        self._pulls.note_size(len(buffer), size)
         if len(buffer) <= max_messages and size <= max_bytes:
             self._buffer = []
             return buffer
-        number = size = 0
+        last_number = size = 0
         for message in buffer[:max_messages]:
             size += message.size
-            if size > max_bytes and number:
+            if size > max_bytes and last_number:
                 break
-            number += 1
-        taken = buffer[:number]
-        del buffer[:number]
-        return taken
+            last_number += 1
+        ready = buffer[:last_number]
+        del buffer[:last_number]
+        return ready
 
     async def _wait(self, seconds: float) -> None:
-        # Two missed heartbeats mean that the pull is gone.
-        patience = self._asking.patience
+        # Two missed heartbeats: the pull is lost.
+        patience = self._pulls.patience
         await self._waker.wait(min(seconds, patience))
-        if self._credit and not self._buffer and monotonic() - self._asking.heard > patience:
+        if self._pulls.silent and not self._buffer:
             if self._connection.connected and self._connection.hooks.listening:
-                self._listener.event(Warned(text=f"{self._name}: the server is silent, asking again"))
-            await self._asking.renew()
+                self._listener.event(Warned(text=f"{self._name}: no heartbeat, renewing the pull request"))
+            await self._pulls.cancel()
 
     # Between fetches.
 
@@ -291,27 +290,27 @@ class JetStreamMessageSource:
         if self._closed:
             return
         self._idle_since = monotonic()
-        if self._credit and self._parking is None:
-            self._parking = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
+        if self._pulls.credit and self._park_timer is None:
+            self._park_timer = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
         if self._buffer:
             self._leases.watch()
 
     def _park(self) -> None:
-        self._parking = None
-        if self._fetching or not self._credit or self._closed:
+        self._park_timer = None
+        if self._fetching or not self._pulls.credit or self._closed:
             return
         left = self._idle_since + PARK_SECONDS - monotonic()
         if left > 0:
-            # There was a fetch meanwhile.
-            self._parking = asyncio.get_running_loop().call_later(left, self._park)
+            # A fetch ran meanwhile.
+            self._park_timer = asyncio.get_running_loop().call_later(left, self._park)
         else:
-            self._spawn(self._asking.renew())
+            self._spawn(self._pulls.cancel())
 
     def _reconnected(self) -> None:
-        # Pulls of the broken connection are gone; a fetch that waits makes new ones.
-        if self._swallowed is not None:
-            self._swallowed.broke()
-        self._asking.drop()
+        # The pulls ended with the connection; a waiting fetch requests new ones.
+        if self._lost is not None:
+            self._lost.connection_broke()
+        self._pulls.drop()
         self._waker.wake()
 
     def _spawn(self, work: Any) -> None:
@@ -323,15 +322,15 @@ class JetStreamMessageSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
-        if again := [settlement for settlement in settlements if settlement.outcome in _AGAIN]:
-            if self._credit > 0 and not self._fetching:
-                # The server would deliver these into a pull that nobody waits for, and that a close is about to drop.
-                await self._asking.let_go()
-            await self._count_give_backs([s.message for s in again if s.outcome is Outcome.RELEASE])
+        if redelivered := [settlement for settlement in settlements if settlement.outcome in _REDELIVERED]:
+            if self._pulls.credit > 0 and not self._fetching:
+                # The server would redeliver these into a pull that no fetch waits for.
+                await self._pulls.drain()
+            await self._count_releases([s.message for s in redelivered if s.outcome is Outcome.RELEASE])
         return await self._settler.settle(settlements)
 
-    async def _count_give_backs(self, messages: Sequence[Message[Any]]) -> None:
-        await self._given_back.add(sequence_of(message.raw.reply) for message in messages)
+    async def _count_releases(self, messages: Sequence[Message[Any]]) -> None:
+        await self._release_counts.add(sequence_of(message.raw.reply) for message in messages)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -343,29 +342,29 @@ class JetStreamMessageSource:
         if self._closed:
             return
         self._remove_callback()
-        if self._parking is not None:
-            self._parking.cancel()
+        if self._park_timer is not None:
+            self._park_timer.cancel()
         self._leases.close()
         if not self._connection.closed:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._asking.let_go()
-                    await self._give_back()
+                    await self._pulls.drain()
+                    await self._release_buffered()
             except (BrokerError, TimeoutError) as error:
-                logger.debug("Giving back what %s had fetched: %s", self._name, error)
+                logger.debug("Releasing the buffered messages of %s failed: %s", self._name, error)
         self._closed = True
         self._waker.wake()
         for task in tuple(self._tasks):
             task.cancel()
 
-    async def _give_back(self) -> None:
+    async def _release_buffered(self) -> None:
         waiting, self._buffer = self._buffer, []
         if self._connection.connected:
             if not self._ephemeral:
-                await self._count_give_backs(waiting)
-            await self._settler.give_back(waiting)
+                await self._count_releases(waiting)
+            await self._settler.release(waiting)
             if self._ephemeral:
-                await consumers.delete(self._connection, self._layout.stream, self._consumer, self._name)
+                await subscriptions.delete(self._connection, self._layout.stream, self._consumer, self._name)
             else:
                 await self._connection.flush()
 
@@ -373,3 +372,14 @@ class JetStreamMessageSource:
         if self._closed:
             raise Closed(f"{self._name} was closed")
         self._connection.check_open()
+
+
+def is_redelivered(message: Message[Any]) -> bool:
+    """Whether an earlier delivery exists, even one that was released."""
+    return not message.raw.first and deliveries_of(message.raw.reply) > 1
+
+
+def in_stream_order(messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+    """Redelivered messages by stream sequence, then the others as they arrived."""
+    redelivered = sorted(filter(is_redelivered, messages), key=lambda message: sequence_of(message.raw.reply))
+    return [*redelivered, *(message for message in messages if not is_redelivered(message))]

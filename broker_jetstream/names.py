@@ -1,8 +1,8 @@
 """Portable names as streams, consumers and subjects of NATS, one to one. Pure functions, safe from any thread.
 
-A topic `orders.eu` is the stream `orders=eu` with the subjects `orders=eu.<partition>`, where messages go, and
-`orders=eu.schedule.<id>`, where messages wait for their time. `=` and `+` are free because no portable name has
-them; a topic's name is one token of the subject, so no two topics overlap.
+Topic `orders.eu` is stream `orders=eu`. Its messages are published to `orders=eu.<partition>`; scheduled messages wait
+under `orders=eu.schedule.<id>`. No portable name contains `=` or `+`. A topic's name is one token of the subject, so no
+two topics overlap.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from broker import InvalidName
 from broker.driver import NativeName, check_name
 
 __all__ = [
-    "GIVEN_BACK",
     "PARTITIONS_KEY",
+    "RELEASE_COUNTS_STREAM",
     "consumer_name",
-    "given_back_subject",
     "group_consumer",
     "group_of",
     "partition_subject",
+    "release_counts_subject",
     "schedule_subject",
     "stream_name",
     "subject_filter",
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 PARTITIONS_KEY: Final = "anybroker-partitions"
-"""Metadata of a stream that is a topic: how many partitions it has."""
-GIVEN_BACK: Final = "anybroker+given-back"
-"""The stream that says what was given back unhandled; it is no topic."""
+"""Metadata of a topic's stream: its number of partitions."""
+RELEASE_COUNTS_STREAM: Final = "anybroker+given-back"
+"""The stream of release counts; it is not a topic."""
 
 _FORBIDDEN: Final = frozenset(" \t\r\n\f\v.*>/\\\0")
 
@@ -38,7 +38,7 @@ _FORBIDDEN: Final = frozenset(" \t\r\n\f\v.*>/\\\0")
 def stream_name(topic: str) -> str:
     """The stream of a topic.
 
-    :raises InvalidName: the name is neither portable nor a stream's.
+    :raises InvalidName: the name is neither portable nor valid for a stream.
     """
     return _encode(topic, "topic", "stream")
 
@@ -46,18 +46,18 @@ def stream_name(topic: str) -> str:
 def consumer_name(subscription: str) -> str:
     """The durable consumer of a message subscription.
 
-    :raises InvalidName: the name is neither portable nor a consumer's.
+    :raises InvalidName: the name is neither portable nor valid for a consumer.
     """
     return _encode(subscription, "subscription", "consumer")
 
 
 def group_consumer(group: str, partition: int) -> str:
-    """The durable consumer that a record group has for one partition."""
+    """The durable consumer of a record group for one partition."""
     return f"{_encode(group, 'group', 'consumer')}+{partition}"
 
 
 def topic_of(stream: str) -> str:
-    """The topic that a stream is; a stream that no portable name stands for comes back as a native name."""
+    """The topic of a stream; a NativeName if no portable name maps to it."""
     return _decode(stream)
 
 
@@ -67,28 +67,28 @@ def subscription_of(consumer: str) -> str:
 
 
 def group_of(consumer: str) -> str | None:
-    """The encoded group of a consumer that serves one partition of it; None for any other consumer."""
+    """The encoded group of a consumer that serves one of its partitions; None for any other consumer."""
     group, plus, partition = consumer.rpartition("+")
     return group if plus and group and partition.isdecimal() else None
 
 
 def partition_subject(stream: str, partition: int) -> str:
-    """Where the messages of one partition are."""
+    """The subject of one partition."""
     return f"{stream}.{partition}"
 
 
 def schedule_subject(stream: str, token: str) -> str:
-    """Where one message waits for its time; `*` as token stands for all."""
+    """The subject of one scheduled message; `*` as token matches all."""
     return f"{stream}.schedule.{token}"
 
 
-def given_back_subject(stream: str, consumer: str) -> str:
-    """Where it is kept what the consumers of a subscription gave back."""
+def release_counts_subject(stream: str, consumer: str) -> str:
+    """The subject of a subscription's release counts."""
     return f"anybroker.given-back.{stream}.{consumer}"
 
 
 def subject_filter(stream: str) -> str:
-    """All partitions of a topic, without what is scheduled."""
+    """All partitions of a topic, without scheduled messages."""
     return f"{stream}.*"
 
 
@@ -96,8 +96,8 @@ def _encode(name: str, what: str, native: str) -> str:
     if isinstance(name, NativeName):
         if len(name) > 255 or not _FORBIDDEN.isdisjoint(name):
             raise InvalidName(
-                f"{what} name {str(name)!r} cannot be a {native}'s",
-                advice="NATS takes up to 255 characters, without spaces, '.', '*', '>', '/' and '\\'",
+                f"{what} name {str(name)!r} is not valid for a {native}",
+                advice="NATS takes up to 255 characters without spaces, '.', '*', '>', '/' and '\\'",
             )
         return str(name)
     return check_name(name, what).replace(".", "=")

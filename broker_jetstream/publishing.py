@@ -1,15 +1,14 @@
 """Publishing with confirmation: many messages in one write, answers on the connection's inbox.
 
-Calls on one topic are written in the order they were made. Every message has an id (its own or one made here), so
-that what stayed unconfirmed can be sent again under the same one: when the connection or the stream came back, all of
-it in the original order and before anything new (`in_flight`); else after `publish_resend` seconds. A cancelled call
-leaves the outcome of its messages unknown and disturbs no other. Failures are returned per message; only a missing
-topic raises.
+*Order.* Calls on one topic are written in the order in which they were made. Order per key holds among confirmed
+messages. A message that cannot be repeated in its place fails: with ConnectionFailed if it is certainly not stored,
+with OperationTimeout if that is unknown. Two exceptions remain: a message whose answer was lost with the connection may
+have overtaken one of its key that found no stream right before; and with `fast_path=false` nats-py writes its own
+buffer before our repetitions.
 
-Order per key holds among the messages that were confirmed: one that cannot be sent again in its place fails, with
-ConnectionFailed where it is known not to be stored and OperationTimeout where it is not known. What is left: messages
-whose answers a broken connection swallowed may have overtaken one of their key that found nobody right before; and
-with `fast_path=false` nats-py writes what it kept before what is sent again.
+*Failure.* Every message has an id, its own or a generated one, and is repeated under it: after a reconnect or the
+return of the stream (see `in_flight`), else after `publish_resend` seconds. Failures are returned per message; only a
+missing topic raises. *Cancellation.* A cancelled call leaves the outcome of its messages unknown and disturbs no other.
 """
 
 from __future__ import annotations
@@ -32,21 +31,19 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
-from broker_jetstream.batch import Batch, decode_ack
+from broker_jetstream.codec import LETTER_ROOM, encode_headers, encode_id, reserved_bytes
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.header_values import encode_id
-from broker_jetstream.headers import LETTER_ROOM, encode_headers, room_to_leave
-from broker_jetstream.in_flight import InFlight
-from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.in_flight import Batch, InFlight, decode_ack
+from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.times import schedule_time, ttl_seconds
+from broker_jetstream.transport import Outgoing
 
 __all__ = ["JetStreamTarget", "partition_of"]
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key: CRC-32 of its bytes, modulo. Stable over versions, so keys stay where they are."""
+    """The partition of a key: CRC-32 of its bytes, modulo. Stable over versions."""
     return crc32(key) % partitions if partitions > 1 else 0
 
 
@@ -60,14 +57,14 @@ class JetStreamTarget:
         self._id_prefix = f"{token_hex(8)}-".encode()
         self._numbers = count(1)
         self._spread = count()
-        self._in_flight = InFlight(topic, connection, layouts, self._renew)
+        self._in_flight = InFlight(topic, connection, layouts, self._encode_again)
         self._closed = False
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError]:
         if self._closed:
-            raise Closed(f"Topic {self._topic!r} was closed")
+            raise Closed(f"The publisher of topic {self._topic!r} is closed")
         outcomes: list[Receipt | BrokerError | None] = [None] * len(messages)
         deadline = time.monotonic() + self._connection.settings.publish_timeout
         ids = [b"%b%d" % (self._id_prefix, next(self._numbers)) if message.id is None else b"" for message in messages]
@@ -75,15 +72,15 @@ class JetStreamTarget:
         replies = self._connection.inbox.expect(len(messages))
         batch: Batch | None = None
         try:
-            # Held from before the look-up until all is written, so that calls are written in their order.
-            async with in_flight.writing:
+            # Held during the lookup and all writes, so calls are written in order.
+            async with in_flight.write_lock:
                 layout = await self._layouts.find(self._topic)
                 batch = Batch(messages, ids, layout, replies)
                 self._encode(batch, range(len(messages)), outcomes)
                 if batch.items:
-                    replies.expect_only(len(batch.items))
+                    replies.set_missing(len(batch.items))
                     replies.subjects = frozenset(item.subject for item in batch.items)
-                    replies.nobody_there = in_flight.nobody_there
+                    replies.on_no_responders = in_flight.on_no_responders
                     await in_flight.write(batch, deadline)
             if batch.items:
                 await in_flight.wait(batch, deadline)
@@ -91,7 +88,7 @@ class JetStreamTarget:
         finally:
             replies.close()
             if batch is not None:
-                in_flight.leave(batch)
+                in_flight.abandon(batch)
         return outcomes  # pyright: ignore[reportReturnType]  # every entry has been filled
 
     async def close(self) -> None:
@@ -100,7 +97,7 @@ class JetStreamTarget:
     def _encode(
         self, batch: Batch, indexes: Iterable[int], outcomes: MutableSequence[Receipt | BrokerError | None]
     ) -> None:
-        """Add these messages to a batch, or put down why one cannot be sent."""
+        """Add messages to a batch; an invalid one gets its error as outcome."""
         messages, ids, layout, replies = batch.messages, batch.ids, batch.layout, batch.replies
         items, partitions, sent = batch.items, batch.partitions, batch.indexes
         subjects: dict[int, bytes] = {}
@@ -112,7 +109,7 @@ class JetStreamTarget:
             try:
                 if not ids[index]:
                     ids[index] = encode_id(message.id or "")
-                partition = self._choose(message, number)
+                partition = self._choose_partition(message, number)
                 subject = subjects.get(partition)
                 if subject is None:
                     subject = subjects[partition] = layout.subject(partition)
@@ -120,13 +117,15 @@ class JetStreamTarget:
                     block = encode_headers(message, ids[index], now)
                     place = partition
                 else:
-                    subject, block, place = self._special(message, ids[index], now, layout, partition, subject)
+                    subject, block, place = self._scheduled_or_expiring(
+                        message, ids[index], now, layout, partition, subject
+                    )
                 data = message.data or b""
-                if len(block) + len(data) > near and len(block) + len(data) > limit - room_to_leave(message):
+                if len(block) + len(data) > near and len(block) + len(data) > limit - reserved_bytes(message):
                     raise MessageTooLarge(
-                        f"Body and headers take {len(block) + len(data)} bytes, and the server takes {limit}, less "
-                        f"{room_to_leave(message)} for what a dead letter tells",
-                        advice="Raise max_payload of the server, or store the body elsewhere and publish a reference",
+                        f"Body and headers take {len(block) + len(data)} bytes, and the server takes {limit}, of which "
+                        f"{reserved_bytes(message)} are reserved for the headers of a dead letter",
+                        advice="Raise max_payload on the server, or store the body elsewhere and publish a reference",
                     )
             except BrokerError as error:
                 outcomes[index] = error
@@ -135,8 +134,8 @@ class JetStreamTarget:
             partitions.append(place)
             sent.append(index)
 
-    def _renew(self, batch: Batch, position: int) -> None:
-        """Encode one message of a batch anew, because the topic is another one now."""
+    def _encode_again(self, batch: Batch, position: int) -> None:
+        """Encode one message of a batch for its recreated topic."""
         index = batch.indexes[position]
         outcomes: list[Receipt | BrokerError | None] = [None] * len(batch.messages)
         alone = Batch(batch.messages, batch.ids, batch.layout, batch.replies)
@@ -149,7 +148,7 @@ class JetStreamTarget:
         batch.partitions[position] = alone.partitions[0]
         batch.replies.subjects |= {alone.items[0].subject}
 
-    def _choose(self, message: OutboundMessage, partitions: int) -> int:
+    def _choose_partition(self, message: OutboundMessage, partitions: int) -> int:
         if message.partition is not None:
             if message.partition >= partitions:
                 raise InvalidMessage(
@@ -161,17 +160,17 @@ class JetStreamTarget:
             return 0
         if message.key is not None:
             return crc32(message.key) % partitions
-        # A repetition under the same id goes to the same place.
+        # A repetition under the same id goes to the same partition.
         return next(self._spread) % partitions if message.id is None else crc32(message.id.encode()) % partitions
 
-    def _special(
+    def _scheduled_or_expiring(
         self, message: OutboundMessage, message_id: bytes, now: int, layout: Layout, partition: int, subject: bytes
     ) -> tuple[bytes, bytes, int]:
-        """Subject, headers and place of a message with a time to live or a time to be delivered."""
+        """Subject, headers and partition (-1 - partition if scheduled) of a message with `ttl` or `deliver_at`."""
         version = self._connection.server_version
         ttl = b"" if message.ttl is None else b"%ds" % ttl_seconds(message.ttl)
         if ttl and version < (2, 11):
-            raise Unsupported("This server has no time to live per message", advice="Use nats-server 2.11 or newer")
+            raise Unsupported("This server has no ttl per message", advice="Use nats-server 2.11 or newer")
         if message.deliver_at is None or message.deliver_at.timestamp() <= now / 1_000_000:
             return (
                 subject,
@@ -181,7 +180,7 @@ class JetStreamTarget:
         if not layout.scheduled:
             raise Unsupported(
                 f"Topic {self._topic!r} takes no scheduled messages",
-                advice="It takes nats-server 2.12 and a topic made by ensure_topic",
+                advice="Use nats-server 2.12 or newer and a topic made by ensure_topic",
             )
         moment = schedule_time(message.deliver_at).encode()
         extra = b"anybroker-id: %b\r\nNats-Schedule: @at %b\r\nNats-Schedule-Target: %b\r\n" % (
@@ -191,14 +190,14 @@ class JetStreamTarget:
         )
         if ttl:
             extra += b"Nats-Schedule-TTL: %b\r\n" % ttl
-        # Each waits under a subject of its own, because a later schedule of one subject replaces the former.
+        # One subject per message, because a schedule replaces an earlier one of its subject.
         place = layout.schedule(f"{token_hex(4)}{next(self._numbers)}")
         return place, encode_headers(message, message_id, now, extra), -1 - partition
 
     def _read(self, batch: Batch, outcomes: list[Receipt | BrokerError | None]) -> None:
         """Turn answers into outcomes.
 
-        :raises TopicNotFound: that is the outcome of all.
+        :raises TopicNotFound: all messages failed with it.
         """
         messages, ids = batch.messages, batch.ids
         what = f"Publishing to topic {self._topic!r}"
@@ -209,13 +208,13 @@ class JetStreamTarget:
                 outcomes[index] = self._in_flight.unconfirmed(batch, position) or OperationTimeout(
                     f"The server did not confirm a message of topic {self._topic!r} "
                     f"within {self._connection.settings.publish_timeout:g} seconds",
-                    advice="It may have been stored; publish it again under the same id",
+                    advice="It may have been stored; publish again under the same id",
                 )
                 continue
             data = answer[1]
             if not data:
                 outcomes[index] = batch.errors.get(position) or NotAuthorized(
-                    f"{what}: the server refused it to this user"
+                    f"{what}: the server denies it to this user"
                 )
                 continue
             ack = decode_ack(data)
@@ -223,8 +222,8 @@ class JetStreamTarget:
                 outcomes[index] = api_error(ack.error, what)
                 continue
             message_id = messages[index].id or ids[index].decode()
-            # After a repetition the server calls our own first copy the original.
-            duplicate = ack.duplicate and not batch.again
+            # After a repetition our own first copy is the original.
+            duplicate = ack.duplicate and not batch.resent
             if partition >= 0:
                 outcomes[index] = Receipt(message_id, partition, ack.seq, duplicate)
             else:

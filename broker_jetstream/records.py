@@ -1,10 +1,10 @@
-"""The Record family: a group whose members own partitions, one each at a time.
+"""The Record family: a group whose members own partitions.
 
-A ticker keeps pins alive, listens to the other members and moves partitions between them; everything else happens in
-`fetch`. A claim is assigned when the server lets us have it: what a dead member held waits until its pin has run out.
-Records of a partition are handed over only while it is certainly ours. `fetch` is ended by `interrupt`; what had
-arrived is the next fetch's, unless the partition goes first: then its new owner reads it. Commits are confirmed by the
-server. After a reconnect each partition is read on from its position if it is still ours.
+A ticker keeps pins alive, receives the announcements of other members and moves partitions; everything else happens in
+`fetch`. A claim is assigned once the server pins it: the partitions of a dead member become free when its pins expire.
+Records are returned only while their partition is certainly ours. `interrupt` ends a fetch; its arrivals go to the next
+fetch, unless the partition is released first, in which case the new owner reads them. The server confirms commits.
+After a reconnect each partition that is still ours is read on from its position.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, LeaseLost, NotFound, Record, TopicPartition
 from broker.driver import RecordListener, Start, Waker
-from broker_jetstream import consumers
+from broker_jetstream import subscriptions
+from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.connection import Connection
-from broker_jetstream.layout import Layout, Layouts
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.membership import Membership, plan
 from broker_jetstream.names import group_consumer
-from broker_jetstream.partitions import Partition
-from broker_jetstream.positions import committed_of, ensure_group
+from broker_jetstream.streams import Layout, Layouts
+from broker_jetstream.subscriptions import committed_position, ensure_group
 
 __all__ = ["JetStreamRecordSource"]
 
 logger = logging.getLogger("broker")
 CLOSE_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 0.05
-"""How long a new member listens before it claims anything."""
+"""How long a new member waits for announcements before it claims partitions."""
 REVOKE_SECONDS: Final = 5.0
 FIRST_PIN_SECONDS: Final = 1.0
-"""How long opening waits for pins that nothing stands in the way of."""
+"""How long `open` waits for pins that are free."""
 
 
 class _Topic:
-    """The partitions of one topic that this member has, and the membership they are shared in."""
+    """One topic: the member's partitions, and the members that share them."""
 
     def __init__(self, layout: Layout, membership: Membership) -> None:
         self.layout = layout
         self.membership = membership
-        self.owned: dict[int, Partition] = {}
+        self.owned: dict[int, AssignedPartition] = {}
 
 
 class JetStreamRecordSource:
@@ -75,11 +75,11 @@ class JetStreamRecordSource:
         self._failure: BrokerError | None = None
         self._turn = 0
         self._ticker: asyncio.Task[None] | None = None
-        self._nudge = asyncio.Event()
+        self._wake_ticker = asyncio.Event()
         self._remove_callback = connection.on_connected(self._reconnected)
 
     async def open(self, topics: Sequence[str]) -> None:
-        """Make the durables that are missing, meet the other members, and claim a share.
+        """Create missing durables, join the group and claim a share.
 
         :raises TopicNotFound: one of the topics does not exist.
         """
@@ -88,20 +88,22 @@ class JetStreamRecordSource:
             start: Start = "earliest" if name in self._whole else self._start
             await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
             encoded = group_consumer(self._group, 0)[:-2]
-            membership = Membership(self._connection, layout.stream, encoded, self._nudge.set)
+            membership = Membership(self._connection, layout.stream, encoded, self._wake_ticker.set)
             self._topics[name] = _Topic(layout, membership)
             await membership.join()
         try:
-            # Peers answer a hello at once, so a short silence means that there are none.
+            # Members answer a hello at once, so a short silence means that there are none.
             async with asyncio.timeout(HELLO_SECONDS):
                 await asyncio.Event().wait()
         except TimeoutError:
             pass
         await self._rebalance()
         deadline = time.monotonic() + FIRST_PIN_SECONDS
-        while any(partition.is_coming for partition in self._untold()) and (left := deadline - time.monotonic()) > 0:
+        while (
+            any(partition.is_pending for partition in self._unreported()) and (left := deadline - time.monotonic()) > 0
+        ):
             await self._wait(left)
-        self._tell_assigned()
+        self._report_assigned()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
 
     # Fetching.
@@ -121,7 +123,7 @@ class JetStreamRecordSource:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     if not self._connection.connected:
-                        raise self._connection.broken()
+                        raise self._connection.down_error()
                     return taken
                 await self._wait(left)
                 self._check_open()
@@ -129,7 +131,7 @@ class JetStreamRecordSource:
             self._fetching = self._interrupted = False
 
     async def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        self._tell_assigned()
+        self._report_assigned()
         taken: list[Record[Any]] = []
         active = [partition for partition in self._partitions() if partition.claimed and not partition.paused]
         if not active:
@@ -140,11 +142,11 @@ class JetStreamRecordSource:
         self._turn += 1
         first = self._turn % len(active)
         room, left = max_bytes, max_records
-        # Another partition begins each time, so that a full one does not starve the rest.
+        # Start at another partition each time, so a full one does not starve the others.
         for partition in active[first:] + active[:first]:
             if left <= 0 or (taken and room <= 0):
                 break
-            if not partition.buffered or not partition.told or not await partition.verify() or partition.paused:
+            if not partition.buffered or not partition.reported or not await partition.verify() or partition.paused:
                 continue
             before = len(taken)
             room -= partition.take(left, room, taken)
@@ -153,30 +155,30 @@ class JetStreamRecordSource:
 
     async def _wait(self, seconds: float) -> None:
         if any(
-            partition.buffered and partition.proven and partition.told and not partition.paused
+            partition.buffered and partition.proven and partition.reported and not partition.paused
             for partition in self._partitions()
         ):
-            # It came between the look and the wait.
+            # Records arrived before this wait.
             await asyncio.sleep(0)
             return
         await self._waker.wait(seconds)
 
-    def _news(self) -> None:
-        """A partition has changed."""
+    def _partition_changed(self) -> None:
+        """The state of a partition changed."""
         self._waker.wake()
-        if self._untold():
-            self._nudge.set()
+        if self._unreported():
+            self._wake_ticker.set()
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
         self._waker.wake()
 
-    def _partitions(self) -> list[Partition]:
+    def _partitions(self) -> list[AssignedPartition]:
         return [partition for topic in self._topics.values() for partition in topic.owned.values()]
 
-    def _find(self, place: TopicPartition) -> Partition | None:
-        topic = self._topics.get(place.topic)
-        partition = topic.owned.get(place.partition) if topic is not None else None
+    def _find(self, topic_partition: TopicPartition) -> AssignedPartition | None:
+        topic = self._topics.get(topic_partition.topic)
+        partition = topic.owned.get(topic_partition.partition) if topic is not None else None
         return partition if partition is not None and partition.claimed else None
 
     # The group.
@@ -187,10 +189,10 @@ class JetStreamRecordSource:
         while True:
             try:
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._nudge.wait()
+                    await self._wake_ticker.wait()
             except TimeoutError:
                 pass
-            self._nudge.clear()
+            self._wake_ticker.clear()
             regular = time.monotonic() >= due
             if regular:
                 due = time.monotonic() + pause
@@ -198,23 +200,23 @@ class JetStreamRecordSource:
                 continue
             try:
                 if regular:
-                    await self._keep()
+                    await self._keep_pins()
                 await self._rebalance()
                 for topic in self._topics.values():
-                    if regular or topic.membership.take_question():
-                        await topic.membership.tell()
+                    if regular or topic.membership.take_greeting():
+                        await topic.membership.announce()
             except BrokerError as error:
                 logger.debug("Group %r: %s", self._group, error)
             self._waker.wake()
 
-    async def _keep(self) -> None:
+    async def _keep_pins(self) -> None:
         for partition in self._partitions():
-            await partition.keep()
+            await partition.keep_alive()
 
     def _reconnected(self) -> None:
         for topic in self._topics.values():
-            topic.membership.forgive()
-        self._nudge.set()
+            topic.membership.reset_silence()
+        self._wake_ticker.set()
         self._waker.wake()
 
     async def _rebalance(self) -> None:
@@ -224,68 +226,73 @@ class JetStreamRecordSource:
                 self._lost(owned[number])
             surplus = plan(membership.id, owned, membership.others(), layout.partitions, name).release
             for number in {*membership.pinned_elsewhere(owned), *surplus}:
-                # Who was cut off for too long learns that it is lost before it lets it go as if it were not.
+                # A member that was cut off for too long must report a loss, not a release.
                 if (partition := owned.get(number)) is not None:
                     await partition.verify()
             step = plan(membership.id, owned, membership.others(), layout.partitions, name)
-            # A member that still takes one for its own finds out that it was ours, unless nobody has it when it looks.
-            if going := set(step.release) - set(membership.pinned_elsewhere(owned)):
-                await self._release([TopicPartition(name, number) for number in sorted(going)])
+            # Partitions pinned elsewhere were verified above.
+            if leaving := set(step.release) - set(membership.pinned_elsewhere(owned)):
+                await self._release([TopicPartition(name, number) for number in sorted(leaving)])
             if step.claim:
                 for number in step.claim:
-                    partition = Partition(
-                        self._connection, layout, number, group_consumer(self._group, number), self._news, self._lost
+                    partition = AssignedPartition(
+                        self._connection,
+                        layout,
+                        number,
+                        group_consumer(self._group, number),
+                        self._partition_changed,
+                        self._lost,
                     )
                     partition.paused = TopicPartition(name, number) in self._paused
                     owned[number] = partition
                     await partition.claim()
             await membership.update(tuple(owned), [number for number, each in owned.items() if each.pinned])
-        self._tell_assigned()
+        self._report_assigned()
 
-    def _untold(self) -> list[Partition]:
-        return [partition for partition in self._partitions() if partition.claimed and not partition.told]
+    def _unreported(self) -> list[AssignedPartition]:
+        return [partition for partition in self._partitions() if partition.claimed and not partition.reported]
 
-    def _tell_assigned(self) -> None:
-        """Tell of the claims that are ours: all in one, unless some keep us waiting for longer than a pin lasts."""
-        untold = self._untold()
-        settled = [partition for partition in untold if partition.settled]
-        if len(settled) < len(untold):
+    def _report_assigned(self) -> None:
+        """Report assigned partitions: all in one call, unless some stay pending for longer than a pin lasts."""
+        unreported = self._unreported()
+        ready = [partition for partition in unreported if partition.ready]
+        if len(ready) < len(unreported):
             patience = time.monotonic() - 1.5 * self._connection.settings.owner_timeout
-            settled = [partition for partition in settled if partition.claimed_at < patience]
-        if settled:
-            for partition in settled:
-                partition.told = True
-            self._listener.assigned([partition.place for partition in settled])
+            ready = [partition for partition in ready if partition.claimed_at < patience]
+        if ready:
+            for partition in ready:
+                partition.reported = True
+            self._listener.assigned([partition.topic_partition for partition in ready])
             self._waker.wake()
 
     async def _release(self, places: Sequence[TopicPartition]) -> None:
-        """Let partitions go in order: nothing more is handed over, the core commits, then others may have them."""
-        going = [partition for place in places if (partition := self._find(place)) is not None]
-        for partition in going:
+        """Release partitions in order: stop returning records, let the core commit, then unpin."""
+        leaving = [partition for topic_partition in places if (partition := self._find(topic_partition)) is not None]
+        for partition in leaving:
             partition.paused = True
         deadline = asyncio.get_running_loop().time() + REVOKE_SECONDS
-        if told := [partition.place for partition in going if partition.told]:
+        if reported := [partition.topic_partition for partition in leaving if partition.reported]:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._listener.revoking(told, deadline)
+                    await self._listener.revoking(reported, deadline)
             except TimeoutError:
-                logger.debug("Group %r: letting partitions go took too long", self._group)
-        for place in places:
-            self._topics[place.topic].owned.pop(place.partition, None)
-        for partition in going:
+                logger.debug("Group %r: the commit before a release timed out", self._group)
+        for topic_partition in places:
+            self._topics[topic_partition.topic].owned.pop(topic_partition.partition, None)
+        for partition in leaving:
             await partition.release()
 
-    def _lost(self, partition: Partition) -> None:
-        """It is somebody else's already."""
+    def _lost(self, partition: AssignedPartition) -> None:
+        """Another member owns the partition already."""
         topic = self._topics[partition.layout.topic]
         if topic.owned.get(partition.number) is partition:
             del topic.owned[partition.number]
             partition.claimed = False
             if isinstance(partition.failure, NotFound):
                 self._failure = partition.failure
-            if partition.told:
-                self._listener.lost([partition.place])
-            self._nudge.set()
+            if partition.reported:
+                self._listener.lost([partition.topic_partition])
+            self._wake_ticker.set()
             self._waker.wake()
 
     # Positions.
@@ -293,13 +300,17 @@ class JetStreamRecordSource:
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
         self._check_open()
         places = list(positions)
-        results = await asyncio.gather(*(self._commit(place, positions[place]) for place in places))
+        results = await asyncio.gather(
+            *(self._commit(topic_partition, positions[topic_partition]) for topic_partition in places)
+        )
         return dict(zip(places, results, strict=True))
 
-    async def _commit(self, place: TopicPartition, position: int) -> BrokerError | None:
-        partition = self._find(place)
+    async def _commit(self, topic_partition: TopicPartition, position: int) -> BrokerError | None:
+        partition = self._find(topic_partition)
         if partition is None:
-            return LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not ours")
+            return LeaseLost(
+                f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned here"
+            )
         try:
             await partition.commit(position)
         except BrokerError as error:
@@ -309,18 +320,25 @@ class JetStreamRecordSource:
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         self._check_open()
         found: dict[TopicPartition, int | None] = {}
-        for place in partitions:
-            layout = await self._layouts.find(place.topic)
-            name, what = group_consumer(self._group, place.partition), f"Group {self._group!r} on topic {place.topic!r}"
-            found[place] = committed_of(await consumers.info(self._connection, layout.stream, name, what))
+        for topic_partition in partitions:
+            layout = await self._layouts.find(topic_partition.topic)
+            name, what = (
+                group_consumer(self._group, topic_partition.partition),
+                f"Group {self._group!r} on topic {topic_partition.topic!r}",
+            )
+            found[topic_partition] = committed_position(
+                await subscriptions.info(self._connection, layout.stream, name, what)
+            )
         return found
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
-        for place, position in positions.items():
-            partition = self._find(place)
+        for topic_partition, position in positions.items():
+            partition = self._find(topic_partition)
             if partition is None:
-                raise LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not ours")
+                raise LeaseLost(
+                    f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned here"
+                )
             await partition.seek(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
@@ -333,15 +351,15 @@ class JetStreamRecordSource:
         self._waker.wake()
 
     def _set_paused(self, places: Sequence[TopicPartition], *, paused: bool) -> None:
-        for place in places:
-            partition = self._find(place)
+        for topic_partition in places:
+            partition = self._find(topic_partition)
             if partition is not None:
                 partition.paused = paused
 
     def assignment(self) -> Sequence[TopicPartition]:
-        return sorted(partition.place for partition in self._partitions() if partition.told)
+        return sorted(partition.topic_partition for partition in self._partitions() if partition.reported)
 
-    # The end.
+    # Closing.
 
     async def close(self) -> None:
         if self._closed:
@@ -356,11 +374,11 @@ class JetStreamRecordSource:
             return
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._leave()
+                await self._leave_group()
         except (BrokerError, TimeoutError) as error:
             logger.debug("Leaving group %r: %s", self._group, error)
 
-    async def _leave(self) -> None:
+    async def _leave_group(self) -> None:
         for topic in self._topics.values():
             await asyncio.gather(*(partition.release() for partition in topic.owned.values()))
             topic.owned.clear()
@@ -368,7 +386,7 @@ class JetStreamRecordSource:
             await topic.membership.leave()
             if self._ephemeral:
                 for number in range(topic.layout.partitions):
-                    await consumers.delete(
+                    await subscriptions.delete(
                         self._connection,
                         topic.layout.stream,
                         group_consumer(self._group, number),

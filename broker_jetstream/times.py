@@ -1,7 +1,4 @@
-"""Times and durations as the server spells them, and our headers. The server counts nanoseconds in 64 bits, no further.
-
-Pure functions.
-"""
+"""Times and durations as the server and our headers spell them: nanoseconds in 64 bits. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ __all__ = [
 
 NANOSECONDS: Final = 1_000_000_000
 LAST_MOMENT: Final = datetime(2262, 4, 11, tzinfo=UTC)
-"""The last day that the server can tell."""
+"""The first moment that does not fit into the server's 64-bit nanoseconds."""
 LONGEST: Final = timedelta(days=365 * 290)
-"""The longest duration that it can tell, in round figures."""
+"""The longest duration of the server, rounded down."""
 SHORTEST: Final = 0.1
-"""Seconds; a topic counts in no shorter time."""
+"""Seconds; the shortest duration of a topic's option."""
 _FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _FIRST_MOMENT) // _MICROSECOND
@@ -38,40 +35,38 @@ _FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 def server_time(moment: datetime) -> str:
-    """A moment to look from. No message is older than 1970 or younger than the last moment, so these stand for what is
-    beyond them.
-    """
+    """A start time, clamped to the range of the server, which holds every message."""
     try:
         moment = moment.astimezone(UTC)
     except OverflowError:
-        # The first or the last hours of the calendar, in a timezone in which UTC lies beyond it.
+        # The first or last hours of the calendar, which UTC cannot express.
         moment = _FIRST_MOMENT if moment.year < LAST_MOMENT.year else LAST_MOMENT
     return min(max(moment, _FIRST_MOMENT), LAST_MOMENT).strftime(_FORMAT)
 
 
 def schedule_time(moment: datetime) -> str:
-    """A moment to deliver at.
+    """A delivery time.
 
-    :raises InvalidMessage: the server cannot wait so long.
+    :raises InvalidMessage: beyond the range of the server.
     """
-    # The naive comparison cannot overflow, and a day more or less does not matter here.
+    # A naive comparison cannot overflow; hours do not matter here.
     if moment.replace(tzinfo=UTC) >= LAST_MOMENT:
         raise InvalidMessage(
-            f"deliver_at is {moment.isoformat()}, and a NATS server can tell no time from {LAST_MOMENT:%Y-%m-%d} on",
+            f"deliver_at is {moment.isoformat()}; NATS supports times before {LAST_MOMENT:%Y-%m-%d}",
             advice="Give an earlier time",
         )
     return server_time(moment)
 
 
 def ttl_seconds(ttl: float) -> int:
-    """A time to live in whole seconds; rounded up, which keeps a message rather longer than shorter.
+    """A time to live in whole seconds, rounded up.
 
-    :raises InvalidMessage: the server cannot count so far.
+    :raises InvalidMessage: beyond the range of the server.
     """
     if ttl > LONGEST.total_seconds():
         raise InvalidMessage(
-            f"ttl is {ttl:g} seconds, and a NATS server counts {LONGEST.total_seconds():.0f} at most",
-            advice="Leave it out to keep the message as long as its topic does",
+            f"ttl is {ttl:g} seconds; NATS supports at most {LONGEST.total_seconds():.0f}",
+            advice="Omit ttl to keep the message as long as its topic does",
         )
     return math.ceil(ttl)
 
@@ -79,7 +74,7 @@ def ttl_seconds(ttl: float) -> int:
 def nanoseconds(option: str, duration: timedelta | float) -> int:
     """A duration of a topic's option.
 
-    :raises InvalidSetting: it is no time of 0.1 seconds or more that the server can count.
+    :raises InvalidSetting: not a duration, or out of range.
     """
     try:
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
@@ -88,13 +83,13 @@ def nanoseconds(option: str, duration: timedelta | float) -> int:
     if not SHORTEST <= seconds <= LONGEST.total_seconds():
         raise InvalidSetting(
             f"{option} is {duration!r}",
-            advice=f"It takes a timedelta, or seconds, from {SHORTEST} s on and below {LONGEST.days // 365} years",
+            advice=f"Use a timedelta or seconds, from {SHORTEST} s to {LONGEST.days // 365} years",
         )
     return round(seconds * NANOSECONDS)
 
 
 def parse_time(text: str) -> datetime:
-    """A time of the server, RFC 3339 with up to nine digits of a second."""
+    """Parse a time of the server: RFC 3339 with up to nine digits of a second."""
     head, dot, rest = text.partition(".")
     if not dot:
         return datetime.fromisoformat(text).astimezone(UTC)
@@ -104,7 +99,7 @@ def parse_time(text: str) -> datetime:
 
 
 def microseconds(time: bytes) -> int | None:
-    """A time in a header of ours, since 1970; None if it is none that a datetime can be."""
+    """A time in an `anybroker-` header, in microseconds since 1970; None if no datetime can express it."""
     try:
         found = int(time)
     except ValueError:
@@ -113,7 +108,7 @@ def microseconds(time: bytes) -> int | None:
 
 
 def microseconds_at(stamp: bytes) -> int:
-    """`parse_time` as microseconds since 1970, quick for many: most are of the same second."""
+    """`parse_time` as microseconds since 1970, fast for many times of the same second."""
     second, _, rest = stamp.partition(b".")
     if rest[-1:] != b"Z":
         return (parse_time(stamp.decode()) - _FIRST_MOMENT) // _MICROSECOND

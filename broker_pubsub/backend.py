@@ -28,13 +28,12 @@ from broker.driver import (
 from broker.driver.settings import BackendSettings
 from broker_pubsub import subscriptions
 from broker_pubsub.admin import PubSubAdmin
-from broker_pubsub.attributes import MAX_ATTRIBUTES, MAX_KEY, MAX_NAME, MAX_VALUE, RESERVED_ATTRIBUTES
-from broker_pubsub.batching import MAX_REQUEST
+from broker_pubsub.codec import MAX_ATTRIBUTES, MAX_KEY, MAX_NAME, MAX_VALUE, RESERVED_ATTRIBUTES
 from broker_pubsub.connection import Connection
-from broker_pubsub.emulators import keeps_history
 from broker_pubsub.messages import PubSubMessageSource
-from broker_pubsub.publishing import PubSubTarget
+from broker_pubsub.publishing import MAX_REQUEST, PubSubTarget
 from broker_pubsub.settings import PubSubSettings
+from broker_pubsub.subscriptions import keeps_history
 
 __all__ = ["PubSubBackend"]
 

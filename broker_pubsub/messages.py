@@ -18,9 +18,9 @@ from typing import Any, Final
 from broker import BrokerError, Closed, Message
 from broker.driver import Settlement, SourceListener, WaitingLeases, Waker
 from broker_pubsub import subscriptions
-from broker_pubsub.attributes import NULL, PubSubView
+from broker_pubsub.codec import NULL, PubSubView
 from broker_pubsub.connection import Connection
-from broker_pubsub.pulling import Puller, StreamPuller, UnaryPuller
+from broker_pubsub.receiving import Puller, StreamPuller, UnaryPuller
 from broker_pubsub.settling import CERTAIN, Settler
 
 __all__ = ["PubSubMessageSource"]

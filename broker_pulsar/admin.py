@@ -1,7 +1,7 @@
-"""Provisioning over the HTTP API: topics with partitions and policies of their own, subscriptions, lag.
+"""Provisioning over the HTTP API: topics with partitions and policies, subscriptions, lag.
 
-Each call is one or a few requests; every `ensure` and `delete` may be repeated and may run in several processes at
-once. A subscription's name is that of a message subscription or of a record group.
+Each call is one or a few requests. Every `ensure` and `delete` may be repeated and may run in several processes at
+once. A subscription name belongs to a message subscription or to a record group.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from broker import (
     Unsupported,
 )
 from broker.driver import Start
-from broker_pulsar import subscribing
+from broker_pulsar import subscriptions
 from broker_pulsar.connection import Connection
 from broker_pulsar.membership import subscription_stats
-from broker_pulsar.names import TopicPath, subscription_place
-from broker_pulsar.positions import unpack
+from broker_pulsar.message_ids import unpack
+from broker_pulsar.names import TopicPath, subscription_path
 
 __all__ = ["PulsarAdmin"]
 
 _MOST_PARTITIONS: Final = 1024
 _LARGEST: Final = 2**31 - 1
 _LONGEST_RETENTION: Final = _LARGEST // 60
-"""Minutes: compared with a backlog quota it is seconds in as many bits, and a longer one is refused as too short."""
+"""Minutes: Pulsar compares the retention in seconds, in 32 bits, with the backlog quota."""
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
 _RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
 _POLICY_TRIES: Final = 50
@@ -57,28 +57,28 @@ class PulsarAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Create a topic, or bring it to these values; what is not given stays as it is.
+        """Create a topic, or update the given values.
 
-        Options: `retention_mb` (int, how much of what all subscriptions have acked is kept; -1 is all), `message_ttl`
-        (seconds after which a subscription forgets what it has not acked), `deduplication` (by producer and sequence).
+        Options: `retention_mb` (int: megabytes of acked messages to keep, -1 for all), `message_ttl` (seconds after
+        which a subscription drops unacked messages), `deduplication` (bool: by producer and sequence).
 
-        :raises UnknownSetting, InvalidSetting: an option that topics do not have.
-        :raises Unsupported: fewer partitions than there are.
+        :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
+        :raises Unsupported: fewer partitions than the topic has.
         """
         policies, kept = _policies(options), _retention(retention, options)
         path, what = self._connection.topic(name), f"Topic {name!r}"
         wanted = _checked_partitions(self._connection.settings.partitions if partitions is None else partitions)
         answer = await self._connection.http.request("PUT", f"{path.path}/partitions", what, wanted, allow=(409,))
         if answer.status == 409:
-            await self._grow_to(name, path, partitions)
+            await self._ensure_partitions(name, path, partitions)
         for policy, value in policies.items():
             await self._set_policy(path, policy, value, what)
         await self._set_retention(path, kept, what)
         return await self.describe_topic(name)
 
-    async def _grow_to(self, name: str, path: TopicPath, partitions: int | None) -> None:
-        """Let a topic that is there have so many partitions. Where others ask for the same just now, the broker
-        refuses all but one of us, and may not know the topic for a moment."""
+    async def _ensure_partitions(self, name: str, path: TopicPath, partitions: int | None) -> None:
+        """Grow an existing topic. The broker refuses all but one of concurrent requests, and may not find the topic
+        for a moment."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._connection.settings.request_timeout
         while loop.time() < until:
@@ -89,22 +89,22 @@ class PulsarAdmin:
         await self._grow(name, path, partitions, allow=())
 
     async def _grow(self, name: str, path: TopicPath, partitions: int | None, allow: Collection[int]) -> bool:
-        """Whether it has so many now."""
+        """Grow by one request; returns whether the topic has that many partitions."""
         found = await self._connection.partitions(name)
         if partitions is None or partitions == max(found, 1):
             return True
         if partitions < found or not found:
             raise Unsupported(
                 f"Topic {name!r} has {max(found, 1)} partitions and cannot have {partitions}",
-                advice="Partitions can be added to topics that were made with some, and not removed",
+                advice="Partitions can only be added, and only to partitioned topics",
             )
         place, what = f"{path.path}/partitions", f"Topic {name!r}"
-        # A topic that has grown already refuses to grow to what it is.
+        # The broker refuses to grow a topic to its current number.
         answer = await self._connection.http.request("POST", place, what, partitions, allow=allow, once=True)
         return answer.status not in allow
 
     async def _set_policy(self, path: TopicPath, policy: str, value: object, what: str) -> None:
-        """Set a policy of a topic; the broker loads its policies when they are first asked for, and says so."""
+        """Set a policy; retried, because the broker fails while it loads the topic's policies on first use."""
         place = f"{path.path}/{policy}"
         for attempt in range(_POLICY_TRIES):
             try:
@@ -120,21 +120,21 @@ class PulsarAdmin:
                 return
 
     async def _set_retention(self, path: TopicPath, wanted: Mapping[str, int], what: str) -> None:
-        """Pulsar takes time and size together: the one that is not given stays as it is, and is no limit if there was
-        no retention."""
+        """Set the retention. Pulsar sets time and size together: an omitted one is unchanged, and unlimited if it was
+        unset."""
         if not wanted:
             return
         place = f"{path.path}/retention"
         found: Mapping[str, Any] = await self._connection.http.get(f"{place}?applied=true", what) or {}
         policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
         await self._set_policy(path, "retention", policy, what)
-        # The broker tells a policy only when it has read it back, and the next call begins with what is told.
+        # The broker returns a policy only after reading it back, and the next call starts from the returned one.
         for _ in range(_POLICY_TRIES):
-            told: Mapping[str, Any] = await self._connection.http.get(place, what) or {}
-            if policy == {field: told.get(field) for field in _RETENTION}:
+            applied: Mapping[str, Any] = await self._connection.http.get(place, what) or {}
+            if policy == {field: applied.get(field) for field in _RETENTION}:
                 return
             await asyncio.sleep(_POLICY_PAUSE)
-        raise OperationTimeout(f"{what}: the broker took a retention and does not tell it")
+        raise OperationTimeout(f"{what}: the broker accepted the retention but does not apply it")
 
     async def delete_topic(self, name: str) -> None:
         self._connection.topic_deleted(name)
@@ -168,10 +168,10 @@ class PulsarAdmin:
         )
 
     async def purge(self, topic: str) -> int | None:
-        """Remove all messages. The topic is unloaded for it, so that its clients reconnect once."""
+        """Remove all messages. This unloads the topic, so its clients reconnect."""
         what = f"Topic {topic!r}"
         for log in await self._connection.logs(topic):
-            # Only a ledger that is closed can be removed, and an unloaded topic has no open one.
+            # Only closed ledgers can be removed, and unloading closes the open one.
             await self._connection.http.request("PUT", f"{log.path}/unload", what)
             await self._connection.http.request("DELETE", f"{log.path}/truncate", what)
         return None
@@ -184,28 +184,28 @@ class PulsarAdmin:
         if options:
             raise UnknownSetting(
                 f"A Pulsar subscription has no option {min(options)!r}",
-                advice="How it is shared is decided by the consumers that open it",
+                advice="The consumers choose the subscription type",
             )
-        await subscribing.create(self._connection, topic, name, start)
+        await subscriptions.create(self._connection, topic, name, start)
         return SubscriptionInfo(topic=topic, name=name)
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        await subscribing.delete(self._connection, topic, name)
+        await subscriptions.delete(self._connection, topic, name)
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
-        return await subscribing.listed(self._connection, topic)
+        return await subscriptions.list_names(self._connection, topic)
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        await subscribing.require(self._connection, topic, name)
+        await subscriptions.require(self._connection, topic, name)
         stats = await self._connection.stats(topic)
         found = {number: subscription_stats(each, name) or {} for number, each in stats.items()}
         return SubscriptionInfo(topic=topic, name=name, native={"partitions": found})
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """Counted by the broker, which looks into at most some ten thousand batches of each partition.
+        """Counted by the broker, from at most about ten thousand batches per partition.
 
-        What is delivered and not acked counts as waiting, and so does the acked part of a batch, unless a group of
-        this connection committed it.
+        Unacked deliveries count as waiting, and so does the acked part of a batch, unless a group of this connection
+        committed it.
         """
         stats = await self._connection.stats(topic)
         found = {number: subscription_stats(each, subscription) for number, each in stats.items()}
@@ -223,23 +223,23 @@ class PulsarAdmin:
         entries = int(stats.get("msgBacklog") or 0)
         if not entries:
             return 0
-        path = f"{subscription_place(log, subscription)}/analyzeBacklog"
+        path = f"{subscription_path(log, subscription)}/analyzeBacklog"
         what = f"Subscription {subscription!r} of topic {topic!r}"
         counted = (await self._connection.http.request("POST", path, what)).body
         messages, looked = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
         if counted.get("aborted") and looked:
-            # It gave up counting: what it did not see is taken to be like what it saw.
+            # The broker stopped counting; extrapolate.
             messages = math.ceil(messages * entries / looked)
         return max(0, messages - self._committed_part(topic, number, subscription, counted))
 
     def _committed_part(self, topic: str, number: int, group: str, counted: Mapping[str, Any]) -> int:
-        """How many messages of the first batch in the backlog are committed, as far as this connection knows."""
+        """The committed messages of the backlog's first batch, as far as this connection knows."""
         position = self._connection.committed.get((topic, number, group))
         first = str(counted.get("firstMessageId") or "")
         if position is None or not first:
             return 0
         ledger, entry, slot = unpack(position)
-        # The slots of a batch begin at 1, and this is the one after the last that is committed.
+        # Slots start at 1; this is the one after the last committed.
         return max(0, slot - 1) if first == f"{ledger}:{entry}" else 0
 
 
@@ -249,26 +249,26 @@ def _local(url: Any) -> str:
 
 def _checked_partitions(number: int) -> int:
     if not 1 <= number <= _MOST_PARTITIONS:
-        raise InvalidSetting(f"partitions is {number}", advice=f"It takes 1 to {_MOST_PARTITIONS}")
+        raise InvalidSetting(f"partitions is {number}", advice=f"Use 1 to {_MOST_PARTITIONS}")
     return number
 
 
 def _retention(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, int]:
-    """What is asked for of time and size."""
+    """The requested retention time and size."""
     found: dict[str, int] = {}
     if retention is not None:
-        # Pulsar counts minutes, and removes whole ledgers.
+        # Pulsar counts minutes and removes whole ledgers.
         minutes = max(1, math.ceil(retention.total_seconds() / 60))
         if minutes > _LONGEST_RETENTION:
             raise InvalidSetting(
-                f"retention is {retention}", advice=f"Pulsar takes at most {timedelta(minutes=_LONGEST_RETENTION)}"
+                f"retention is {retention}", advice=f"Use at most {timedelta(minutes=_LONGEST_RETENTION)}"
             )
         found["retentionTimeInMinutes"] = minutes
     size = options.get("retention_mb")
     if size is not None:
         if not isinstance(size, int) or isinstance(size, bool) or not (size > 0 or size == -1):
             raise InvalidSetting(
-                f"Option 'retention_mb' is {size!r}", advice="It takes a whole number above 0, or -1 for no limit"
+                f"Option 'retention_mb' is {size!r}", advice="Use a whole number above 0, or -1 for no limit"
             )
         found["retentionSizeInMB"] = size
     return found
@@ -283,12 +283,12 @@ def _policies(options: Mapping[str, Any]) -> dict[str, object]:
     if ttl is not None:
         if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= _LARGEST:
             raise InvalidSetting(
-                f"Option 'message_ttl' is {ttl!r}", advice=f"It takes a whole number of seconds from 1 to {_LARGEST}"
+                f"Option 'message_ttl' is {ttl!r}", advice=f"Use a whole number of seconds from 1 to {_LARGEST}"
             )
         found["messageTTL"] = ttl
     deduplication = options.get("deduplication")
     if deduplication is not None:
         if not isinstance(deduplication, bool):
-            raise InvalidSetting(f"Option 'deduplication' is {deduplication!r}", advice="It takes True or False")
+            raise InvalidSetting(f"Option 'deduplication' is {deduplication!r}", advice="Use True or False")
         found["deduplicationEnabled"] = deduplication
     return found

@@ -1,7 +1,8 @@
 """The Pulsar backend: one connection, and what is opened over it.
 
-Made without I/O from settings; `open` connects once and fails honestly. All calls run on the loop of `open`. The client
-reconnects by itself; closing gives back what sources still hold, then disconnects. Nothing is ever unsubscribed.
+Created without I/O from settings; `open` makes one attempt to connect. All calls run on the loop of `open`. The client
+reconnects by itself. `close` closes the sources, which returns unsettled messages to the broker, then disconnects. No
+durable subscription is ever unsubscribed.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from broker_pulsar.settings import PulsarSettings
 __all__ = ["PulsarBackend"]
 
 _HEADROOM: Final = 8_192
-"""Bytes of a message that the id, the client's own fields and what a dead letter tells may take."""
+"""Bytes of a message reserved for the id, the client's fields and the properties of a dead letter."""
 _LETTER: Final = 4_096
 
 
 class Closing(Protocol):
-    """What uses the connection and ends before it."""
+    """A source that is closed before the connection."""
 
     async def close(self) -> None: ...
 
@@ -63,7 +64,7 @@ class PulsarBackend:
         self.connection: Final = Connection(settings, hooks)
         self._open: set[Closing] = set()
         largest = settings.max_message_bytes - _HEADROOM
-        # The producer that is named or alone has all partitions, and no second one is let in beside it.
+        # A named or exclusive producer has all partitions; a second one for a single partition is refused.
         alone = _settings_against_partitions(settings)
         self._capabilities = Capabilities(
             backend="pulsar",
@@ -87,7 +88,7 @@ class PulsarBackend:
                 lease=LeaseMode.NONE,
                 delivery_attempt=True,
                 key_affinity=True,
-                # A batch goes to one consumer, whole, as it was published.
+                # A published batch goes to one consumer as a whole.
                 shared_by_message=False,
                 ordered_delivery=True,
                 start_time=True,
@@ -103,7 +104,7 @@ class PulsarBackend:
 
     @property
     def client(self) -> Client:
-        """pulsar-client's own client, for what this library has no call for; do not close it.
+        """The client of pulsar-client, for calls that this library does not wrap; do not close it.
 
         :raises Closed: the backend is not open.
         """
@@ -137,7 +138,7 @@ class PulsarBackend:
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(
             "pulsar-client has no transactions",
-            advice="Commit after publishing, with ids that make a repetition harmless",
+            advice="Publish with message ids and commit afterwards, so a repetition is harmless",
         )
 
     def log_reader(self) -> LogReaderSpi:
@@ -159,10 +160,10 @@ class PulsarBackend:
 
 
 def _settings_against_partitions(settings: PulsarSettings) -> str:
-    """What has to be set otherwise for partitions to be chosen; empty if nothing has."""
+    """The settings that prevent a choice of partitions; empty if none does."""
     needed: list[str] = []
     if settings.producer_name is not None:
-        needed.append(f"no producer_name, which is {settings.producer_name!r} here")
+        needed.append(f"no producer_name (it is {settings.producer_name!r})")
     if settings.access_mode != "shared":
-        needed.append(f"access_mode=shared, which is {settings.access_mode!r} here")
-    return ", and ".join(needed)
+        needed.append(f"access_mode=shared (it is {settings.access_mode!r})")
+    return " and ".join(needed)

@@ -1,16 +1,19 @@
-"""The one door to pulsar-client, which has no types: its modules as they are, and names for its objects.
+"""The only import of pulsar-client, which has no types: its modules, names for its objects, and readers.
 
-The client makes an object of Python around each message that it hands over, and takes it off again at each ack. The
-message beneath, of its extension, answers the same questions: by two private names of the client, `extension_of` and
-`shown` save the first and make it for applications. A client without the one for consumers gives wrapped messages.
+The client wraps each received message in a Python object and unwraps it at each ack. The object of its extension has
+the same methods, so `extension_of` avoids the wrapper and `wrapped` adds it for applications. Both use private names
+of the client; without them messages stay wrapped. Reader functions block.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from time import monotonic, sleep
+from typing import Any, Final, TypeAlias
 
 import pulsar as _pulsar  # pyright: ignore[reportMissingTypeStubs]
 from pulsar import exceptions as _exceptions  # pyright: ignore[reportMissingTypeStubs]
+
+from broker_pulsar.names import READERS, TopicPath
 
 __all__ = [
     "Client",
@@ -21,9 +24,12 @@ __all__ = [
     "Reader",
     "exceptions",
     "extension_of",
+    "has_more",
+    "open_reader",
     "pulsar",
-    "shown",
+    "wrapped",
 ]
+
 
 pulsar: Any = _pulsar
 exceptions: Any = _exceptions
@@ -36,12 +42,44 @@ Reader: TypeAlias = Any
 
 
 def extension_of(consumer: Consumer) -> Consumer:
-    """What receives and acks for the consumer: its messages have no wrapper."""
+    """The extension's consumer, which receives messages without wrappers."""
     return getattr(consumer, "_consumer", consumer)
 
 
-def shown(message: Message) -> Message:
-    """The message as the client shows it to applications."""
+def wrapped(message: Message) -> Message:
+    """The message with the wrapper that the client gives to applications."""
     if isinstance(message, pulsar.Message):
         return message
     return pulsar.Message._wrap(message)
+
+
+_QUEUE: Final = 1000
+_AGAIN: Final = 0.02
+
+
+def open_reader(client: Client, log: TopicPath, start: Any) -> Reader:
+    """A reader of one log that starts at a message id, inclusive. Blocks."""
+    return client.create_reader(
+        log.url,
+        start,
+        receiver_queue_size=_QUEUE,
+        subscription_role_prefix=READERS,
+        start_message_id_inclusive=True,
+    )
+
+
+def has_more(reader: Reader, patience: float) -> bool:
+    """Whether a message follows the reader's position. Blocks.
+
+    After a seek or a reload of the topic the broker does not know the reader until it has reconnected.
+
+    :param patience: seconds to wait for that.
+    """
+    deadline = monotonic() + patience
+    while True:
+        try:
+            return reader.has_message_available()
+        except pulsar.BrokerMetadataError:
+            if monotonic() >= deadline:
+                raise
+            sleep(_AGAIN)

@@ -1,8 +1,9 @@
-"""One connection to one cluster: the client, its HTTP API, and what both are asked for.
+"""The connection to one cluster: the client, its HTTP API, and a monitor of breaks.
 
-*Concurrency.* Calls of the client that wait run in threads of this connection; the rest is used from the event loop
-that opened it. *Failure.* `open` makes one honest try of both doors, so that a wrong credential is told as one: the
-client itself would try until a time-out. Afterwards the client reconnects by itself.
+*Concurrency.* Blocking calls of the client run in threads of this connection; everything else belongs to the event loop
+that opened it. *Failure.* `open` makes one attempt at the broker and at the HTTP API, so wrong credentials are reported
+as such; the client alone would retry until a timeout. Afterwards the client reconnects by itself. It does not report
+that, so `ConnectionMonitor` checks the open consumers every half second.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from broker import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.driver import Connected, Hooks
+from broker.driver import Connected, Disconnected, Hooks
 from broker_pulsar.client import Client, exceptions, pulsar
+from broker_pulsar.credentials import Credentials, ssl_context
+from broker_pulsar.ephemeral_cleanup import EphemeralCleanup
 from broker_pulsar.errors import translate
 from broker_pulsar.http_api import HttpApi
-from broker_pulsar.leftovers import Leftovers
-from broker_pulsar.names import TopicPath, subscription_place, topic_path
-from broker_pulsar.security import Credentials, ssl_context
+from broker_pulsar.names import TopicPath, subscription_path, topic_path
 from broker_pulsar.settings import PulsarSettings
-from broker_pulsar.watching import Watch
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "ConnectionMonitor"]
+
 
 T = TypeVar("T")
 _THREADS: Final = 16
 _HEALTH: Final = "anybroker-health"
-"""A topic in memory, which nobody has."""
+"""A non-persistent topic that does not exist."""
 
 
 class Connection:
@@ -58,15 +59,15 @@ class Connection:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="broker-pulsar")
         self._client: Client | None = None
         self._closed = False
-        self.watch: Final = Watch(hooks, settings.service_url)
+        self.monitor: Final = ConnectionMonitor(hooks, settings.service_url)
         self.committed: Final[dict[tuple[str, int, str], int]] = {}
-        """What groups committed over this connection, by topic, partition and group."""
-        self.leftovers: Final = Leftovers(lambda topic: self.stats(topic, once=True), self._delete_unused)
-        self._forgetting: set[Callable[[str], None]] = set()
+        """Committed positions of groups over this connection, by topic, partition and group."""
+        self.cleanup: Final = EphemeralCleanup(lambda topic: self.stats(topic, once=True), self._delete_unused)
+        self._deletion_callbacks: set[Callable[[str], None]] = set()
 
     @property
     def client(self) -> Client:
-        """pulsar-client's own client, for what this library has no call for.
+        """The client of pulsar-client.
 
         :raises Closed: the backend is not open.
         """
@@ -75,14 +76,14 @@ class Connection:
         return self._client
 
     async def open(self) -> None:
-        """Try both doors, and make the client.
+        """Probe broker and HTTP API, and create the client.
 
-        :raises ConnectionFailed, AuthenticationFailed: after one honest try.
-        :raises InvalidSetting: a file, a token or a listener that cannot be used.
+        :raises ConnectionFailed, AuthenticationFailed: after one attempt.
+        :raises InvalidSetting: an invalid file, token or listener.
         """
         settings = self.settings
-        await self._knock()
-        await self._ask_who_we_are()
+        await self._probe_brokers()
+        await self._check_credentials()
         log = settings.client_log
         if log is not None:
             _check_log(log)
@@ -114,62 +115,62 @@ class Connection:
             )
         except Exception as error:
             raise translate(error, f"Connecting to {settings.service_url}") from error
-        await self._shake_hands()
+        await self._check_protocol()
         await self._check_listener()
         if self.hooks.listening:
             self.hooks.emit(Connected(server=settings.service_url))
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run a call of the client that waits, in a thread; it ends even if the caller is cancelled."""
+        """Run a blocking call of the client in a thread; it runs to its end even if the caller is cancelled."""
         if self._closed:
             raise Closed("The Pulsar connection was closed")
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
-    async def make(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
-        """As `call`, for what has to be closed: where the caller is cancelled, `discard` gets it in a thread."""
-        making = asyncio.ensure_future(self.call(function))
+    async def create(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
+        """As `call`, for a result that must be closed: if the caller is cancelled, a thread calls `discard` with it."""
+        creating = asyncio.ensure_future(self.call(function))
         try:
-            return await asyncio.shield(making)
+            return await asyncio.shield(creating)
         except asyncio.CancelledError:
-            making.add_done_callback(partial(self._unwanted, discard))
+            creating.add_done_callback(partial(self._discard_result, discard))
             raise
 
-    def _unwanted(self, discard: Callable[[T], object], made: asyncio.Future[T]) -> None:
-        if not made.cancelled() and made.exception() is None:
-            self.later(partial(discard, made.result()))
+    def _discard_result(self, discard: Callable[[T], object], created: asyncio.Future[T]) -> None:
+        if not created.cancelled() and created.exception() is None:
+            self.run_later(partial(discard, created.result()))
 
-    def later(self, function: Callable[[], object]) -> None:
-        """Run it in a thread, for nobody who waits."""
+    def run_later(self, function: Callable[[], object]) -> None:
+        """Run it in a thread without waiting."""
         if not self._closed:
             self._threads.submit(function)
 
     def topic(self, name: str) -> TopicPath:
-        """Where a topic of this name lives."""
+        """The topic of this name."""
         return topic_path(name, self.settings.tenant, self.settings.namespace)
 
     async def partitions(self, name: str, *, once: bool = False) -> int:
-        """How many partitions a topic has; 0 for one without any, which is a log of its own.
+        """The number of partitions of a topic; 0 for a non-partitioned one.
 
-        :param once: as `HttpApi.request` has it.
-        :raises TopicNotFound: there is no such topic.
+        :param once: see `HttpApi.request`.
+        :raises TopicNotFound: the topic does not exist.
         """
         place = f"{self.topic(name).path}/partitions?checkAllowAutoCreation=false"
         answer = await self.http.get(place, f"Topic {name!r}", once=once)
         return int(answer.get("partitions") or 0) if isinstance(answer, Mapping) else 0  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
     async def logs(self, name: str) -> Sequence[TopicPath]:
-        """The log of each partition of a topic, or its only one.
+        """The log of each partition, or the only one.
 
-        :raises TopicNotFound: there is no such topic.
+        :raises TopicNotFound: the topic does not exist.
         """
         path, count = self.topic(name), await self.partitions(name)
         return [path.partition(number) for number in range(count)] if count else [path]
 
     async def stats(self, name: str, *, once: bool = False) -> Mapping[int, Mapping[str, Any]]:
-        """What the broker counts for each partition of a topic.
+        """The broker's statistics of each partition.
 
-        :param once: as `HttpApi.request` has it.
-        :raises TopicNotFound: there is no such topic.
+        :param once: see `HttpApi.request`.
+        :raises TopicNotFound: the topic does not exist.
         """
         path, what = self.topic(name), f"Topic {name!r}"
         count = await self.partitions(name, once=once)
@@ -185,50 +186,50 @@ class Connection:
         return await self.http.get(f"{log.path}/internalStats", f"Topic {log.url!r}")
 
     async def _delete_unused(self, topic: str, subscription: str) -> None:
-        """Delete a subscription unless somebody is connected to it, which the broker refuses.
+        """Delete a subscription that has no consumer.
 
-        :raises BrokerError: it refuses, or cannot be asked.
+        :raises BrokerError: the broker refuses because it has one, or does not answer.
         """
-        path = subscription_place(self.topic(topic), subscription)
+        path = subscription_path(self.topic(topic), subscription)
         with suppress(SubscriptionNotFound):
             await self.http.request("DELETE", path, f"Subscription {subscription!r} of topic {topic!r}", once=True)
 
     async def check_health(self) -> float:
-        """A round trip of the client to the broker; its seconds.
+        """Make a round trip of the client to the broker; returns its seconds.
 
-        :raises ConnectionFailed: no answer came.
+        :raises ConnectionFailed: no answer.
         """
         client, began = self.client, monotonic()
         settings = self.settings
-        # No answer keeps anything: a topic in memory that nobody uses has no partitions.
+        # Asking about a non-persistent topic creates nothing.
         topic = f"non-persistent://{settings.tenant}/{settings.namespace}/{_HEALTH}"
-        asking = asyncio.ensure_future(self.call(lambda: client.get_topic_partitions(topic)))
-        done, _ = await asyncio.wait({asking}, timeout=settings.connect_timeout)
+        request = asyncio.ensure_future(self.call(lambda: client.get_topic_partitions(topic)))
+        done, _ = await asyncio.wait({request}, timeout=settings.connect_timeout)
         if not done:
-            asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            request.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise ConnectionFailed(
                 f"No broker at {settings.service_url} answered within {settings.connect_timeout:g} seconds"
             )
         try:
-            asking.result()
+            request.result()
         except (exceptions.TopicNotFound, exceptions.AuthorizationError):
-            pass  # That is an answer.
+            pass  # An answer nevertheless.
         except Exception as error:
-            raise translate(error, f"Asking {settings.service_url}") from error
+            raise translate(error, f"Checking {settings.service_url}") from error
         return monotonic() - began
 
     def on_topic_deleted(self, forget: Callable[[str], None]) -> Callable[[], None]:
-        """Call `forget(name)` for topics that are deleted over this connection; returns the function that undoes it."""
-        self._forgetting.add(forget)
-        return lambda: self._forgetting.discard(forget)
+        """Call `forget(name)` when a topic is deleted over this connection; returns a function that undoes this."""
+        self._deletion_callbacks.add(forget)
+        return lambda: self._deletion_callbacks.discard(forget)
 
     def topic_deleted(self, name: str) -> None:
-        """Tell those who hold something of it."""
-        for forget in tuple(self._forgetting):
+        """Call the `on_topic_deleted` callbacks."""
+        for forget in tuple(self._deletion_callbacks):
             forget(name)
 
-    async def missing(self, name: str) -> TopicNotFound | None:
-        """The error that says so, if this topic is known not to exist."""
+    async def missing_topic(self, name: str) -> TopicNotFound | None:
+        """The error if this topic certainly does not exist; None otherwise."""
         try:
             await self.partitions(name, once=True)
         except TopicNotFound as error:
@@ -240,11 +241,11 @@ class Connection:
     async def close(self) -> None:
         if self._closed:
             return
-        self.watch.close()
-        self.leftovers.close()
+        self.monitor.close()
+        self.cleanup.close()
         client, self._client = self._client, None
         if client is not None:
-            # An orderly close waits for the broker, which may be gone; a shutdown does not.
+            # close() waits for the broker, which may be down; shutdown() does not.
             closing = asyncio.get_running_loop().run_in_executor(self._threads, _close, client)
             done, _ = await asyncio.wait({closing}, timeout=self.settings.connect_timeout)
             if not done:
@@ -253,10 +254,10 @@ class Connection:
         self.http.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _knock(self) -> None:
+    async def _probe_brokers(self) -> None:
         """Open and close a connection to a broker.
 
-        :raises ConnectionFailed: none of them listens, or TLS does not come about.
+        :raises ConnectionFailed: no broker listens, or TLS fails.
         """
         settings = self.settings
         context = ssl_context(settings) if settings.uses_tls else None
@@ -273,29 +274,29 @@ class Connection:
                     f"The certificate of {host}:{port} is not accepted: {error.verify_message}",
                     native=error,
                     retriable=False,
-                    advice="Name the authority that signed it in tls_ca",
+                    advice="Set tls_ca to the authority that signed it",
                 ) from error
             except (OSError, TimeoutError) as error:
                 last = error
             else:
                 return
-        told = str(last) or type(last).__name__
+        reason = str(last) or type(last).__name__
         raise ConnectionFailed(
-            f"No broker at {settings.service_url} can be reached{' by TLS' if context else ''}: {told}", native=last
+            f"No broker at {settings.service_url} can be reached{' by TLS' if context else ''}: {reason}", native=last
         )
 
-    async def _shake_hands(self) -> None:
-        """:raises ConnectionFailed: what listens there is no broker."""
+    async def _check_protocol(self) -> None:
+        """:raises ConnectionFailed: the server at the address is not a Pulsar broker."""
         try:
             await self.check_health()
         except ConnectionFailed as error:
             client, self._client = self.client, None
-            self.later(client.shutdown)  # which takes its time there
-            error.advice = "Check that the URL's port is the broker's own, such as 6650, and not its web service's"
+            self.run_later(client.shutdown)  # it takes long with such a server
+            error.advice = "Use the broker's binary port in the URL, such as 6650, not that of its web service"
             raise
 
     async def _check_listener(self) -> None:
-        """:raises InvalidSetting: the brokers say that they have no listener of this name; the client times out."""
+        """:raises InvalidSetting: the broker has no listener of this name; the client alone would time out."""
         settings = self.settings
         name = settings.listener_name
         if name is None:
@@ -307,58 +308,96 @@ class Connection:
         except BrokerError as error:
             if f"do not have {name} listener" in error.message:
                 raise InvalidSetting(
-                    f"Setting 'listener_name' is {name!r}, which the broker does not have",
+                    f"Setting 'listener_name' is {name!r}, and the broker has no such listener",
                     native=error,
-                    advice="Name one of the broker's advertisedListeners, or leave it out",
+                    advice="Name one of the broker's advertisedListeners, or omit the setting",
                 ) from None
-            # Any other answer tells nothing of it: a proxy need not know where topics are.
+            # Any other answer is inconclusive: a proxy need not support lookups.
 
-    async def _ask_who_we_are(self) -> None:
-        """Let the HTTP API judge our credentials, which are the client's too.
+    async def _check_credentials(self) -> None:
+        """Check the credentials, which the client uses as well, at the HTTP API.
 
         :raises AuthenticationFailed: the broker does not accept them.
-        :raises ConnectionFailed: it cannot be reached, or is no HTTP API of Pulsar.
+        :raises ConnectionFailed: it is unreachable, or not an HTTP API of Pulsar.
         """
         try:
-            told = await self.http.get("/clusters", f"Opening {self.settings.service_url}", once=True)
+            answer = await self.http.get("/clusters", f"Opening {self.settings.service_url}", once=True)
         except NotAuthorized:
-            return  # It knows us; what we may do shows when we do it.
+            return  # Authenticated, but without permission to list clusters.
         except TopicNotFound as error:
             raise self._no_api("the answer is 404") from error
         except ConnectionFailed as error:
             native = error.native
             if isinstance(native, ssl.SSLError) and native.reason == "WRONG_VERSION_NUMBER":
-                raise self._no_api("it speaks no TLS") from error
+                raise self._no_api("it does not speak TLS") from error
             if isinstance(native, ssl.SSLError) and not isinstance(native, ssl.SSLCertVerificationError):
                 raise AuthenticationFailed(
-                    f"The broker at {self.http.url} refuses our TLS certificate: {native}",
+                    f"The broker at {self.http.url} refuses the client's TLS certificate: {native}",
                     native=native,
-                    advice="Give tls_cert and tls_key of a certificate that the broker trusts",
+                    advice="Set tls_cert and tls_key to a certificate that the broker trusts",
                 ) from error
             raise
-        if not isinstance(told, list):
-            raise self._no_api("the answer is none of Pulsar's")
+        if not isinstance(answer, list):
+            raise self._no_api("its answer is not one of Pulsar")
 
     def _no_api(self, why: str) -> ConnectionFailed:
         return ConnectionFailed(
-            f"There is no HTTP API of Pulsar at {self.http.url}: {why}",
+            f"{self.http.url} is not an HTTP API of Pulsar: {why}",
             retriable=False,
-            advice="Name a broker's web service in admin_url, such as http://host:8080",
+            advice="Set admin_url to a broker's web service, such as http://host:8080",
         )
 
 
 def _check_log(path: Path) -> None:
-    """:raises InvalidSetting: it cannot be written, of which the client says nothing."""
+    """:raises InvalidSetting: the file cannot be written, which the client would not report."""
     try:
         path.open("a").close()
     except OSError as error:
         raise InvalidSetting(
             f"Setting 'client_log' {str(path)!r} cannot be written: {error}",
             native=error,
-            advice="Name a file in a directory that is there",
+            advice="Name a file in an existing directory",
         ) from error
 
 
 def _close(client: Client) -> None:
     with suppress(Exception):
         client.close()
+
+
+_PAUSE: Final = 0.5
+
+
+class ConnectionMonitor:
+    """Emits Connected and Disconnected for one connection, by checking its consumers every half second.
+
+    :param server: the name in the events.
+    """
+
+    def __init__(self, hooks: Hooks, server: str) -> None:
+        self._hooks = hooks
+        self._server = server
+        self._connected: set[Callable[[], bool]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, is_connected: Callable[[], bool]) -> Callable[[], None]:
+        """Check a consumer; returns a function that removes it."""
+        self._connected.add(is_connected)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return lambda: self._connected.discard(is_connected)
+
+    def close(self) -> None:
+        """Stop checking."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        was = True
+        while True:
+            await asyncio.sleep(_PAUSE)
+            now = all(each() for each in tuple(self._connected))
+            if now != was:
+                was = now
+                event = Connected(server=self._server, again=True) if now else Disconnected(server=self._server)
+                self._hooks.emit(event)

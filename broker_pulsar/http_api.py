@@ -1,10 +1,10 @@
-"""The brokers' HTTP API: administration, what a log holds, and who reads it.
+"""The brokers' HTTP API: administration, statistics and cursors.
 
-*Concurrency.* Any number of calls at once, each in a thread with a connection of its own, which is kept and used again.
-*Cancellation.* The caller goes on at once; the request ends by itself, and is not made again. *Failure.* No answer is
-ConnectionFailed, no answer in time OperationTimeout, a refusal AuthenticationFailed or NotAuthorized, anything else
-what `http_error` says. What a cluster answers for a moment, while a broker restarts or a topic moves, is asked for
-again after growing pauses, until `request_timeout` is over; `close` ends the pauses.
+*Concurrency.* Any number of calls at once, each in a thread with a pooled connection. *Cancellation.* The caller
+continues at once; the request runs to its end and is not retried. *Failure.* No connection is ConnectionFailed, no
+answer in time OperationTimeout, a refusal AuthenticationFailed or NotAuthorized, everything else see `http_error`.
+Transient errors, while a broker restarts or a topic moves, are retried with growing pauses until `request_timeout`;
+`close` ends the pauses.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from broker import BrokerError, Closed, ConnectionFailed, OperationTimeout, Retry
-from broker_pulsar.errors import answer_passes, failure_passes, http_error
-from broker_pulsar.security import Credentials, ssl_context
+from broker_pulsar.credentials import Credentials, ssl_context
+from broker_pulsar.errors import http_error, is_transient_failure, is_transient_status
 from broker_pulsar.settings import PulsarSettings
 
 __all__ = ["Answer", "HttpApi"]
 
 _BASE: Final = "/admin/v2"
 _LOOKUP: Final = "/lookup/"
-"""Begins the paths that are not below it."""
+"""Prefix of paths outside of `_BASE`."""
 _REDIRECTS: Final = 3
 _THREADS: Final = 8
 _LEAST_SECONDS: Final = 0.1
@@ -36,7 +36,7 @@ _PAUSES: Final = Retry(initial=0.1, maximum=2.0)
 
 
 class Answer(NamedTuple):
-    """Status and decoded body, None where it is empty; at which try it came, of which the first is 1."""
+    """Status and decoded body, None if empty; and the number of tries."""
 
     status: int
     body: Any
@@ -44,12 +44,12 @@ class Answer(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the broker refuses, in its words; empty where it gives none."""
+        """The broker's reason for a refusal; empty if it gives none."""
         return str(self.body.get("reason") or "") if isinstance(self.body, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
 class HttpApi:
-    """Requests to one broker; answers that lead to another are followed."""
+    """Requests to one broker; follows redirects to others."""
 
     def __init__(self, settings: PulsarSettings, credentials: Credentials) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class HttpApi:
         self._closing = asyncio.Event()
 
     async def get(self, path: str, what: str, *, once: bool = False) -> Any:
-        """The decoded body. :raises BrokerError: any status but success."""
+        """GET; returns the decoded body. :raises BrokerError: any status but success."""
         return (await self.request("GET", path, what, once=once)).body
 
     async def request(
@@ -74,11 +74,11 @@ class HttpApi:
         allow: Collection[int] = (),
         once: bool = False,
     ) -> Answer:
-        """The answer to one call, which is made again while it is refused for a moment.
+        """Send a request; retries transient errors.
 
-        :param allow: statuses that are answers too. One that says that all is done already may mean an earlier try.
-        :param once: make it once: it may not be repeated, or the caller has no time or other ways to go on.
-        :raises BrokerError: any other but success.
+        :param allow: further statuses that are returned. "Already done" may refer to an earlier try.
+        :param once: do not retry.
+        :raises BrokerError: any other status but success.
         """
         loop = asyncio.get_running_loop()
         began, tries = loop.time(), 0
@@ -93,28 +93,28 @@ class HttpApi:
             except OperationTimeout:
                 if error is None:
                     raise
-                # Why it was refused before says more.
-                raise _counted(error, tries, loop.time() - began) from None
+                # The earlier refusal says more.
+                raise _with_tries(error, tries, loop.time() - began) from None
             except ConnectionFailed as failure:
-                error, passes = failure, failure_passes(failure)
+                error, passes = failure, is_transient_failure(failure)
             else:
                 if 200 <= answer.status < 300 or answer.status in allow:
                     return answer._replace(tries=tries - 1 + answer.tries)
                 error = http_error(answer.status, answer.reason, what, path)
-                passes = answer_passes(answer.status, answer.reason)
+                passes = is_transient_status(answer.status, answer.reason)
             pause = _PAUSES.delay(tries)
             if once or not passes or loop.time() + pause >= until:
-                raise _counted(error, tries, loop.time() - began)
+                raise _with_tries(error, tries, loop.time() - began)
             await self._pause(pause)
 
     async def _pause(self, seconds: float) -> None:
-        """So long, or until it is closed."""
+        """Sleep, or return when the connection is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
 
     def close(self) -> None:
-        """Close all connections; requests that are under way end by themselves, and no other is made."""
+        """Close all pooled connections; running requests finish, and no new one is sent."""
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._idle:
@@ -129,13 +129,13 @@ class HttpApi:
             headers["Content-Type"] = "application/json"
             payload = json.dumps(body).encode()
         place = path if path.startswith(_LOOKUP) else f"{_BASE}{path}"
-        status, told, tries = self._exchange(method, place, payload, headers, what, seconds)
+        status, body, tries = self._exchange(method, place, payload, headers, what, seconds)
         decoded: Any = None
-        if told:
+        if body:
             try:
-                decoded = json.loads(told)
+                decoded = json.loads(body)
             except ValueError:
-                decoded = told.decode("utf-8", "replace")
+                decoded = body.decode("utf-8", "replace")
         return Answer(status, decoded, tries)
 
     def _exchange(
@@ -147,7 +147,7 @@ class HttpApi:
         what: str,
         seconds: float,
     ) -> tuple[int, bytes, int]:
-        connection = self._kept()
+        connection = self._pooled()
         fresh = connection is None
         url, tries = self.url, 1
         for _ in range(_REDIRECTS + 1):
@@ -158,9 +158,9 @@ class HttpApi:
                     connection.sock.settimeout(seconds)
                 connection.request(method, path, body=payload, headers=dict(headers))
                 answer = connection.getresponse()
-                told, status = answer.read(), answer.status
+                body, status = answer.read(), answer.status
                 if _is_cut(answer):
-                    raise http.client.IncompleteRead(told)
+                    raise http.client.IncompleteRead(body)
             except TimeoutError as error:
                 _close(connection)
                 raise OperationTimeout(
@@ -171,7 +171,7 @@ class HttpApi:
                 connection = None
                 if not fresh:
                     tries += 1
-                    continue  # The broker has closed a connection that was kept.
+                    continue  # The broker had closed the pooled connection.
                 raise ConnectionFailed(
                     f"{what}: the HTTP API at {url} cannot be reached: {error}",
                     native=error,
@@ -183,15 +183,15 @@ class HttpApi:
                     self._idle.append(connection)
                 else:
                     connection.close()
-                return status, told, tries
+                return status, body, tries
             place = urlsplit(location)
             connection.close()
             connection, url = None, f"{place.scheme}://{place.netloc}"
             path = f"{place.path}?{place.query}" if place.query else place.path
-        raise ConnectionFailed(f"{what}: {self.url} redirects without end")
+        raise ConnectionFailed(f"{what}: {self.url} redirects endlessly")
 
-    def _kept(self) -> http.client.HTTPConnection | None:
-        # Another thread may take the last one between a look and this.
+    def _pooled(self) -> http.client.HTTPConnection | None:
+        # Another thread may take the last one.
         with suppress(IndexError):
             return self._idle.pop()
         return None
@@ -207,14 +207,14 @@ class HttpApi:
 
 
 def _is_cut(answer: http.client.HTTPResponse) -> bool:
-    """Whether the connection ended within the headers, which http.client takes for their end and an empty body."""
+    """Whether the connection ended within the headers, which http.client treats as an empty body."""
     if answer.status in (204, 304) or answer.headers.get("Connection", "").lower() == "close":
         return False
     return "Content-Length" not in answer.headers and "Transfer-Encoding" not in answer.headers
 
 
-def _counted(error: BrokerError, tries: int, seconds: float) -> BrokerError:
-    """The same error, which says how often it was tried if that was more than once."""
+def _with_tries(error: BrokerError, tries: int, seconds: float) -> BrokerError:
+    """Add the number of tries to the error's message, if there were several."""
     if tries > 1:
         error.message = f"{error.message} (tried {tries} times in {seconds:.1f} seconds)"
         error.args = (error.message,)

@@ -1,10 +1,10 @@
 """The Message family: a Shared or Key_Shared subscription.
 
-*Concurrency.* Everything here runs on the loop; the consumer's thread only receives. *Settling.* An ack is sent and
-never confirmed: Pulsar's client tells nothing of it. What is nacked or given back comes again after `nack_delay`; the
-count of deliveries grows by it. *Close.* The broker gives out again at once, without counting, all that was received
-and not acked; the subscription stays. *Failure.* The client reconnects by itself, and the broker then delivers again
-what was unsettled. While it has no connection `fetch` raises ConnectionFailed; a deleted topic or subscription ends it.
+*Concurrency.* Everything runs on the loop; the consumer's thread only receives. *Settling.* The client sends acks
+without confirmation. A nacked or released message is redelivered after `nack_delay`, with a higher delivery count.
+*Close.* The broker redelivers received and unacked messages at once, without counting; the subscription stays.
+*Failure.* The client reconnects by itself, and the broker redelivers unsettled messages. While disconnected `fetch`
+raises ConnectionFailed; a deleted topic or subscription ends the source.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, ConnectionFailed, Message, Outcome, SettleError
 from broker.driver import Ephemeral, MessageSubscription, Settlement, Waker, take_from
-from broker_pulsar import subscribing
+from broker_pulsar import subscriptions
 from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.codec import MessageView, data_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.names import subscription_name
-from broker_pulsar.properties import MessageView, data_of
 from broker_pulsar.receiving import Receiver, batch_policy
 
 __all__ = ["PulsarMessageSource", "subscribe"]
 
 _VIEW: Final = MessageView()
 _OVERHEAD: Final = 64
-"""Bytes that a message counts for besides its body."""
-# Attributes of an enum class cost a slow look-up each; these are read per message.
+"""Bytes counted per message besides its body."""
+# Enum attributes are slow to look up, and these are read per message.
 _ACK: Final = Outcome.ACK
 _REJECT: Final = Outcome.REJECT
 
@@ -38,28 +38,28 @@ _REJECT: Final = Outcome.REJECT
 async def subscribe(
     connection: Connection, subscription: MessageSubscription, on_close: Callable[[PulsarMessageSource], object]
 ) -> PulsarMessageSource:
-    """Open the subscription; a new one is made first, so that it begins where asked and exists from now on.
+    """Open the subscription; a missing one is created first, so it starts at the right position.
 
-    :raises TopicNotFound: there is no such topic.
-    :raises SubscriptionNotFound: it does not exist and is not to be made.
+    :raises TopicNotFound: the topic does not exist.
+    :raises SubscriptionNotFound: the subscription does not exist, and `create` is False.
     """
     topic, ephemeral = subscription.topic, isinstance(subscription.subscription, Ephemeral)
     name = subscription_name(subscription.subscription)
     if ephemeral:
-        await subscribing.create_ephemeral(connection, topic, name, subscription.start)
+        await subscriptions.create_ephemeral(connection, topic, name, subscription.start)
     elif subscription.create:
-        await subscribing.create(connection, topic, name, subscription.start)
+        await subscriptions.create(connection, topic, name, subscription.start)
     else:
-        await subscribing.require(connection, topic, name)
+        await subscriptions.require(connection, topic, name)
     settings = connection.settings
     url, client = connection.topic(topic).url, connection.client
     kind = pulsar.ConsumerType.KeyShared if subscription.ordered_by_key else pulsar.ConsumerType.Shared
     queue = max(1, min(settings.receiver_queue, subscription.max_outstanding))
-    # Where it would be made anew: it was there, and others may have deleted it.
+    # Used only if another process deletes the subscription meanwhile.
     latest = ephemeral and subscription.start == "latest"
     begin = pulsar.InitialPosition.Latest if latest else pulsar.InitialPosition.Earliest
     try:
-        consumer = await connection.make(
+        consumer = await connection.create(
             lambda: client.subscribe(
                 url,
                 name,
@@ -70,12 +70,12 @@ async def subscribe(
                 batch_receive_policy=batch_policy(queue),
                 batch_index_ack_enabled=True,
             ),
-            # Else it would go on taking messages that nobody gets.
+            # Else it would keep receiving messages that nothing processes.
             lambda consumer: consumer.unsubscribe() if ephemeral else consumer.close(),
         )
     except Exception as error:
         if ephemeral:
-            await subscribing.let_go(connection, topic, name)
+            await subscriptions.delete_ephemeral(connection, topic, name)
         raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error
     return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral, on_close=on_close)
 
@@ -106,8 +106,8 @@ class PulsarMessageSource:
         self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
         self._receiver = Receiver(consumer, self, self._what)
-        self._unwatch = connection.watch.add(consumer.is_connected)
-        self._unkeep = connection.leftovers.watch(topic, name) if ephemeral else None
+        self._unwatch = connection.monitor.add(consumer.is_connected)
+        self._stop_cleanup = connection.cleanup.watch(topic, name) if ephemeral else None
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
@@ -124,11 +124,11 @@ class PulsarMessageSource:
                 left = until - self._loop.time()
                 if left <= 0:
                     if not self._consumer.is_connected():
-                        # The client looks for a deleted topic for ever.
-                        await subscribing.require(self._connection, self._topic, self._name, once=True)
+                        # The client retries a deleted topic for ever.
+                        await subscriptions.require(self._connection, self._topic, self._name, once=True)
                         raise ConnectionFailed(f"{self._what}: the connection to the broker is being restored")
                     return []
-                self._receiver.ask()
+                self._receiver.request()
                 await self._waker.wait(left)
                 if self._closed:
                     return []
@@ -152,11 +152,11 @@ class PulsarMessageSource:
                 else:
                     consumer.negative_acknowledge(raw)
             except Exception as error:
-                outcomes[index] = SettleError(f"{self._what}: the client did not take an ack: {error}", native=error)
+                outcomes[index] = SettleError(f"{self._what}: the client failed to ack: {error}", native=error)
         return outcomes
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Nothing: Pulsar's messages are ours until they are settled or the connection ends."""
+        """No-op: Pulsar has no leases; a message is ours until it is settled or the connection ends."""
         return [None] * len(messages)
 
     async def close(self) -> None:
@@ -164,22 +164,22 @@ class PulsarMessageSource:
             return
         self._closed = True
         self._unwatch()
-        if self._unkeep is not None:
-            self._unkeep()
+        if self._stop_cleanup is not None:
+            self._stop_cleanup()
         self._waker.wake()
         try:
             await self._receiver.close(self._connection)
             if self._ephemeral:
-                await subscribing.let_go(self._connection, self._topic, self._name)
+                await subscriptions.delete_ephemeral(self._connection, self._topic, self._name)
         finally:
             self._buffer.clear()
             self._on_close(self)
 
-    # -- ReceiverHost --------------------------------------------------------------------------------------
+    # -- ReceiverListener --------------------------------------------------------------------------------------
 
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
         if self._closed:
-            return  # The consumer's close has given them back.
+            return  # Closing the consumer has released them.
         topic, append = self._topic, self._buffer.append
         for raw in messages:
             data = raw.data() or data_of(raw)
@@ -192,10 +192,10 @@ class PulsarMessageSource:
 
     async def _explain(self, error: BrokerError) -> None:
         if isinstance(error, Closed):
-            # The client closes a consumer whose topic or subscription is gone.
+            # The client closes a consumer when its topic or subscription is deleted.
             error = ConnectionFailed(f"{self._what}: the client closed the consumer", retriable=False)
         try:
-            await subscribing.require(self._connection, self._topic, self._name, once=True)
+            await subscriptions.require(self._connection, self._topic, self._name, once=True)
         except BrokerError as found:
             error = error if found.retriable else found
         self._failure = error

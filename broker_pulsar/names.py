@@ -1,4 +1,4 @@
-"""Portable names as Pulsar's, and back. Pure functions, safe from any thread."""
+"""Portable names as names of Pulsar, and back. Pure functions, safe from any thread."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = [
     "TopicPath",
     "partition_number",
     "subscription_name",
-    "subscription_place",
+    "subscription_path",
     "topic_path",
 ]
 
 EPHEMERAL: Final = "anybroker-ephemeral-"
-"""Begins the names of ephemeral subscriptions."""
+"""Prefix of ephemeral subscriptions."""
 READERS: Final = "anybroker-log"
-"""Begins the names of those of log readers, which Pulsar lists while they read."""
+"""Prefix of the subscriptions of log readers, which Pulsar lists while they read."""
 _PARTITION: Final = re.compile(r"^(.*)-partition-(\d+)$")
 
 
 class TopicPath(NamedTuple):
-    """A topic as the broker knows it."""
+    """A topic's full name."""
 
     domain: str
     tenant: str
@@ -37,12 +37,12 @@ class TopicPath(NamedTuple):
 
     @property
     def url(self) -> str:
-        """What clients take."""
+        """The full name for the client."""
         return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}"
 
     @property
     def path(self) -> str:
-        """Its place in the HTTP API."""
+        """The path in the HTTP API."""
         return f"/{self.domain}/{quote(self.tenant)}/{quote(self.namespace)}/{quote(self.local, safe='')}"
 
     def partition(self, number: int) -> TopicPath:
@@ -50,15 +50,15 @@ class TopicPath(NamedTuple):
 
 
 def topic_path(name: str, tenant: str, namespace: str) -> TopicPath:
-    """Where a topic lives; a native name may be `persistent://tenant/namespace/topic` or `tenant/namespace/topic`.
+    """The full name of a topic; a native name may be `persistent://tenant/namespace/topic` or `tenant/namespace/topic`.
 
-    :raises InvalidName: it is none of these, or is the name of a partition.
+    :raises InvalidName: neither form, or the name of a partition.
     """
     if not isinstance(name, NativeName):
         if _PARTITION.match(name):
             raise InvalidName(
-                f"topic name {name!r} is that of a partition",
-                advice="Pulsar keeps names that end in -partition-<number> for the partitions of a topic",
+                f"topic name {name!r} is the name of a partition",
+                advice="Pulsar reserves names ending in -partition-<number>; choose another",
             )
         return TopicPath("persistent", tenant, namespace, name)
     domain, mark, rest = name.partition("://")
@@ -67,31 +67,31 @@ def topic_path(name: str, tenant: str, namespace: str) -> TopicPath:
         return TopicPath("persistent", tenant, namespace, name)
     if len(parts) != 3 or not all(parts) or (mark and domain != "persistent"):
         raise InvalidName(
-            f"native topic name {str(name)!r} is not one of Pulsar",
+            f"native topic name {str(name)!r} is not a Pulsar topic",
             advice="Write persistent://tenant/namespace/topic",
         )
     return TopicPath("persistent", *parts)
 
 
 def partition_number(url: str) -> int | None:
-    """Which partition a full topic name is of; None for a topic without partitions."""
+    """The partition in a full topic name; None for a non-partitioned topic."""
     found = _PARTITION.match(url)
     return int(found.group(2)) if found else None
 
 
 def subscription_name(name: str | Ephemeral) -> str:
-    """The subscription's name on the broker; each ephemeral one is new."""
+    """The subscription's name on the broker; a new one for each ephemeral subscription."""
     return f"{EPHEMERAL}{token_hex(8)}" if isinstance(name, Ephemeral) else str(name)
 
 
-def subscription_place(path: TopicPath, name: str) -> str:
-    """Where a subscription is in the HTTP API.
+def subscription_path(path: TopicPath, name: str) -> str:
+    """The path of a subscription in the HTTP API.
 
-    :raises InvalidName: it would be taken for another one there.
+    :raises InvalidName: the HTTP API would change the name.
     """
     if "%" in name or "+" in name:
         raise InvalidName(
-            f"native subscription name {str(name)!r} has a '%' or '+'",
-            advice="Pulsar's HTTP API decodes names twice and makes another one of it; choose one without",
+            f"native subscription name {str(name)!r} contains '%' or '+'",
+            advice="Pulsar's HTTP API decodes names twice; choose a name without these characters",
         )
     return f"{path.path}/subscription/{quote(name, safe='')}"

@@ -1,13 +1,13 @@
-"""The Record family: one member of a group, which is a Failover subscription with a consumer for each partition.
+"""The Record family: one member of a group, which is a Failover subscription with a consumer per partition.
 
-The broker decides who reads which partition, and tells its clients; pulsar-client keeps that to itself. So the member
-looks at the broker's counts every `rebalance_interval`. A partition that it is given begins anew at what is committed.
+The broker assigns partitions and notifies its clients, but pulsar-client does not expose that. So the member reads the
+broker's statistics every `rebalance_interval`. A newly assigned partition starts at the committed position.
 
-*Concurrency.* Everything here runs on the loop; each consumer has a thread that only receives. *Records* of a
-partition come in order, each once per assignment. *Commits* are cumulative acks, which the client sends a moment later
-and nobody confirms; one for a partition that is not ours is refused here. *Seeks* move the group's cursor on the
-broker. *Failure.* The client reconnects by itself; what the broker delivers again is recognised. A deleted topic ends
-it with TopicNotFound.
+*Concurrency.* Everything runs on the loop; each consumer has a thread that only receives. *Order.* Records of a
+partition come in order, each once per assignment. *Commits* are cumulative acks, which the client sends later and the
+broker does not confirm; a commit for a partition of another member fails here. *Seeks* move the group's cursor on the
+broker. *Failure.* The client reconnects by itself, and redelivered records are dropped. A deleted topic ends the member
+with TopicNotFound.
 """
 
 from __future__ import annotations
@@ -20,23 +20,29 @@ from typing import Any, Final
 
 from broker import BrokerError, Closed, ConnectionFailed, NotFound, Record, SettleError, TopicPartition
 from broker.driver import Ephemeral, RecordListener, RecordSubscription, Waker
-from broker_pulsar import subscribing
-from broker_pulsar.chunks import begin_id
+from broker_pulsar import subscriptions
+from broker_pulsar.assigned_partition import (
+    AssignedPartition,
+    not_assigned,
+    request_redelivery,
+    subscribe_partition,
+    take_records,
+)
+from broker_pulsar.chunked_messages import start_id
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
-from broker_pulsar.logs import bounds_of, committed_in, cursor_in, first_of
-from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
+from broker_pulsar.log_stats import committed_position, cursor_position, first_entry, log_bounds
+from broker_pulsar.membership import Change, PartitionState, backlog, detect_change, partition_state
 from broker_pulsar.names import TopicPath, subscription_name
-from broker_pulsar.partition import GroupPartition, ask_again, not_ours, subscribe_part, take_from
 from broker_pulsar.receiving import Receiver
 
 __all__ = ["PulsarRecordSource"]
 
 _BUFFERED: Final = 1000
-"""Records of a partition in memory above which no more are received."""
+"""Buffered records of a partition above which none are received."""
 _REVOKE_SECONDS: Final = 30.0
-_NOTICED: Final = 60.0
-"""Seconds within which a broker notices that a consumer has died, as it is configured by default."""
+_DEAD_AFTER: Final = 60.0
+"""Seconds within which a broker, by default, notices the death of a consumer."""
 
 
 class PulsarRecordSource:
@@ -58,15 +64,15 @@ class PulsarRecordSource:
         self.group: Final = subscription_name(subscription.group)
         self._member = token_hex(6)
         self._loop = asyncio.get_running_loop()
-        self._parts: dict[TopicPartition, GroupPartition] = {}
-        self._by_receiver: dict[Receiver, GroupPartition] = {}
-        self._order: list[GroupPartition] = []
-        """The partitions, the one that was served last at the end."""
+        self._partitions: dict[TopicPartition, AssignedPartition] = {}
+        self._by_receiver: dict[Receiver, AssignedPartition] = {}
+        self._order: list[AssignedPartition] = []
+        """The partitions, least recently served first."""
         self._failure: BrokerError | None = None
         self._waker = Waker()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], object] = lambda: None
-        self._kept: list[Callable[[], None]] = []
+        self._cleanup_handles: list[Callable[[], None]] = []
         self._interrupted = self._fetching = self._closed = False
 
     async def open(self) -> None:
@@ -74,17 +80,17 @@ class PulsarRecordSource:
 
         :raises TopicNotFound: one of the topics does not exist.
         """
-        create = subscribing.create_ephemeral if self._ephemeral else subscribing.create
+        create = subscriptions.create_ephemeral if self._ephemeral else subscriptions.create
         for topic in dict.fromkeys(self._subscription.topics):
             start = "earliest" if topic in self._subscription.whole else self._subscription.start
             await create(self._connection, topic, self.group, start)
             logs = await self._connection.logs(topic)
             await asyncio.gather(*(self._join(topic, number, log) for number, log in enumerate(logs)))
             if self._ephemeral:
-                self._kept.append(self._connection.leftovers.watch(topic, self.group))
-        await self._look()
-        self._unwatch = self._connection.watch.add(self._all_connected)
-        self._start(self._watch())
+                self._cleanup_handles.append(self._connection.cleanup.watch(topic, self.group))
+        await self._check_assignment()
+        self._unwatch = self._connection.monitor.add(self._all_connected)
+        self._start(self._poll_assignment())
 
     # -- fetching ------------------------------------------------------------------------------------------
 
@@ -94,9 +100,9 @@ class PulsarRecordSource:
         until = self._loop.time() + wait
         try:
             while True:
-                taken, served = take_from(self._order, max_records, max_bytes)
-                for part in served:
-                    self._refill(part)
+                taken, served = take_records(self._order, max_records, max_bytes)
+                for partition in served:
+                    self._refill(partition)
                 if taken:
                     return taken
                 if self._failure is not None:
@@ -119,26 +125,33 @@ class PulsarRecordSource:
         self._interrupted = self._fetching
         self._waker.wake()
 
-    def _refill(self, part: GroupPartition) -> None:
-        # What arrives while it is not ours, or is being moved, is dropped: it must not be asked for.
-        if part.receiver is not None and part.owned and not part.changing and len(part.buffer) < _BUFFERED:
-            part.receiver.ask()
+    def _refill(self, partition: AssignedPartition) -> None:
+        # Records that arrive while the partition is not ours, or is changing, are dropped; do not request them.
+        if (
+            partition.receiver is not None
+            and partition.owned
+            and not partition.changing
+            and len(partition.buffer) < _BUFFERED
+        ):
+            partition.receiver.request()
 
     def _all_connected(self) -> bool:
-        return all(part.receiver is None or part.receiver.consumer.is_connected() for part in self._order)
+        return all(
+            partition.receiver is None or partition.receiver.consumer.is_connected() for partition in self._order
+        )
 
-    # -- ReceiverHost --------------------------------------------------------------------------------------
+    # -- ReceiverListener --------------------------------------------------------------------------------------
 
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
-        part = self._by_receiver.get(receiver)
-        if part is None or self._closed:
+        partition = self._by_receiver.get(receiver)
+        if partition is None or self._closed:
             return
         try:
-            part.arrived(messages)
+            partition.arrived(messages)
         except BrokerError as error:
             self._fail(error)
             return
-        self._refill(part)
+        self._refill(partition)
         self._waker.wake()
 
     def failed(self, receiver: Receiver, error: BrokerError) -> None:
@@ -148,7 +161,7 @@ class PulsarRecordSource:
     async def _explain(self, error: BrokerError) -> None:
         if isinstance(error, Closed):
             error = ConnectionFailed(f"Group {self.group!r}: the client closed a consumer", retriable=False)
-        self._fail(await subscribing.missing(self._connection, self._subscription.topics) or error)
+        self._fail(await subscriptions.missing_topic(self._connection, self._subscription.topics) or error)
 
     def _fail(self, error: BrokerError) -> None:
         self._failure = self._failure or error
@@ -159,232 +172,250 @@ class PulsarRecordSource:
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
         self._check_open()
         outcomes: dict[TopicPartition, BrokerError | None] = {}
-        for place, position in positions.items():
-            part = self._parts.get(place)
-            if part is None or not part.owned:
-                outcomes[place] = not_ours(place)
+        for topic_partition, position in positions.items():
+            partition = self._partitions.get(topic_partition)
+            if partition is None or not partition.owned:
+                outcomes[topic_partition] = not_assigned(topic_partition)
                 continue
-            outcomes[place] = None
-            if part.cursor is not None and position <= part.cursor:
+            outcomes[topic_partition] = None
+            if partition.cursor is not None and position <= partition.cursor:
                 continue
             try:
-                found = part.commit_id(position)
-                if found is not None and part.receiver is not None:
-                    part.receiver.consumer.acknowledge_cumulative(found)
-                part.committed = part.cursor = position
-                self._connection.committed[place.topic, place.partition, self.group] = position
+                found = partition.commit_id(position)
+                if found is not None and partition.receiver is not None:
+                    partition.receiver.consumer.acknowledge_cumulative(found)
+                partition.committed = partition.cursor = position
+                self._connection.committed[topic_partition.topic, topic_partition.partition, self.group] = position
             except Exception as error:
-                outcomes[place] = SettleError(f"Group {self.group!r}: the client took no commit: {error}", native=error)
+                outcomes[topic_partition] = SettleError(
+                    f"Group {self.group!r}: the client failed to commit: {error}", native=error
+                )
         return outcomes
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         self._check_open()
         found: dict[TopicPartition, int | None] = {}
-        for place in partitions:
-            part = self._parts.get(place)
-            if part is not None and part.owned:
-                found[place] = part.committed
+        for topic_partition in partitions:
+            partition = self._partitions.get(topic_partition)
+            if partition is not None and partition.owned:
+                found[topic_partition] = partition.committed
                 continue
-            logs = await self._connection.logs(place.topic)
-            if not 0 <= place.partition < len(logs):
-                raise NotFound(f"Topic {place.topic!r} has no partition {place.partition}")
-            found[place] = await self._cursor(logs[place.partition])
+            logs = await self._connection.logs(topic_partition.topic)
+            if not 0 <= topic_partition.partition < len(logs):
+                raise NotFound(f"Topic {topic_partition.topic!r} has no partition {topic_partition.partition}")
+            found[topic_partition] = await self._cursor(logs[topic_partition.partition])
         return found
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
-        targets: dict[GroupPartition, int] = {}
-        for place, position in positions.items():
-            part = self._parts.get(place)
-            if part is None or not part.owned:
-                raise not_ours(place)
-            logs = await self._connection.logs(place.topic)
-            targets[part] = part.target(position, await bounds_of(self._connection, logs[place.partition]))
-        moving = asyncio.gather(*(self._move(part, position) for part, position in targets.items()))
+        targets: dict[AssignedPartition, int] = {}
+        for topic_partition, position in positions.items():
+            partition = self._partitions.get(topic_partition)
+            if partition is None or not partition.owned:
+                raise not_assigned(topic_partition)
+            logs = await self._connection.logs(topic_partition.topic)
+            targets[partition] = partition.target(
+                position, await log_bounds(self._connection, logs[topic_partition.partition])
+            )
+        moving = asyncio.gather(*(self._seek_partition(partition, position) for partition, position in targets.items()))
         try:
-            # A move goes on without its caller: what was halfway there could not be told from what is new.
+            # Shielded: after half a seek, old and new records could not be told apart.
             await asyncio.shield(moving)
         except asyncio.CancelledError:
             moving.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 
-    async def _move(self, part: GroupPartition, position: int) -> None:
-        receiver = part.receiver
+    async def _seek_partition(self, partition: AssignedPartition, position: int) -> None:
+        receiver = partition.receiver
         assert receiver is not None  # a partition that is owned has one
-        part.changing = True
-        begin, expected = 0, 0
+        partition.changing = True
+        restart, expected = 0, 0
         try:
-            target = await begin_id(self._connection, part.place, position)
+            target = await start_id(self._connection, partition.topic_partition, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
-            part.cursor, part.acked, part.asked_at, begin, expected = position, 0, None, position, None
+            partition.cursor, partition.acked, partition.requested_at, restart, expected = (
+                position,
+                0,
+                None,
+                position,
+                None,
+            )
         except BrokerError:
-            # Nobody knows where it stands; what was dropped here comes again, as all that is not committed.
-            part.cursor = None
+            # The position is unknown; have all uncommitted records redelivered.
+            partition.cursor = None
             with suppress(BrokerError):
                 await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
             raise
         finally:
-            part.changing = False
-            part.begin(begin, expected=expected)
-            self._refill(part)
+            partition.changing = False
+            partition.restart(restart, expected=expected)
+            self._refill(partition)
 
     async def _cursor(self, log: TopicPath) -> int | None:
-        """The position after all that is committed; None if nothing of its ledger is."""
-        return committed_in(await self._connection.internal_stats(log), self.group)
+        """The committed position; None if nothing of its ledger is committed."""
+        return committed_position(await self._connection.internal_stats(log), self.group)
 
     # -- partitions ----------------------------------------------------------------------------------------
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        for place in partitions:
-            if part := self._parts.get(TopicPartition._make(place)):
-                part.paused = True
+        for topic_partition in partitions:
+            if partition := self._partitions.get(TopicPartition._make(topic_partition)):
+                partition.paused = True
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        for place in partitions:
-            if part := self._parts.get(TopicPartition._make(place)):
-                part.paused = False
+        for topic_partition in partitions:
+            if partition := self._partitions.get(TopicPartition._make(topic_partition)):
+                partition.paused = False
         self._waker.wake()
 
     def assignment(self) -> Sequence[TopicPartition]:
-        return sorted(place for place, part in self._parts.items() if part.owned)
+        return sorted(topic_partition for topic_partition, partition in self._partitions.items() if partition.owned)
 
     async def is_idle(self, seconds: float) -> bool:
-        """What another member has not finished may become ours, until it is sure that this member lives; and what has
-        just become ours is on its way."""
-        if self._closed or seconds >= _NOTICED:
+        """False while a partition that may still deliver to us has a backlog: one of a member that may have died, or
+        one that was just assigned."""
+        if self._closed or seconds >= _DEAD_AFTER:
             return True
         try:
             for topic in dict.fromkeys(self._subscription.topics):
                 stats = await self._connection.stats(topic, once=True)
-                coming = [each for number, each in stats.items() if not self._brings(TopicPartition(topic, number))]
-                if any(backlog_of(each, self.group) for each in coming):
+                coming = [
+                    each for number, each in stats.items() if not self._is_receiving(TopicPartition(topic, number))
+                ]
+                if any(backlog(each, self.group) for each in coming):
                     return False
         except BrokerError:
             return False
         return True
 
-    def _brings(self, place: TopicPartition) -> bool:
-        part = self._parts.get(place)
-        return part is not None and part.owned and part.brought
+    def _is_receiving(self, topic_partition: TopicPartition) -> bool:
+        partition = self._partitions.get(topic_partition)
+        return partition is not None and partition.owned and partition.has_received
 
     async def _join(self, topic: str, number: int, log: TopicPath) -> None:
-        place = TopicPartition(topic, number)
+        topic_partition = TopicPartition(topic, number)
         start = await self._cursor(log)
-        # The broker shares partitions out in the order of these names.
-        part = GroupPartition(place, f"anybroker-{self._member}", start)
-        consumer = await subscribe_part(self._connection, part, log, self.group)
-        part.receiver = receiver = Receiver(consumer, self, f"Group {self.group!r} of {topic}[{number}]")
-        self._by_receiver[receiver] = part
-        self._parts[place] = part
-        self._order.append(part)
+        # The broker assigns partitions in the order of consumer names.
+        partition = AssignedPartition(topic_partition, f"anybroker-{self._member}", start)
+        consumer = await subscribe_partition(self._connection, partition, log, self.group)
+        partition.receiver = receiver = Receiver(consumer, self, f"Group {self.group!r} of {topic}[{number}]")
+        self._by_receiver[receiver] = partition
+        self._partitions[topic_partition] = partition
+        self._order.append(partition)
         if self._closed:
             await receiver.close(self._connection)
 
-    async def _watch(self) -> None:
+    async def _poll_assignment(self) -> None:
         while not self._closed:
             await asyncio.sleep(self._connection.settings.rebalance_interval)
             try:
-                await self._look(once=True)
+                await self._check_assignment(once=True)
             except NotFound as error:
                 self._fail(error)
                 return
             except BrokerError:
-                continue  # The broker is away, or busy; who owns what is as it was.
+                continue  # The broker is down or busy; the assignment is unchanged.
 
-    async def _look(self, *, once: bool = False) -> None:
-        """See who reads what, and act on it."""
-        changes: dict[Change, list[tuple[GroupPartition, Standing]]] = {change: [] for change in Change}
-        silent: list[GroupPartition] = []
+    async def _check_assignment(self, *, once: bool = False) -> None:
+        """Read the broker's assignment and apply changes."""
+        changes: dict[Change, list[tuple[AssignedPartition, PartitionState]]] = {change: [] for change in Change}
+        stalled: list[AssignedPartition] = []
         for topic in dict.fromkeys(self._subscription.topics):
             stats = await self._connection.stats(topic, once=once)
             for number, each in stats.items():
-                part = self._parts.get(TopicPartition(topic, number))
-                if part is None:
+                partition = self._partitions.get(TopicPartition(topic, number))
+                if partition is None:
                     await self._join(topic, number, self._connection.topic(topic).partition(number))
                     continue
-                standing = standing_of(each, self.group, part.consumer_name)
-                change = change_of(standing, part.consumer_name, owned=part.owned, connection=part.connection)
-                changes[change].append((part, standing))
-                if change is Change.NONE and part.owned and standing.active:
-                    part.stays(standing.connection)
-                    if part.is_to_be_asked_for(backlog_of(each, self.group), standing.sent):
-                        silent.append(part)
+                state = partition_state(each, self.group, partition.consumer_name)
+                change = detect_change(
+                    state, partition.consumer_name, owned=partition.owned, connection=partition.connection
+                )
+                changes[change].append((partition, state))
+                if change is Change.NONE and partition.owned and state.active:
+                    partition.keep(state.connection)
+                    if partition.needs_redelivery_request(backlog(each, self.group), state.sent):
+                        stalled.append(partition)
         if self._closed:
             return
         if changes[Change.LOST]:
-            self._lose([part for part, _ in changes[Change.LOST]])
-        if changes[Change.GIVE]:
-            await self._give([part for part, _ in changes[Change.GIVE]])
-        if changes[Change.TAKE]:
-            await self._take_over(changes[Change.TAKE])
-        await asyncio.gather(*map(ask_again, silent))
-        for part in silent:
-            self._refill(part)
+            self._lose([partition for partition, _ in changes[Change.LOST]])
+        if changes[Change.REVOKED]:
+            await self._revoke([partition for partition, _ in changes[Change.REVOKED]])
+        if changes[Change.ASSIGNED]:
+            await self._take_over(changes[Change.ASSIGNED])
+        await asyncio.gather(*map(request_redelivery, stalled))
+        for partition in stalled:
+            self._refill(partition)
 
-    def _lose(self, parts: Sequence[GroupPartition]) -> None:
-        for part in parts:
-            part.let_go()
-        self._listener.lost([part.place for part in parts])
+    def _lose(self, partitions: Sequence[AssignedPartition]) -> None:
+        for partition in partitions:
+            partition.release()
+        self._listener.lost([partition.topic_partition for partition in partitions])
 
-    async def _give(self, parts: Sequence[GroupPartition]) -> None:
-        for part in parts:
-            part.changing = True
+    async def _revoke(self, partitions: Sequence[AssignedPartition]) -> None:
+        for partition in partitions:
+            partition.changing = True
         try:
-            await self._listener.revoking([part.place for part in parts], self._loop.time() + _REVOKE_SECONDS)
+            await self._listener.revoking(
+                [partition.topic_partition for partition in partitions], self._loop.time() + _REVOKE_SECONDS
+            )
         finally:
-            for part in parts:
-                part.let_go()
+            for partition in partitions:
+                partition.release()
 
-    async def _take_over(self, found: Sequence[tuple[GroupPartition, Standing]]) -> None:
-        """Begin at what is committed, and say that they are ours."""
-        if any(standing.others for _, standing in found):
-            # Whoever had them hears of it as we do, and may still commit.
+    async def _take_over(self, found: Sequence[tuple[AssignedPartition, PartitionState]]) -> None:
+        """Rewind newly assigned partitions to the committed position, and report them."""
+        if any(state.others for _, state in found):
+            # The former owner notices as late as we do, and may still commit.
             await asyncio.sleep(2 * self._connection.settings.rebalance_interval)
-        await asyncio.gather(*(self._rewind(part, standing.sent) for part, standing in found))
+        await asyncio.gather(*(self._rewind(partition, state.sent) for partition, state in found))
         if self._closed:
             return
-        for part, standing in found:
-            part.connection, part.owned, part.changing = standing.connection, True, False
-        self._listener.assigned([part.place for part, _ in found])
-        for part, _ in found:
-            self._refill(part)
+        for partition, state in found:
+            partition.connection, partition.owned, partition.changing = state.connection, True, False
+        self._listener.assigned([partition.topic_partition for partition, _ in found])
+        for partition, _ in found:
+            self._refill(partition)
 
-    async def _rewind(self, part: GroupPartition, sent: int) -> None:
-        receiver = part.receiver
+    async def _rewind(self, partition: AssignedPartition, sent: int) -> None:
+        receiver = partition.receiver
         if receiver is None:
             return
-        # Nothing is received from here on, so that what was received is in the look at the log.
+        # Wait for a running receive, so the statistics below include its records.
         await receiver.call(lambda: None)
-        logs = await self._connection.logs(part.place.topic)
-        stats = await self._connection.internal_stats(logs[part.place.partition])
-        part.committed = part.cursor = committed_in(stats, self.group)
-        if part.is_behind(found := cursor_in(stats, self.group)):
-            await self._move(part, found)
+        logs = await self._connection.logs(partition.topic_partition.topic)
+        stats = await self._connection.internal_stats(logs[partition.topic_partition.partition])
+        partition.committed = partition.cursor = committed_position(stats, self.group)
+        if partition.was_rewound(found := cursor_position(stats, self.group)):
+            await self._seek_partition(partition, found)
             return
-        part.asked_at = sent
+        partition.requested_at = sent
         await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
-        part.begin(part.committed or 0, expected=first_of(stats, part.committed or 0))
+        partition.restart(partition.committed or 0, expected=first_entry(stats, partition.committed or 0))
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for unwatch in (self._unwatch, *self._kept):
+        for unwatch in (self._unwatch, *self._cleanup_handles):
             unwatch()
         self._waker.wake()
         try:
             for task in self._tasks:
                 task.cancel()
-            receivers = [part.receiver for part in self._parts.values() if part.receiver is not None]
+            receivers = [
+                partition.receiver for partition in self._partitions.values() if partition.receiver is not None
+            ]
             await asyncio.gather(*(receiver.close(self._connection) for receiver in receivers))
             if self._ephemeral:
                 for topic in self._subscription.topics:
-                    await subscribing.let_go(self._connection, topic, self.group)
+                    await subscriptions.delete_ephemeral(self._connection, topic, self.group)
         finally:
-            for part in self._parts.values():
-                part.let_go()
+            for partition in self._partitions.values():
+                partition.release()
             self._on_close(self)
 
     def _start(self, work: Any) -> None:

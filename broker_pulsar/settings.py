@@ -1,7 +1,6 @@
 """Settings of the Pulsar backend, from a URL, the environment or keyword arguments.
 
-Immutable once made; making one does no I/O, so a file that does not exist shows when the backend opens. Every field
-reaches the client or the code that it names; each is tested.
+Immutable and made without I/O, so a missing file is reported by `open`.
 """
 
 from __future__ import annotations
@@ -166,14 +165,14 @@ class PulsarSettings(BackendSettings):
             raise ValueError("oauth2_issuer, oauth2_client_id and oauth2_client_secret belong together")
         for name in ("oauth2_audience", "oauth2_scope"):
             if getattr(self, name) is not None and self.oauth2_issuer is None:
-                raise ValueError(f"{name} is given without oauth2_issuer; nobody is asked for a token")
+                raise ValueError(f"{name} needs oauth2_issuer")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
         https = [url for url in (self.http_url, self.oauth2_issuer) if url is not None and url.startswith("https://")]
         if not self.uses_tls and not https:
             for name in ("tls_ca", "tls_cert"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is given, but nothing goes by TLS; write pulsar+ssl://")
+                    raise ValueError(f"{name} needs TLS; use pulsar+ssl://")
         if self.chunking and self.batching != "off":
             raise ValueError("chunking takes batching=off: Pulsar does not split what is in a batch")
         return self
@@ -185,9 +184,9 @@ class PulsarSettings(BackendSettings):
     @property
     def hosts(self) -> tuple[tuple[str, int], ...]:
         """Host and port of each broker."""
-        listed = self.service_url.partition("://")[2].partition("/")[0].split(",")
+        list_names = self.service_url.partition("://")[2].partition("/")[0].split(",")
         found: list[tuple[str, int]] = []
-        for each in listed:
+        for each in list_names:
             host, colon, port = each.rpartition(":")
             known = bool(colon) and port.isdecimal()
             found.append(
@@ -206,9 +205,9 @@ class PulsarSettings(BackendSettings):
 
 
 def _check_address(name: str, address: str, *, has_path: bool) -> None:
-    """:raises ValueError: it is no address of HTTP, or says more than is heeded."""
+    """:raises ValueError: not an HTTP address, or one with a path, query or user."""
     place = urlsplit(address)
     if place.scheme not in {"http", "https"} or not place.hostname:
         raise ValueError(f"{name} {mask_url(address)!r} does not begin with http:// or https:// and a host")
     if place.username is not None or place.query or (place.path.strip("/") and not has_path):
-        raise ValueError(f"{name} {mask_url(address)!r} says more than scheme, host and port")
+        raise ValueError(f"{name} {mask_url(address)!r} must have only scheme, host and port")

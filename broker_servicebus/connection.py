@@ -31,7 +31,7 @@ from broker import (
     OperationTimeout,
 )
 from broker.driver import Connected, Disconnected, Hooks
-from broker_servicebus import privates
+from broker_servicebus import private_api
 from broker_servicebus.errors import classify
 from broker_servicebus.settings import ServiceBusSettings
 
@@ -60,7 +60,7 @@ class Connection:
     def __init__(self, settings: ServiceBusSettings, hooks: Hooks) -> None:
         self.settings = settings
         self.hooks = hooks
-        self.fast = settings.private_calls and privates.available()
+        self.fast = settings.private_calls and private_api.available()
         self._client: ServiceBusClient | None = None
         self._admin: ServiceBusAdministrationClient | None = None
         self._credential: Any = None

@@ -19,8 +19,8 @@ from azure.servicebus import ServiceBusReceivedMessage
 
 from broker import BrokerError, Closed, Message, Outcome
 from broker.driver import Settlement, WaitingLeases
+from broker_servicebus.codec import VIEW, Raw, body_of, size_of
 from broker_servicebus.connection import Connection
-from broker_servicebus.mapping import VIEW, Raw, body_of, size_of
 from broker_servicebus.receiving import Wire
 from broker_servicebus.settling import Settler, deleted_already
 

@@ -27,10 +27,10 @@ from broker import (
     OutboundMessage,
     Receipt,
 )
-from broker_servicebus import privates
+from broker_servicebus import private_api
+from broker_servicebus.codec import encode
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_broken, is_busy
-from broker_servicebus.mapping import encode
 from broker_servicebus.names import split_path
 
 __all__ = ["ServiceBusTarget"]
@@ -123,7 +123,7 @@ class ServiceBusTarget:
 
             async def send(sender: ServiceBusSender, start: int = at, indexes: list[int] = indexes) -> None:
                 batch = await sender.create_message_batch()
-                add = partial(privates.add, batch) if self._connection.fast else batch.add_message
+                add = partial(private_api.add, batch) if self._connection.fast else batch.add_message
                 indexes.clear()
                 for index, message in pairs[start:]:
                     try:
@@ -217,7 +217,7 @@ class ServiceBusTarget:
         try:
             await call(await self._open())
         except Exception as error:
-            explained = classify(error if self._sender is None else privates.explained(self._sender, error), what)
+            explained = classify(error if self._sender is None else private_api.explained(self._sender, error), what)
             if is_broken(explained):
                 self._connection.broke(explained)
             if not is_busy(explained):
@@ -232,15 +232,15 @@ class ServiceBusTarget:
             )
             self._sender = sender
             async with asyncio.timeout(self._connection.settings.connect_timeout):
-                await (privates.open_(sender) if self._connection.fast else sender.__aenter__())
-            privates.remember(sender)
+                await (private_api.open_(sender) if self._connection.fast else sender.__aenter__())
+            private_api.remember(sender)
             self._connection.reached()
         return self._sender
 
     async def _drop(self) -> None:
         sender, self._sender = self._sender, None
         if sender is not None:
-            await privates.close(sender, _CLOSE_SECONDS)
+            await private_api.close(sender, _CLOSE_SECONDS)
 
     async def close(self) -> None:
         if self._closed:

@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, Closed, ConfigurationError, LeaseLost, NotFound, OperationTimeout
-from broker_servicebus import privates
+from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_busy
 
@@ -91,7 +91,7 @@ class Wire:
                 receiver = await self._ensure()
                 left = until - loop.time()
                 if self._fast and (self._interrupted or left <= 0):
-                    return privates.buffered(receiver, most)
+                    return private_api.buffered(receiver, most)
                 if self._interrupted or left <= 0:
                     return []
                 found = await self._receive(receiver, most, left)
@@ -123,12 +123,12 @@ class Wire:
         """
 
         async def ask(receiver: ServiceBusReceiver) -> None:
-            if privates.expects(receiver):
-                await privates.stop(receiver)
+            if private_api.expects(receiver):
+                await private_api.stop(receiver)
                 # The answer comes behind all that was on its way.
                 await receiver.peek_messages(1, timeout=self._connection.settings.request_timeout)
-                for native in privates.buffered(receiver, 1 << 30):
-                    await privates.release(receiver, native)
+                for native in private_api.buffered(receiver, 1 << 30):
+                    await private_api.release(receiver, native)
 
         if self._receiver is not None:
             await self.run(ask)
@@ -156,10 +156,10 @@ class Wire:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     if self._fast and not receiver.session:
-                        await privates.stop(receiver)
+                        await private_api.stop(receiver)
                         # What was on its way comes before the answer; the client's close gives it back.
                         await receiver.peek_messages(1, timeout=_CLOSE_SECONDS)
-            await privates.close(receiver, _CLOSE_SECONDS)
+            await private_api.close(receiver, _CLOSE_SECONDS)
 
     async def _ensure(self) -> ServiceBusReceiver:
         self._connection.check_open()
@@ -172,21 +172,21 @@ class Wire:
         receiver = self._make()
         try:
             async with asyncio.timeout(self._open_seconds):
-                await (privates.open_(receiver) if self._fast else receiver.__aenter__())
+                await (private_api.open_(receiver) if self._fast else receiver.__aenter__())
         except BaseException as error:
-            await privates.close(receiver, _CLOSE_SECONDS)
+            await private_api.close(receiver, _CLOSE_SECONDS)
             if not isinstance(error, Exception):
                 raise
             raise self._explained(receiver, error) from None
         # The server attaches a link without a session, too, where none was free, and ends it a moment later.
-        if self._once and not privates.has_session(receiver):
-            refused = await privates.refusal(receiver)
-            await privates.close(receiver, _CLOSE_SECONDS)
+        if self._once and not private_api.has_session(receiver):
+            refused = await private_api.refusal(receiver)
+            await private_api.close(receiver, _CLOSE_SECONDS)
             told = None if refused is None else classify(refused, self._what)
             if isinstance(told, ConfigurationError):
                 raise told from None
             raise OperationTimeout(f"{self._what}: no session is free")
-        privates.remember(receiver)
+        private_api.remember(receiver)
         self._receiver = receiver
         self._opened = True
         self._connection.reached()
@@ -198,7 +198,7 @@ class Wire:
                 return await receiver.receive_messages(most, max_wait_time=min(left, _TURN))
             except Exception as error:
                 raise await self._failed(receiver, error) from None
-        task = asyncio.get_running_loop().create_task(privates.receive(receiver, most, left))
+        task = asyncio.get_running_loop().create_task(private_api.receive(receiver, most, left))
         self._receiving = task
         if self._waiting or self._interrupted:
             self._preempt()
@@ -219,7 +219,7 @@ class Wire:
         if not isinstance(error, Exception):
             raise error
         # What came before it broke is ours still.
-        if found := privates.buffered(receiver, most):
+        if found := private_api.buffered(receiver, most):
             return found
         raise await self._failed(receiver, error) from None
 
@@ -242,12 +242,12 @@ class Wire:
         if broken:
             self._connection.broke(explained)
         # A receiver whose session was lost is closed by the client itself, and would take another session in its place.
-        if broken or privates.is_closed(receiver):
+        if broken or private_api.is_closed(receiver):
             if self._receiver is receiver:
                 self._receiver = None
-            await privates.close(receiver, _CLOSE_SECONDS)
+            await private_api.close(receiver, _CLOSE_SECONDS)
         return explained
 
     def _explained(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
         # Nothing that a user gave is in a call: what the client trips over is a link that ended under its hands.
-        return classify(privates.explained(receiver, error), self._what, missing=self._missing, trips=True)
+        return classify(private_api.explained(receiver, error), self._what, missing=self._missing, trips=True)

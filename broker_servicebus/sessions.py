@@ -23,7 +23,7 @@ from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, Closed, LeaseLost, Message, NotFound, OperationTimeout, Outcome
 from broker.driver import Settlement, SourceListener, take_from
-from broker_servicebus import privates
+from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify
 from broker_servicebus.messages import received
@@ -338,7 +338,7 @@ class SessionSource:
         """Take the credit back, so that nothing passes what is given back; what waits here goes back with it."""
         if self.connection.fast:
             try:
-                await slot.wire.run(privates.stop)
+                await slot.wire.run(private_api.stop)
             except BrokerError:
                 return []
         waiting = [message for message in self._arrivals if message.lease is slot]
@@ -349,8 +349,8 @@ class SessionSource:
         async def give_back(receiver: ServiceBusReceiver) -> None:
             # The answer comes behind all that was on its way.
             await receiver.peek_messages(1, timeout=self.connection.settings.request_timeout)
-            for native in privates.buffered(receiver, 1 << 30):
-                await privates.release(receiver, native)
+            for native in private_api.buffered(receiver, 1 << 30):
+                await private_api.release(receiver, native)
 
         try:
             await slot.wire.run(give_back)

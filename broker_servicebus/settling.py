@@ -17,10 +17,10 @@ from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, LeaseLost, Message, NotFound, Outcome, SettleError, Unsupported
 from broker.driver import Settlement
-from broker_servicebus import privates
+from broker_servicebus import private_api
+from broker_servicebus.codec import Raw
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import is_broken
-from broker_servicebus.mapping import Raw
 from broker_servicebus.receiving import Wire
 
 __all__ = ["FRESH", "Settler"]
@@ -83,7 +83,7 @@ class Settler:
 
     async def _settle_in_parts(self, raws: list[Raw], how: str, *why: str) -> list[BrokerError | None]:
         async def ask(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
-            await privates.settle(receiver, how, [raw.native.lock_token for raw in part], *why)
+            await private_api.settle(receiver, how, [raw.native.lock_token for raw in part], *why)
             for raw in part:
                 raw.settled = True
 
@@ -113,7 +113,7 @@ class Settler:
             # Acks that were carried out while this waited for the wire would have all of them refused.
             part = [raw for raw in part if not raw.settled]
             if self._connection.fast and part:
-                await privates.renew(receiver, [raw.native.lock_token for raw in part], seconds)
+                await private_api.renew(receiver, [raw.native.lock_token for raw in part], seconds)
             elif not self._connection.fast:
                 for raw in part:
                     await receiver.renew_message_lock(raw.native, timeout=seconds)
@@ -129,7 +129,7 @@ class Settler:
             left: list[Raw] = []
             for raw in raws:
                 if raw.link is receiver:
-                    await privates.release(receiver, raw.native)
+                    await private_api.release(receiver, raw.native)
                     raw.settled = True
                 else:
                     left.append(raw)

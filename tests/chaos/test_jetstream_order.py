@@ -18,8 +18,8 @@ from broker.outbound import OutboundMessage
 from broker.publishing.topic import TopicFacade
 from broker.receipts import Receipt
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.layout import layout_of
 from broker_jetstream.settings import JetStreamSettings
+from broker_jetstream.streams import layout_of
 from tests.jetstream.support import until
 from tests.servers.nats import NatsServer
 

@@ -24,9 +24,8 @@ from broker.driver.limits import MessageLimits
 from broker.errors import LeaseLost
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
-from broker_inmem.mixing import Mixer
+from broker_inmem.message_queue import Member, MessageQueue, Mixer
 from broker_inmem.options import BrokerOptions
-from broker_inmem.queue_ import Member, MessageQueue
 from broker_inmem.topic import Topic
 
 LEASE = 10.0

@@ -15,8 +15,8 @@ from broker.hooks import Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.fastpath import stands_alone
 from broker_jetstream.settings import JetStreamSettings
+from broker_jetstream.transport import is_standalone
 from tests.jetstream.support import GroupListener, make_topic, publish, read, receive, settle_all, subscribe
 from tests.servers.nats import NatsServer
 
@@ -86,7 +86,7 @@ async def test_what_is_lost_is_told_beside_what_is_confirmed(backend: JetStreamB
     source = await subscribe(backend, topic, confirm_acks=True)
     found = await receive(source, 4)
     for message in (found[1], found[3]):
-        message.raw.held_until = 0.0
+        message.raw.lease_until = 0.0
     errors = await source.settle(settle_all(found, Outcome.ACK))
     assert [type(error) for error in errors] == [type(None), LeaseLost, type(None), LeaseLost]
     assert await unsettled(backend, topic) == (0, 2)
@@ -126,6 +126,6 @@ async def test_only_a_server_without_others_is_alone(config: str, alone: bool, t
     with NatsServer(config.replace("STORE", str(tmp_path)), jetstream=False) as server:
         client = await nats.connect(server.url)
         try:
-            assert stands_alone(client) is alone
+            assert is_standalone(client) is alone
         finally:
             await client.close()

@@ -113,7 +113,7 @@ async def test_credentials_that_are_refused_later_are_told(topic: str) -> None:
             source = await subscribe(backend, topic)
             server._extra = server._extra.replace("right", "changed")
             await asyncio.to_thread(server.restart)
-            await until(lambda: isinstance(backend._connection.broken(), AuthenticationFailed))
+            await until(lambda: isinstance(backend._connection.down_error(), AuthenticationFailed))
             with pytest.raises(AuthenticationFailed):
                 await receive(source, 1, 1)
             with pytest.raises(AuthenticationFailed):

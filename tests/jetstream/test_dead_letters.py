@@ -12,8 +12,7 @@ from broker.consuming.retry.policy import Retry
 from broker.errors import MessageTooLarge
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker_jetstream.header_values import encode_id
-from broker_jetstream.headers import encode_headers
+from broker_jetstream.codec import encode_headers, encode_id
 from tests.servers.nats import NatsServer
 
 

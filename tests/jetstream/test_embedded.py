@@ -24,8 +24,7 @@ from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker_jetstream import server as server_module
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.locking import DirectoryLock
-from broker_jetstream.server import EmbeddedServer
+from broker_jetstream.server import DirectoryLock, EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe, until
 

@@ -53,6 +53,6 @@ async def test_a_connection_that_is_down_is_named_by_its_url_and_its_address(tmp
     settings = JetStreamSettings.from_url(f"embedded://{tmp_path}")
     connection = Connection(settings, Hooks())
     connection.servers = ("nats://127.0.0.1:4",)
-    assert f"embedded://{tmp_path} at nats://127.0.0.1:4" in str(connection.broken())
+    assert f"embedded://{tmp_path} at nats://127.0.0.1:4" in str(connection.down_error())
     with pytest.raises(ConnectionFailed, match=f"embedded://{tmp_path} at nats://127.0.0.1:4"):
         await connection.open()

@@ -15,12 +15,12 @@ from nats.aio.client import Client
 import broker
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.header_values import encode_id
-from broker_jetstream.headers import (
+from broker_jetstream.codec import (
     LogView,
     MessageView,
     NativeMessage,
     encode_headers,
+    encode_id,
     header_lines,
     server_header,
 )

@@ -136,20 +136,20 @@ async def test_what_came_late_does_not_raise_what_is_asked_for(
     source = await subscribe(backend, topic)
     assert isinstance(source, JetStreamMessageSource)
     asked: list[int] = []
-    ask = source._asking.ask
+    ask = source._pulls.request
 
     async def watch(number: int, max_bytes: int, *, no_wait: bool = False) -> bytes:
         asked.append(number)
         return await ask(number, max_bytes, no_wait=no_wait)
 
-    monkeypatch.setattr(source._asking, "ask", watch)
+    monkeypatch.setattr(source._pulls, "request", watch)
     given_up = await ask(7, 1 << 20)
-    source._asking.drop()
+    source._pulls.drop()
     await publish(backend, topic, *bodies(*"1234567"))
     assert len(await receive(source, 7)) == 7  # they came after their pull was given up
-    assert given_up not in source._asking.open
+    assert given_up not in source._pulls.open
     asked.clear()
-    source._asking.drop()
+    source._pulls.drop()
     assert await source.fetch(5, 1 << 20, 0.05) == []
     assert asked[0] == 5
 
@@ -162,7 +162,7 @@ async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic:
     await publish(hoarder_backend, topic, *bodies("first"))
     assert len(await hoarder.fetch(1000, 1 << 24, 5)) == 1
     # The hoarder asked for a thousand, got one and fetches no more.
-    await until(lambda: not hoarder._credit)  # pyright: ignore[reportAttributeAccessIssue]
+    await until(lambda: not hoarder._pulls.credit)  # pyright: ignore[reportAttributeAccessIssue]
     await publish(hoarder_backend, topic, *bodies(*map(str, range(100))))
     other = await subscribe(other_backend, topic)
     assert len(await receive(other, 100)) == 100
@@ -184,7 +184,7 @@ async def test_what_waits_in_the_source_keeps_its_lease(open_backend: Open, topi
 
 async def until_buffered(source: object, number: int) -> None:
     """Have messages arrive in the source that no fetch takes out."""
-    await source._asking.ask(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
+    await source._pulls.request(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
     await until(lambda: len(source._buffer) == number)  # pyright: ignore[reportAttributeAccessIssue]
 
 

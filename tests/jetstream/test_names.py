@@ -14,10 +14,10 @@ from nats.errors import ProtocolError
 from broker.errors import InvalidName
 from broker.names import NativeName, native_name
 from broker.outbound import OutboundMessage
-from broker_jetstream import fastpath, names
-from broker_jetstream.fastpath import FastClient, PublicClient, make_client, supports_fast_path
-from broker_jetstream.headers import LogView, MessageView, NativeMessage, encode_headers, header_lines
+from broker_jetstream import names, transport
+from broker_jetstream.codec import LogView, MessageView, NativeMessage, encode_headers, header_lines
 from broker_jetstream.times import parse_time
+from broker_jetstream.transport import FastClient, PublicClient, make_client, supports_fast_path
 
 PORTABLE = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{2,199}", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -158,7 +158,7 @@ async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject
     raw: list[tuple[bytes, bytes, bytes, bytes]] = []
     other: list[tuple[bytes, bytes]] = []
 
-    class Watched(fastpath._RawClient):
+    class Watched(transport._RawClient):
         async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
             if handler := self.raw_handlers.get(b"%d" % sid):
                 handler(subject, reply, data, headers or b"")
@@ -197,7 +197,7 @@ async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject
 
 
 async def test_a_handler_that_fails_makes_the_client_connect_anew() -> None:
-    client = fastpath._RawClient()
+    client = transport._RawClient()
 
     def fail(*_message: bytes) -> None:
         raise KeyError("x")

@@ -275,7 +275,7 @@ async def test_plain_attributes_are_readable_by_others(backend: JetStreamBackend
 
 
 async def _write_raw(backend: JetStreamBackend, subject: str, block: bytes, data: bytes) -> None:
-    from broker_jetstream.fastpath import Outgoing
+    from broker_jetstream.transport import Outgoing
 
     replies = backend._connection.inbox.expect(1)
     await backend._connection.send([Outgoing(subject.encode(), replies.subject(0), block, data)])

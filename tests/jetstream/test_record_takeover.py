@@ -9,8 +9,8 @@ import pytest
 import broker
 from broker.driver.contract import RecordSource, RecordSubscription, TopicPartition
 from broker.testing.waiting import let_pass
+from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.partitions import Partition
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import GroupListener, make_topic, publish, read, until
 from tests.servers.nats import NatsServer
@@ -104,9 +104,9 @@ async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
 
     Two looks take less than the time after which the other would call it gone again.
     """
-    look = Partition._owner
+    look = AssignedPartition._owner
 
-    async def look_late(self: Partition) -> bytes:
+    async def look_late(self: AssignedPartition) -> bytes:
         await let_pass(0.4)
         return await look(self)
 
@@ -121,7 +121,7 @@ async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
         proxy.hold()
         second = await join(backend, (topic,))
         assert len(await read(second, 6, 20)) == 6
-        monkeypatch.setattr(Partition, "_owner", look_late)
+        monkeypatch.setattr(AssignedPartition, "_owner", look_late)
         proxy.hold(False)
         await until(lambda: len(listener.gone) == 2, 20)
         assert sorted(listener.gone) == [TopicPartition(topic, 0), TopicPartition(topic, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker_jetstream.connection import Connection
-from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.transport import Outgoing
 from tests.jetstream.conftest import Open
 
 BURST = [Outgoing(b"flood", b"", b"", b"x" * 100)] * 1000
@@ -30,9 +30,9 @@ async def test_a_handler_gets_all_that_comes_until_it_is_gone(open_backend: Open
         before = unexpected(receiver)
         for _ in range(30):
             flowing.clear()
-            listening = await receiver.listen("flood", lambda *_: flowing.set())
+            listener = await receiver.listen("flood", lambda *_: flowing.set())
             await flowing.wait()
-            await listening.close()
+            await listener.close()
         assert unexpected(receiver) == before
     finally:
         flooding.cancel()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from broker.outbound import OutboundMessage
-from broker_pubsub.attributes import encode
-from broker_pubsub.batching import MAX_MESSAGES, MAX_REQUEST, chunks, runs
+from broker_pubsub.codec import encode
 from broker_pubsub.protocol import PublishRequest
+from broker_pubsub.publishing import MAX_MESSAGES, MAX_REQUEST, chunks, runs
 
 
 def _encoded(messages: Iterable[OutboundMessage]) -> Sequence[object]:

@@ -17,7 +17,7 @@ from broker.testing.waiting import eventually, let_pass, take
 from broker_pubsub import PubSubSettings
 from broker_pubsub.connection import Connection
 from broker_pubsub.messages import PubSubMessageSource
-from broker_pubsub.pulling import StreamPuller
+from broker_pubsub.receiving import StreamPuller
 from tests.pubsub.conftest import Connect
 from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest

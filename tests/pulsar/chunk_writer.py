@@ -90,8 +90,8 @@ class ChunkWriter:
         metadata = _message({1: "chunks", 2: sequence, 3: round(time() * 1000), **chunk})
         self._ask(_SEND, {1: 0, 2: sequence}, _SEND_RECEIPT, _sized(metadata) + body.encode())
 
-    def _ask(self, kind: int, fields: dict[int, int | str | bytes], answer: int, after: bytes = b"") -> None:
-        self._socket.sendall(_sized(_sized(_message({1: kind, kind: _message(fields)})) + after))
+    def _ask(self, kind: int, fields: dict[int, int | str | bytes], answer: int, next_position: bytes = b"") -> None:
+        self._socket.sendall(_sized(_sized(_message({1: kind, kind: _message(fields)})) + next_position))
         while True:
             size = int.from_bytes(self._file.read(4), "big")
             # The type is the first field of a command, and below 128.

@@ -14,10 +14,10 @@ from broker.bus import Bus
 from broker.driver.contract import Bounds
 from broker.errors import OperationTimeout
 from broker.testing.waiting import eventually
-from broker_pulsar import chunks, log_reader
-from broker_pulsar.partition import GroupPartition
-from broker_pulsar.positions import PER_ENTRY
-from broker_pulsar.readers import open_reader
+from broker_pulsar import chunked_messages, log_reader
+from broker_pulsar.assigned_partition import AssignedPartition
+from broker_pulsar.client import open_reader
+from broker_pulsar.message_ids import PER_ENTRY
 from tests.pulsar.chunk_writer import ChunkWriter
 from tests.pulsar.test_log_reader import PATIENCE, shorten, unload
 from tests.servers.pulsar import PulsarServer
@@ -48,13 +48,13 @@ async def write(pulsar_server: PulsarServer, bus: Bus, topic: str) -> Write:
     return write
 
 
-async def bounds_of(bus: Bus, topic: str) -> Bounds:
+async def log_bounds(bus: Bus, topic: str) -> Bounds:
     return (await bus.log.bounds(topic))[0]
 
 
 async def read(bus: Bus, topic: str, start: int, stop: int) -> list[int]:
     """In which entries the messages end that a read brings, counted from the log's first."""
-    first, end = await bounds_of(bus, topic)
+    first, end = await log_bounds(bus, topic)
     batches = bus.log.read(topic, 0, first + start * PER_ENTRY, min(first + stop * PER_ENTRY, end))
     return [(record.offset - first) // PER_ENTRY async for batch in batches for record in batch]
 
@@ -107,7 +107,7 @@ async def test_the_first_of_large_chunks_may_be_far_before(
     bus: Bus, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch, before: str, rest: str
 ) -> None:
     # As if the chunks were so large that the fewest entries are read again.
-    monkeypatch.setattr(chunks, "_NEAR_BYTES", 0)
+    monkeypatch.setattr(chunked_messages, "_NEAR_BYTES", 0)
     layout = before + rest
     write(layout)
     start = len(before)
@@ -131,10 +131,10 @@ async def test_a_message_that_never_ends_is_told_of_at_the_end_of_a_log_alone(
 async def test_a_message_whose_first_chunk_was_removed_is_passed_over(bus: Bus, topic: str, write: Write) -> None:
     write("ab.ba.c.c.", 0, 3)
     await unload(bus, topic)
-    first = (await bounds_of(bus, topic)).first
+    first = (await log_bounds(bus, topic)).first
     write("ab.ba.c.c.", 3)
     await shorten(bus, topic)
-    assert (await bounds_of(bus, topic)).first > first
+    assert (await log_bounds(bus, topic)).first > first
     for start in range(7):
         assert await read(bus, topic, start, 7) == [end for end in (2, 4, 5, 6) if end >= start]
 
@@ -178,7 +178,7 @@ async def test_a_read_that_is_cancelled_while_it_begins_again_leaves_no_reader(
 async def test_a_group_that_seeks_a_message_gets_it_wherever_its_chunks_lie(bus: Bus, topic: str, write: Write) -> None:
     layout = "abcacb.bc"
     write(layout)
-    first = (await bounds_of(bus, topic)).first
+    first = (await log_bounds(bus, topic)).first
     async with bus.records(topic, group="audit") as log:
         assert await log.next_record(timeout=20) is not None
         for end in ends(layout):
@@ -193,13 +193,13 @@ async def test_a_message_whose_chunks_come_slowly_comes_whole(
 ) -> None:
     """What is new to a member is not asked for again while chunks of it are under way: the client would drop them."""
     waiting: list[int] = []
-    judge = GroupPartition.is_to_be_asked_for
+    judge = AssignedPartition.needs_redelivery_request
 
-    def look(part: GroupPartition, backlog: int, sent: int) -> bool:
+    def look(part: AssignedPartition, backlog: int, sent: int) -> bool:
         waiting.extend([backlog] if backlog else [])
         return judge(part, backlog, sent)
 
-    monkeypatch.setattr(GroupPartition, "is_to_be_asked_for", look)
+    monkeypatch.setattr(AssignedPartition, "needs_redelivery_request", look)
     async with (
         broker.connect(f"{pulsar_server.url}&rebalance_interval=0.1") as own,
         own.records(topic, group="billing") as log,
@@ -215,19 +215,19 @@ async def test_a_message_whose_chunks_come_slowly_comes_whole(
 async def test_nothing_is_asked_for_again_of_the_consumer_of_a_seek_or_a_reconnect(
     pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker sends by itself to one that is new to it, and may be slow to begin with chunks."""
+    """The broker sends by itself to one that is new to it, and may be slow to begin with chunked_messages."""
     asked: list[bool] = []
-    judge = GroupPartition.is_to_be_asked_for
+    judge = AssignedPartition.needs_redelivery_request
 
-    def look(part: GroupPartition, backlog: int, sent: int) -> bool:
-        asked.append(part.asked_at is not None)
+    def look(part: AssignedPartition, backlog: int, sent: int) -> bool:
+        asked.append(part.requested_at is not None)
         return judge(part, backlog, sent)
 
     async def looks(expected: bool) -> None:
         asked.clear()
         await eventually(lambda: expected in asked, PATIENCE, f"a look at one that was asked: {expected}")
 
-    monkeypatch.setattr(GroupPartition, "is_to_be_asked_for", look)
+    monkeypatch.setattr(AssignedPartition, "needs_redelivery_request", look)
     for change in ("seek", "reconnect"):
         async with (
             broker.connect(f"{pulsar_server.url}&rebalance_interval=0.1") as own,
@@ -236,7 +236,7 @@ async def test_nothing_is_asked_for_again_of_the_consumer_of_a_seek_or_a_reconne
             await eventually(log.assignment, PATIENCE, "the assignment")
             await looks(True)
             if change == "seek":
-                await log.seek({(topic, 0): (await bounds_of(own, topic)).first})
+                await log.seek({(topic, 0): (await log_bounds(own, topic)).first})
             else:
                 await unload(own, topic)
             await looks(False)

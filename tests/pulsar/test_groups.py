@@ -14,9 +14,9 @@ from broker.bus import Bus
 from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
+from broker_pulsar.assigned_partition import AssignedPartition
 from broker_pulsar.client import pulsar
-from broker_pulsar.membership import Standing, standing_of
-from broker_pulsar.partition import GroupPartition
+from broker_pulsar.membership import PartitionState, partition_state
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
@@ -104,20 +104,20 @@ async def test_a_delivery_that_the_broker_forgets_is_asked_for_again(
 ) -> None:
     """At a change of consumers the broker may drop what it is asked for; here nobody hears of what it sends for it."""
     asked = 0
-    redeliver, arrived = pulsar.Consumer.redeliver_unacknowledged_messages, GroupPartition.arrived
+    redeliver, arrived = pulsar.Consumer.redeliver_unacknowledged_messages, AssignedPartition.arrived
 
     def ask(consumer: Any) -> None:
         nonlocal asked
         asked += 1
         redeliver(consumer)
 
-    def arrive(part: GroupPartition, messages: Sequence[Any]) -> bool:
+    def arrive(part: AssignedPartition, messages: Sequence[Any]) -> bool:
         return arrived(part, messages) if asked != 1 else False
 
-    def look(*arguments: Any) -> Standing:
-        return standing_of(*arguments)._replace(sent=0)
+    def look(*arguments: Any) -> PartitionState:
+        return partition_state(*arguments)._replace(sent=0)
 
-    monkeypatch.setattr("broker_pulsar.records.standing_of", look)
+    monkeypatch.setattr("broker_pulsar.records.partition_state", look)
     bodies = numbered(5)
     async with (
         broker.connect(f"{pulsar_server.url}&rebalance_interval=0.2") as first,
@@ -129,7 +129,7 @@ async def test_a_delivery_that_the_broker_forgets_is_asked_for_again(
             await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other one's turn")
             asked = 0
             monkeypatch.setattr(pulsar.Consumer, "redeliver_unacknowledged_messages", ask)
-            monkeypatch.setattr(GroupPartition, "arrived", arrive)
+            monkeypatch.setattr(AssignedPartition, "arrived", arrive)
         assert await data_of(log, 5) == bodies
         assert asked > 1
 

@@ -86,9 +86,9 @@ async def test_what_was_cut_in_the_middle_is_asked_again(through: Bus, web: Prox
 
 async def test_an_answer_that_was_cut_anywhere_is_none(through: Bus, web: Proxy, topic: str) -> None:
     await through.admin.ensure_subscription(topic, "readers")
-    for after in range(1, 500, 13):
-        web.cut(after_bytes=after)
-        assert await through.admin.subscriptions(topic) == ["readers"], after
+    for next_position in range(1, 500, 13):
+        web.cut(after_bytes=next_position)
+        assert await through.admin.subscriptions(topic) == ["readers"], next_position
 
 
 async def test_a_subscription_whose_making_was_not_heard_of_begins_at_its_time(

@@ -13,7 +13,7 @@ import broker
 from broker.bus import Bus
 from broker.errors import OffsetOutOfRange
 from broker.testing.waiting import eventually
-from broker_pulsar.positions import PER_ENTRY
+from broker_pulsar.message_ids import PER_ENTRY
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")

@@ -19,8 +19,8 @@ from broker.errors import BrokerError, InvalidName, InvalidSetting
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import bodies, eventually, numbered, once, take, until_seen
-from broker_pulsar import leftovers
-from broker_pulsar.subscribing import require
+from broker_pulsar import ephemeral_cleanup
+from broker_pulsar.subscriptions import require
 from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer
 
@@ -53,10 +53,10 @@ async def test_a_subscription_that_was_half_made_begins_at_its_time(
     moment = datetime.now(UTC)
     await asyncio.sleep(0.05)
     await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(5, "new")])
-    for after in range(1, 1600, 100):
+    for next_position in range(1, 1600, 100):
         # Whoever makes it dies where so many bytes have come from the broker: at any of its requests.
-        name, cuts = f"late{after}", web.cuts
-        web.cut(after_bytes=after, for_good=True)
+        name, cuts = f"late{next_position}", web.cuts
+        web.cut(after_bytes=next_position, for_good=True)
         making = asyncio.ensure_future(through.admin.ensure_subscription(topic, name, start=moment))
         await eventually(lambda making=making, cuts=cuts: making.done() or web.cuts > cuts, PATIENCE, "the end")
         making.cancel()
@@ -64,7 +64,9 @@ async def test_a_subscription_that_was_half_made_begins_at_its_time(
         web.refuse(False)
         await bus.admin.ensure_subscription(topic, name, start=moment)
         async with bus.messages(topic, subscription=name) as inbox:
-            assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), after
+            assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), (
+                next_position
+            )
 
 
 async def test_processes_that_make_and_grow_a_topic_at_once_agree(pulsar_server: PulsarServer, topic: str) -> None:
@@ -130,8 +132,8 @@ async def test_an_ephemeral_subscription_that_cannot_be_consumed_goes(pulsar_ser
 async def test_ephemeral_subscriptions_of_the_dead_go(
     pulsar_server: PulsarServer, bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(leftovers, "GONE_SECONDS", 1.5)
+    monkeypatch.setattr(ephemeral_cleanup, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(ephemeral_cleanup, "ABANDONED_SECONDS", 1.5)
     client = bus.backend.client  # pyright: ignore[reportAttributeAccessIssue]
     url = f"persistent://public/default/{topic}"
     # As a process that died leaves it; beside one that is of another kind, and one that is consumed.
@@ -183,12 +185,12 @@ async def test_what_pulsar_cannot_count_is_refused(bus: Bus, topic: str) -> None
 async def test_what_others_named_can_be_used_as_it_is_listed(bus: Bus, topic: str) -> None:
     foreign = f"{topic} t1"
     await bus.admin.ensure_topic(native_name(foreign))
-    (listed,) = [name for name in await bus.admin.topics() if name == foreign]
-    assert (await bus.admin.describe_topic(listed)).partitions == 1
-    await bus.admin.ensure_subscription(listed, native_name("s1"))
-    (subscription,) = await bus.admin.subscriptions(listed)
-    assert (await bus.admin.lag(listed, subscription)).waiting == 0
-    await bus.admin.delete_topic(listed)
+    (list_names,) = [name for name in await bus.admin.topics() if name == foreign]
+    assert (await bus.admin.describe_topic(list_names)).partitions == 1
+    await bus.admin.ensure_subscription(list_names, native_name("s1"))
+    (subscription,) = await bus.admin.subscriptions(list_names)
+    assert (await bus.admin.lag(list_names, subscription)).waiting == 0
+    await bus.admin.delete_topic(list_names)
 
 
 async def test_what_was_redriven_is_no_longer_listed(bus: Bus, topic: str) -> None:

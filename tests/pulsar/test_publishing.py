@@ -22,7 +22,7 @@ from broker.errors import (
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.waiting import eventually
-from broker_pulsar.positions import unpack
+from broker_pulsar.message_ids import unpack
 from broker_pulsar.publishing import PulsarTarget
 from tests.servers.pulsar import PulsarServer
 
@@ -69,10 +69,10 @@ async def test_a_large_message_goes_in_chunks(pulsar_server: PulsarServer, topic
 async def test_what_is_too_large_is_refused_alone(bus: Bus, topic: str) -> None:
     with pytest.raises(PublishError) as caught:
         await bus.topic(topic).publish_batch([b"before", bytes(6_000_000), b"after"])
-    before, large, after = caught.value.outcomes
+    before, large, next_position = caught.value.outcomes
     assert isinstance(large, MessageTooLarge)
     assert isinstance(before, Receipt)
-    assert isinstance(after, Receipt)
+    assert isinstance(next_position, Receipt)
 
 
 async def test_a_producers_sequence_deduplicates(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:

@@ -29,7 +29,7 @@ from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.waiting import let_pass, nothing_more, numbered, take
 from broker_servicebus import ServiceBusSettings
-from broker_servicebus.mapping import VIEW, Raw
+from broker_servicebus.codec import VIEW, Raw
 from broker_servicebus.messages import Arrivals
 from tests.servers.servicebus import ServiceBusDouble
 from tests.servicebus.conftest import NAMESPACE, Listener, Open

@@ -16,9 +16,9 @@ import broker
 from broker.errors import ConfigurationError, InvalidSetting
 from broker.hooks import Hooks
 from broker.outbound import OutboundMessage
-from broker_servicebus import ServiceBusSettings, privates
+from broker_servicebus import ServiceBusSettings, private_api
+from broker_servicebus.codec import encode
 from broker_servicebus.connection import Connection
-from broker_servicebus.mapping import encode
 
 HOST = "mine.servicebus.windows.net"
 
@@ -153,15 +153,15 @@ async def test_without_a_key_the_default_credential_is_asked():
 
 
 def test_the_private_calls_are_those_of_the_installed_client(monkeypatch: pytest.MonkeyPatch):
-    assert privates.available()
-    privates.available.cache_clear()
+    assert private_api.available()
+    private_api.available.cache_clear()
     try:
-        monkeypatch.setitem(privates._CALLS, "_renew_locks", ("self", "other"))
-        assert not privates.available()
+        monkeypatch.setitem(private_api._CALLS, "_renew_locks", ("self", "other"))
+        assert not private_api.available()
         settings = ServiceBusSettings.from_url(f"servicebus://p:k@{HOST}")
         assert not Connection(settings, Hooks()).fast
     finally:
-        privates.available.cache_clear()
+        private_api.available.cache_clear()
 
 
 def test_a_batch_filled_by_the_private_call_is_the_clients_own():
@@ -173,7 +173,7 @@ def test_a_batch_filled_by_the_private_call_is_the_clients_own():
     encoded = [encode(message)[0] for message in messages]
     ours, theirs = ServiceBusMessageBatch(10_000), ServiceBusMessageBatch(10_000)
     for message in encoded:
-        privates.add(ours, message)
+        private_api.add(ours, message)
         theirs.add_message(message)
     untyped: Any = (ours, theirs)
     assert untyped[0]._message == untyped[1]._message
@@ -188,18 +188,18 @@ def test_a_batch_filled_by_the_private_call_ends_where_the_clients_own_does():
         room.add_message(message)
     exact, small = ServiceBusMessageBatch(room.size_in_bytes), ServiceBusMessageBatch(room.size_in_bytes - 1)
     for batch in (exact, small):
-        privates.add(batch, first)
-    privates.add(exact, second)
+        private_api.add(batch, first)
+    private_api.add(exact, second)
     with pytest.raises(MessageSizeExceededError):
-        privates.add(small, second)
+        private_api.add(small, second)
     assert (len(exact), len(small)) == (2, 1)
 
 
 def test_a_client_without_its_tracing_is_called_publicly(monkeypatch: pytest.MonkeyPatch):
-    privates.available.cache_clear()
+    private_api.available.cache_clear()
     try:
         monkeypatch.setitem(sys.modules, "azure.servicebus._common.tracing", None)
         monkeypatch.delattr("azure.servicebus._common.tracing")
-        assert not privates.available()
+        assert not private_api.available()
     finally:
-        privates.available.cache_clear()
+        private_api.available.cache_clear()

@@ -27,7 +27,7 @@ async def test_what_is_made_for_a_caller_that_was_cancelled_is_discarded():
         kept.append(made)
         discarded.set()
 
-    making = asyncio.ensure_future(connection.make(make, discard))
+    making = asyncio.ensure_future(connection.create(make, discard))
     await asyncio.to_thread(begun.wait, 10)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -35,6 +35,6 @@ async def test_what_is_made_for_a_caller_that_was_cancelled_is_discarded():
     go_on.set()
     assert await asyncio.to_thread(discarded.wait, 10)
     assert kept == ["consumer"]
-    assert await connection.make(make, discard) == "consumer"
+    assert await connection.create(make, discard) == "consumer"
     assert kept == ["consumer"]
     await connection.close()

@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from broker.errors import ConnectionFailed
-from broker_pulsar.errors import answer_passes, failure_passes, http_error
+from broker_pulsar.errors import http_error, is_transient_failure, is_transient_status
 
 NO_BOOKIE = """
  --- An unexpected error occurred in the server ---
@@ -33,7 +33,7 @@ Message: org.apache.bookkeeper.mledger.ManagedLedgerException: Not enough non-fa
     ],
 )
 def test_for_a_moment(status: int, reason: str) -> None:
-    assert answer_passes(status, reason)
+    assert is_transient_status(status, reason)
     assert http_error(status, reason, "A topic").retriable
 
 
@@ -56,7 +56,7 @@ def test_for_a_moment(status: int, reason: str) -> None:
     ],
 )
 def test_for_good(status: int, reason: str) -> None:
-    assert not answer_passes(status, reason)
+    assert not is_transient_status(status, reason)
 
 
 def test_a_broker_that_bounds_its_requests_says_what_to_raise() -> None:
@@ -72,12 +72,12 @@ def test_the_brokers_stack_is_left_out() -> None:
 
 
 def test_a_broker_that_is_away_may_come_back() -> None:
-    assert failure_passes(ConnectionFailed("away", native=ConnectionRefusedError()))
-    assert failure_passes(ConnectionFailed("cut", native=ConnectionResetError()))
-    assert failure_passes(ConnectionFailed("cut in the handshake", native=ssl.SSLEOFError()))
+    assert is_transient_failure(ConnectionFailed("away", native=ConnectionRefusedError()))
+    assert is_transient_failure(ConnectionFailed("cut", native=ConnectionResetError()))
+    assert is_transient_failure(ConnectionFailed("cut in the handshake", native=ssl.SSLEOFError()))
 
 
 def test_what_is_not_trusted_will_not_be() -> None:
-    assert not failure_passes(ConnectionFailed("not trusted", native=ssl.SSLCertVerificationError()))
-    assert not failure_passes(ConnectionFailed("no certificate", native=ssl.SSLError()))
-    assert not failure_passes(ConnectionFailed("for good", native=OSError(), retriable=False))
+    assert not is_transient_failure(ConnectionFailed("not trusted", native=ssl.SSLCertVerificationError()))
+    assert not is_transient_failure(ConnectionFailed("no certificate", native=ssl.SSLError()))
+    assert not is_transient_failure(ConnectionFailed("for good", native=OSError(), retriable=False))

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_pulsar.client import pulsar
-from broker_pulsar.readers import has_more
+from broker_pulsar.client import has_more, pulsar
 
 
 class Moved:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from broker.errors import BackendError, InvalidName, OffsetOutOfRange
 from broker.names import EPHEMERAL, native_name
-from broker_pulsar.logs import removed
-from broker_pulsar.membership import Change, Standing, change_of
+from broker_pulsar.log_stats import removed
+from broker_pulsar.membership import Change, PartitionState, detect_change
+from broker_pulsar.message_ids import LARGEST, next_position, pack, unpack
 from broker_pulsar.names import partition_number, subscription_name, topic_path
-from broker_pulsar.positions import LARGEST, after, pack, unpack
 
 places = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**20 - 1), st.integers(0, 4095))
 
@@ -57,11 +57,11 @@ def test_names_that_pulsar_cannot_have_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("active", "connection", "owned", "change"),
     [
-        ("me", "here", False, Change.TAKE),
+        ("me", "here", False, Change.ASSIGNED),
         ("me", "here", True, Change.NONE),
         ("me", "anew", True, Change.NONE),
         ("other", "here", False, Change.NONE),
-        ("other", "here", True, Change.GIVE),
+        ("other", "here", True, Change.REVOKED),
         ("other", "anew", True, Change.LOST),
         ("other", "", True, Change.LOST),
         ("", "", True, Change.NONE),
@@ -69,8 +69,8 @@ def test_names_that_pulsar_cannot_have_are_refused(name: str) -> None:
     ],
 )
 def test_what_a_look_at_the_group_means(active: str, connection: str, owned: bool, change: Change) -> None:
-    standing = Standing(active, connection, others=True, sent=0)
-    assert change_of(standing, "me", owned=owned, connection="here") is change
+    standing = PartitionState(active, connection, others=True, sent=0)
+    assert detect_change(standing, "me", owned=owned, connection="here") is change
 
 
 def test_what_follows_a_message_is_in_its_batch_or_in_the_next_entry() -> None:
@@ -82,9 +82,9 @@ def test_what_follows_a_message_is_in_its_batch_or_in_the_next_entry() -> None:
             self.ledger_id, self.entry_id = (lambda: 300), (lambda: 2)
 
     fields = bytes.fromhex("08ac021002")
-    assert after(Id(-1, fields)) == pack(300, 3, 0)
-    assert after(Id(0, fields + bytes.fromhex("20003003"))) == pack(300, 2, 2)
-    assert after(Id(2, fields + bytes.fromhex("20023003"))) == pack(300, 3, 0)
+    assert next_position(Id(-1, fields)) == pack(300, 3, 0)
+    assert next_position(Id(0, fields + bytes.fromhex("20003003"))) == pack(300, 2, 2)
+    assert next_position(Id(2, fields + bytes.fromhex("20023003"))) == pack(300, 3, 0)
 
 
 def ledgers(**entries: int) -> dict[str, Any]:

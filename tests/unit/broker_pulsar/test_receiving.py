@@ -43,11 +43,11 @@ class Host:
 
     def __init__(self) -> None:
         self.came: list[str] = []
-        self.told = asyncio.Event()
+        self.translated = asyncio.Event()
 
     def arrived(self, receiver: Receiver, messages: Sequence[Any]) -> None:
         self.came += messages
-        self.told.set()
+        self.translated.set()
 
     def failed(self, receiver: Receiver, error: BrokerError) -> None:
         raise AssertionError("nothing fails here") from error
@@ -55,18 +55,18 @@ class Host:
 
 async def test_what_a_call_brings_is_received_when_it_is_asked_for():
     """Else what comes by a seek is taken for what came before it, and is passed over for good."""
-    consumer, host = Consumer(), Host()
-    receiver = Receiver(consumer, host, "orders[0]")
-    receiver.ask()
+    consumer, listener = Consumer(), Host()
+    receiver = Receiver(consumer, listener, "orders[0]")
+    receiver.request()
     moving = asyncio.ensure_future(receiver.call(lambda: consumer.waiting.put("after the seek")))
     await asyncio.sleep(0)
     time.sleep(2 * BLOCKED)  # noqa: ASYNC251 - the loop is busy while the thread goes on
     await moving
-    assert host.came == []
-    receiver.ask()
+    assert listener.came == []
+    receiver.request()
     async with asyncio.timeout(10):
-        await host.told.wait()
-    assert host.came == ["after the seek"]
+        await listener.translated.wait()
+    assert listener.came == ["after the seek"]
     connection = Connection(PulsarSettings(), Hooks())
     await receiver.close(connection)
     await connection.close()

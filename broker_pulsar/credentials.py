@@ -1,7 +1,7 @@
-"""Who we are: tokens, OAuth 2.0 and TLS, for the client and for the HTTP API alike.
+"""Tokens, OAuth 2.0 and TLS, for the client and the HTTP API.
 
-*Concurrency.* A token is asked for by any thread, the client's own included; it is renewed by one at a time. *Failure.*
-What cannot be read or is refused is told by `check`, once, at open: the client itself would only say time-out.
+*Concurrency.* Any thread may request a token, also threads of the client; one at a time renews it. *Failure.* Opening
+the connection reports credentials that cannot be read or are refused; the client alone would report a timeout.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from broker_pulsar.settings import PulsarSettings
 __all__ = ["Credentials", "ssl_context"]
 
 logger = logging.getLogger("broker")
-_EARLY: Final = 30.0
-"""Seconds before its end at which a token is asked for anew."""
+_RENEW_BEFORE: Final = 30.0
+"""Seconds before its expiry at which a token is renewed."""
 _MOST_BYTES: Final = 1 << 20
 
 
 class Credentials:
-    """The token of the moment, wherever it comes from; none where none is configured."""
+    """The current token, from a setting, a file or an OAuth 2.0 issuer."""
 
     def __init__(self, settings: PulsarSettings) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class Credentials:
     def token(self) -> str:
         """The token to use now.
 
-        :raises InvalidSetting: its file cannot be read, or it holds what no token has.
+        :raises InvalidSetting: the file cannot be read, or the token is malformed.
         :raises AuthenticationFailed, ConnectionFailed: the issuer refuses, or does not answer.
         """
         settings = self._settings
@@ -55,13 +55,13 @@ class Credentials:
         if settings.token_file is not None:
             return _checked(_read_token(settings.token_file), f"Setting 'token_file' {str(settings.token_file)!r}")
         with self._lock:
-            if time.monotonic() >= self._until - _EARLY:
-                self._token, seconds = _ask_issuer(settings)
+            if time.monotonic() >= self._until - _RENEW_BEFORE:
+                self._token, seconds = _request_token(settings)
                 self._until = time.monotonic() + seconds
             return self._token
 
     def authentication(self) -> Any:
-        """What the client is given; it asks again whenever it connects, and when the broker wants a fresh token."""
+        """The client's authentication object, which calls for a token at each connect and at the broker's request."""
         if self.has_token:
             return pulsar.AuthenticationToken(self._supply)
         settings = self._settings
@@ -70,7 +70,7 @@ class Credentials:
         return None
 
     def _supply(self) -> str:
-        # The client calls this from a thread of its own, where an exception would end the process.
+        # Called in a thread of the client, where an exception would end the process.
         try:
             return self.token()
         except BrokerError as error:
@@ -79,9 +79,9 @@ class Credentials:
 
 
 def ssl_context(settings: PulsarSettings) -> ssl.SSLContext:
-    """How TLS is spoken to the HTTP API, and to the broker when it is tried out.
+    """The TLS context for the HTTP API and for probing the broker.
 
-    :raises InvalidSetting: a file cannot be read or is not what it should be.
+    :raises InvalidSetting: a file cannot be read or is invalid.
     """
     try:
         context = ssl.create_default_context(cafile=str(settings.tls_ca) if settings.tls_ca else None)
@@ -101,17 +101,17 @@ def ssl_context(settings: PulsarSettings) -> ssl.SSLContext:
             raise InvalidSetting(
                 f"Setting 'tls_cert' {str(settings.tls_cert)!r} with its key cannot be used: {error}",
                 native=error,
-                advice="Name PEM files of a certificate and of its key, which is not encrypted",
+                advice="Name PEM files of a certificate and of its unencrypted key",
             ) from error
     return context
 
 
 def _checked(token: str, what: str) -> str:
-    """The token, if a header can carry it. It is not shown."""
+    """The token, if a header can carry it. Errors do not show it."""
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidSetting(
-            f"{what} holds a line break, a blank or another character that no token has",
-            advice="Give the token and nothing else",
+            f"{what} contains a line break, a space or another character that is invalid in a token",
+            advice="Set only the token",
         )
     return token
 
@@ -123,12 +123,12 @@ def _read_token(path: Path) -> str:
         raise InvalidSetting(
             f"Setting 'token_file' {str(path)!r} cannot be read: {error}",
             native=error,
-            advice="Name a file that holds the token and nothing else",
+            advice="Name a file that contains only the token",
         ) from error
 
 
-def _ask_issuer(settings: PulsarSettings) -> tuple[str, float]:
-    """A token and the seconds that it holds, by OAuth 2.0's client credentials."""
+def _request_token(settings: PulsarSettings) -> tuple[str, float]:
+    """A token and its lifetime in seconds, by OAuth 2.0 client credentials."""
     issuer = (settings.oauth2_issuer or "").rstrip("/")
     context = ssl_context(settings) if issuer.startswith("https:") else None
     try:
@@ -170,7 +170,7 @@ def _endpoint(issuer: str, context: ssl.SSLContext | None, timeout: float) -> st
 
 def _read_json(url: str, context: ssl.SSLContext | None, timeout: float, body: bytes | None) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is no HTTP address")
+        raise ValueError(f"{url!r} is not an HTTP address")
     with urllib.request.urlopen(url, body, timeout, context=context) as answer:  # noqa: S310 - looked at above
         found: Any = json.loads(answer.read(_MOST_BYTES))
     return dict(found)

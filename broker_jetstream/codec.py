@@ -1,32 +1,38 @@
 """Messages as NATS headers, and headers as messages. Pure functions and stateless views, safe from any thread.
 
-What NATS has no place for rides in headers of our own: `anybroker-key` (or `anybroker-key-64`, base64, where the
-bytes are not plain text), `anybroker-time` (producer's clock, microseconds since 1970), `anybroker-null` (a
-tombstone), `anybroker-id` (where the server takes `Nats-Msg-Id` away). An attribute is an ordinary header as long
-as a header can carry it unchanged; all others share one header `anybroker-attributes`, percent-encoded, so that
-nothing written by others is ever decoded by mistake. Headers are read only when somebody asks. Whatever a foreign
-client wrote can be read: what is no value of ours is shown as if it were not there, and stays in `native`.
+| header | content |
+|---|---|
+| `anybroker-key`, `anybroker-key-64` | the key; in base64 if its bytes are not plain text |
+| `anybroker-time` | publish time by the producer's clock, microseconds since 1970 |
+| `anybroker-null` | the message is a tombstone |
+| `anybroker-id` | the id, for messages whose `Nats-Msg-Id` the server removes |
+| `anybroker-attributes` | attributes that a header cannot carry unchanged, percent-encoded |
+
+Every other attribute is a plain header. Headers are parsed when a property is read. Any message of a foreign client
+can be read: a value that this module did not write is ignored, and stays visible in `native`.
+
+`header_columns` reads each block once for many messages. It parses blocks as our publishers write them, and leaves
+all others to the view.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from broker import MessageTooLarge, OutboundMessage
 from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
-from broker_jetstream.header_columns import HeaderColumns, header_columns
-from broker_jetstream.header_values import decode_id, from_base64, is_plain
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
+    "ENCODED_ID",
     "LETTER_ROOM",
     "LETTER_TEXT",
     "MAX_HEADERS",
@@ -38,27 +44,34 @@ __all__ = [
     "STREAM",
     "SUBJECT",
     "TIME_STAMP",
+    "HeaderColumns",
     "LogView",
     "MessageView",
     "NativeMessage",
+    "decode_id",
     "deliveries_of",
     "encode_headers",
+    "encode_id",
+    "from_base64",
     "header",
+    "header_columns",
     "header_lines",
+    "is_plain",
     "key_of",
-    "room_to_leave",
+    "reserved_bytes",
     "sequence_of",
     "server_header",
     "status_of",
 ]
 
+
 MAX_HEADERS: Final = 65_535
 """Bytes of headers that a server stores."""
 
 LETTER_TEXT: Final = 1024
-"""Bytes that a dead letter may tell of a message of the largest size."""
+"""Bytes of text that a dead letter may add to a message of the largest size."""
 LETTER_ROOM: Final = 3 * LETTER_TEXT + 512
-"""Bytes of headers that stay free for it; what is no plain text is written in three times the space."""
+"""Bytes of headers reserved for that text, which takes three times the space when percent-encoded."""
 
 _KEY: Final = b"\r\nanybroker-key: "
 _KEY_64: Final = b"\r\nanybroker-key-64: "
@@ -82,28 +95,28 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class NativeMessage(msgspec.Struct, gc=False, eq=False):
-    """A message as it came from the server.
+    """A message as received from the server.
 
-    :ivar subject: where it was published.
-    :ivar reply: the subject that settles it; empty where nothing is to be settled.
-    :ivar block: all headers as they came, or empty.
+    :ivar subject: the subject it was published to.
+    :ivar reply: the ack subject; empty for messages that are not settled.
+    :ivar block: the header block, or empty.
     """
 
     subject: bytes
     reply: bytes
     data: bytes
     block: bytes
-    held_until: float = 0.0
-    """Loop time at which its lease ends on the server."""
+    lease_until: float = 0.0
+    """Monotonic time at which the lease ends on the server."""
     first: bool = False
-    """It is known to be delivered for the first time; else its ack subject tells."""
-    given_back: int = 0
-    """How many of its deliveries were given back unhandled."""
+    """Known to be a first delivery; else see the ack subject."""
+    releases: int = 0
+    """How many deliveries were released unhandled."""
     shown: Mapping[str, str] | None = None
 
     @property
     def headers(self) -> Mapping[str, tuple[str, ...]]:
-        """Every header with all its values, ours and the server's included."""
+        """Every header with all its values, including the server's and `anybroker-` headers."""
         found: dict[str, tuple[str, ...]] = {}
         for name, value in header_lines(self.block):
             text = name.decode("utf-8", "replace")
@@ -117,8 +130,8 @@ def header(block: bytes, name: bytes) -> bytes | None:
 
 
 def server_header(block: bytes, name: bytes) -> bytes | None:
-    """The value of a header that the server appended; a publisher's of the same name comes before it."""
-    # The line before it has no end if the publisher's block had none.
+    """The value of a header that the server appended, after a publisher's header of the same name."""
+    # Without the leading CRLF, which is missing if the publisher's block had no end.
     return _value(block, block.rfind(name[2:]), len(name) - 2)
 
 
@@ -141,7 +154,7 @@ def header_lines(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def status_of(block: bytes) -> tuple[int, str]:
-    """The status of a message without a body that a server sent, as (408, 'Request Timeout'); 0 if it has none."""
+    """The status of a server message without a body, such as (408, 'Request Timeout'); 0 if there is none."""
     if block[8:9] != b" ":
         return 0, ""
     code, _, text = block[9:].partition(b"\r\n")[0].partition(b" ")
@@ -151,10 +164,10 @@ def status_of(block: bytes) -> tuple[int, str]:
 def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra: bytes = b"") -> bytes:
     """The header block of a message.
 
-    :param message_id: the id to store it under, or empty for a message without one.
-    :param now: microseconds since 1970, for a message that has no publish time yet.
-    :param extra: further complete header lines.
-    :raises MessageTooLarge: the block is more than a server stores.
+    :param message_id: the `Nats-Msg-Id`, or empty.
+    :param now: microseconds since 1970, for a message without a publish time.
+    :param extra: further header lines.
+    :raises MessageTooLarge: the block exceeds what a server stores.
     """
     key = message.key
     time = message.publish_time
@@ -170,19 +183,19 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
     if message.attributes:
         block += _attribute_lines(message.attributes)
     if type(message.native) is NativeMessage:
-        block += _unshown_lines(message)
+        block += _foreign_lines(message)
     block = b"%b%b\r\n" % (block, extra)
-    if len(block) > MAX_HEADERS - room_to_leave(message):
+    if len(block) > MAX_HEADERS - reserved_bytes(message):
         raise MessageTooLarge(
             f"Key, id and attributes take {len(block)} bytes of headers, and NATS stores {MAX_HEADERS}, of which "
-            f"{LETTER_ROOM} are kept for what a dead letter tells",
-            advice="Move what is large into the body",
+            f"{LETTER_ROOM} are reserved for the headers of a dead letter",
+            advice="Move large values into the body",
         )
     return block
 
 
-def room_to_leave(message: OutboundMessage) -> int:
-    """Bytes that a message leaves free, so that a dead letter of it can be written."""
+def reserved_bytes(message: OutboundMessage) -> int:
+    """Bytes that a message must leave free for the headers of its dead letter."""
     return 0 if is_letter(message.attributes) else LETTER_ROOM
 
 
@@ -194,7 +207,7 @@ def _key_line(key: bytes) -> bytes:
 
 @lru_cache(4096)
 def _plain_name(name: str) -> bytes | None:
-    """The name as the start of a header line; None for a name that a header cannot have or that means something."""
+    """The name as the start of a header line; None if it is invalid or reserved."""
     if not _NAME_CHARACTERS.issuperset(name) or name.lower().startswith("nats-") or name in {"Status", "Description"}:
         return None
     return name.encode() + b": "
@@ -202,20 +215,20 @@ def _plain_name(name: str) -> bytes | None:
 
 def _attribute_lines(attributes: Mapping[str, str]) -> bytes:
     lines: list[bytes] = []
-    hostile: list[str] = []
+    escaped: list[str] = []
     for name, value in attributes.items():
         start = _plain_name(name)
         if start is not None and is_plain(value):
             lines.append(b"%b%b\r\n" % (start, value.encode()))
         else:
-            hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
-    if hostile:
-        lines.append(b"anybroker-attributes: %b\r\n" % "&".join(hostile).encode())
+            escaped.append(f"{quote(name, safe='')}={quote(value, safe='')}")
+    if escaped:
+        lines.append(b"anybroker-attributes: %b\r\n" % "&".join(escaped).encode())
     return b"".join(lines)
 
 
-def _unshown_lines(message: OutboundMessage) -> bytes:
-    """Headers of a foreign producer that attributes cannot show, for a message that is being forwarded."""
+def _foreign_lines(message: OutboundMessage) -> bytes:
+    """Headers of a foreign producer that attributes cannot represent, for a message that is forwarded."""
     native: NativeMessage = message.native
     seen: set[bytes] = set()
     lines: list[bytes] = []
@@ -224,7 +237,7 @@ def _unshown_lines(message: OutboundMessage) -> bytes:
             continue
         hidden = name in seen or _text(name) is None or _text(value) is None
         seen.add(name)
-        # A name that the forwarder removed or changed takes its further values along.
+        # The further values of a name are dropped if the forwarder removed it.
         if hidden and (_text(name) is None or _text(name) in message.attributes or _text(value) is None):
             lines.append(b"%b: %b\r\n" % (name, value))
     return b"".join(lines)
@@ -239,12 +252,11 @@ def _text(value: bytes) -> str | None:
 
 def _attributes(block: bytes) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    hostile: bytes | None = None
+    escaped: bytes | None = None
     for line in block.split(b"\r\n")[1:-2]:
-        # Most lines are of these.
         if line[:10] == _OURS:
-            if hostile is None and line.startswith(_ATTRIBUTES[2:]):
-                hostile = line[len(_ATTRIBUTES) - 2 :]
+            if escaped is None and line.startswith(_ATTRIBUTES[2:]):
+                escaped = line[len(_ATTRIBUTES) - 2 :]
             continue
         if line[:5].lower() == _SERVERS:
             continue
@@ -252,12 +264,12 @@ def _attributes(block: bytes) -> Mapping[str, str]:
         if not colon or not name:
             continue
         try:
-            # The first of several values is shown, as other NATS clients do.
+            # Of repeated headers the first counts, as in other NATS clients.
             found.setdefault(name.decode(), value.strip(b" \t").decode())
         except UnicodeDecodeError:
             continue
-    if hostile is not None:
-        for item in hostile.decode("utf-8", "replace").split("&"):
+    if escaped is not None:
+        for item in escaped.decode("utf-8", "replace").split("&"):
             name, _, value = item.partition("=")
             name = unquote(name)
             if name and not name.startswith(RESERVED_PREFIX):
@@ -275,24 +287,24 @@ def key_of(block: bytes) -> bytes | None:
 
 
 def _reply_field(reply: bytes, index: int) -> int:
-    """A number of an ack subject: 0 deliveries, 1 stream sequence, 2 consumer sequence, 3 time, 4 pending."""
+    """A number in an ack subject: 0 deliveries, 1 stream sequence, 2 consumer sequence, 3 time, 4 pending."""
     fields = reply.split(b".")
     # $JS.ACK.<stream>.<consumer>.… or, in accounts and domains, $JS.ACK.<domain>.<account>.<stream>.<consumer>.….
     return int(fields[(4 if len(fields) == 9 else 6) + index])
 
 
 def deliveries_of(reply: bytes) -> int:
-    """How often the message with this ack subject was delivered, this time included."""
+    """How often the message with this ack subject was delivered, including this time."""
     return _reply_field(reply, 0)
 
 
 def sequence_of(reply: bytes) -> int:
-    """The place in the stream of a message with this ack subject."""
+    """The stream sequence of the message with this ack subject."""
     return _reply_field(reply, 1)
 
 
 class MessageView:
-    """How a message that a consumer delivered is shown."""
+    """Reads the properties of a message that a consumer delivered."""
 
     __slots__ = ()
 
@@ -309,7 +321,7 @@ class MessageView:
         return key_of(raw.block)
 
     def keys(self, raws: Sequence[Any], /) -> list[bytes | None]:
-        """Those of many, for columns."""
+        """The keys of many messages."""
         return [key_of(raw.block) for raw in raws]
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
@@ -326,23 +338,23 @@ class MessageView:
             return None
 
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
-        """Those of many, in microseconds since 1970, for columns."""
+        """The times of many messages, in microseconds since 1970."""
         return [None if (time := header(raw.block, _TIME)) is None else microseconds(time) for raw in raws]
 
     def header_columns(self, raws: Sequence[Any], /) -> HeaderColumns:
-        """What the headers of many tell, each read once."""
+        """The headers of many messages, each block read once."""
         return header_columns(raws, self)
 
     def broker_time(self, raw: Any, /) -> datetime | None:
         return _EPOCH + timedelta(microseconds=_reply_field(raw.reply, 3) // 1000)
 
     def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
-        """Those of many, in microseconds since 1970, for columns."""
+        """The times of many messages, in microseconds since 1970."""
         return [_reply_field(raw.reply, 3) // 1000 for raw in raws]
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
-        # Asked for every message, so the usual answer is found when it arrives.
-        return 1 if raw.first else _reply_field(raw.reply, 0) - raw.given_back
+        # Read for every message; `first` is computed on arrival.
+        return 1 if raw.first else _reply_field(raw.reply, 0) - raw.releases
 
     def place(self, raw: Any, /) -> Place | None:
         return Place(None, sequence_of(raw.reply))
@@ -351,10 +363,10 @@ class MessageView:
         return raw
 
     def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:
-        """Sequence and broker's time, in microseconds since 1970, of each: no other message of the topic has both."""
+        """Sequence and broker time in microseconds since 1970 of each message: unique within the topic."""
         fields = b".".join([raw.reply for raw in raws]).split(b".")
         if len(fields) == 9 * len(raws):
-            # None has fewer, so that all have as many, and no domain.
+            # Nine fields is the minimum, so every subject has nine, and no domain.
             return list(map(int, fields[5::9])), [int(each) // 1000 for each in fields[7::9]]
         each_fields = [raw.reply.split(b".") for raw in raws]
         return (
@@ -364,7 +376,7 @@ class MessageView:
 
 
 class LogView(MessageView):
-    """How a message that was read from the stream without a consumer is shown."""
+    """Reads the properties of a message that came by a direct get."""
 
     __slots__ = ()
 
@@ -387,3 +399,112 @@ class LogView(MessageView):
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return None
+
+
+_KEY_NAME: Final = b"anybroker-key"
+_ID_NAME: Final = b"Nats-Msg-Id"
+_TIME_NAME: Final = b"anybroker-time"
+
+
+class HeaderColumns(NamedTuple):
+    """Columns with one value per message.
+
+    :ivar publish_times: microseconds since 1970, or None.
+    """
+
+    ids: list[str]
+    keys: list[bytes | None]
+    attributes: list[Mapping[str, str]]
+    publish_times: list[int | None]
+
+
+class _View(Protocol):
+    def id(self, raw: Any, /) -> str: ...
+    def key(self, raw: Any, /) -> bytes | None: ...
+    def attributes(self, raw: Any, /) -> Mapping[str, str]: ...
+    def publish_times(self, raws: Sequence[Any], /) -> list[int | None]: ...
+
+
+def header_columns(raws: Sequence[Any], view: _View) -> HeaderColumns:
+    """Read the headers of messages; `view` reads blocks that our publishers did not write."""
+    ids: list[str] = []
+    keys: list[bytes | None] = []
+    shown: list[Mapping[str, str]] = []
+    times: list[int | None] = []
+    for raw in raws:
+        read = _read(raw.block)
+        if read is None:
+            ids.append(view.id(raw))
+            keys.append(view.key(raw))
+            shown.append(view.attributes(raw))
+            times += view.publish_times((raw,))
+            continue
+        identity, key, attributes, time = read
+        ids.append(view.id(raw) if identity is None else identity)
+        keys.append(key)
+        shown.append(MappingProxyType(attributes) if attributes else NO_ATTRIBUTES)
+        times.append(None if time is None else microseconds(time))
+    return HeaderColumns(ids, keys, shown, times)
+
+
+def _read(block: bytes) -> tuple[str | None, bytes | None, dict[str, str] | None, bytes | None] | None:
+    """Id, key, attributes and time; None if the view must read the block."""
+    identity: str | None = None
+    key: bytes | None = None
+    time: bytes | None = None
+    attributes: dict[str, str] | None = None
+    for line in block.split(b"\r\n")[1:-2]:
+        name, colon, value = line.partition(b": ")
+        if name == _KEY_NAME and key is None:
+            key = value
+        elif name == _ID_NAME and identity is None and value and not value.startswith(ENCODED_ID):
+            identity = value.decode("utf-8", "replace")
+        elif name == _TIME_NAME and time is None:
+            time = value
+        elif name[:10] == _OURS or name[:5].lower() == _SERVERS or not _is_attribute(name, colon, value):
+            return None
+        else:
+            if attributes is None:
+                attributes = {}
+            try:
+                # As in the view, the first value counts.
+                attributes.setdefault(name.decode(), value.decode())
+            except UnicodeDecodeError:
+                return None
+    return identity, key, attributes, time
+
+
+def _is_attribute(name: bytes, colon: bytes, value: bytes) -> bool:
+    """Whether a line is an attribute in the form that our publishers write."""
+    return bool(colon and name) and b":" not in name and value == value.strip(b" \t")
+
+
+ENCODED_ID: Final = b"anybroker-64:"
+"""Prefix of an id in base64."""
+
+
+def encode_id(message_id: str) -> bytes:
+    """An id as a header value; base64 with a prefix if a header cannot carry it."""
+    value = message_id.encode()
+    if is_plain(message_id) and not value.startswith(ENCODED_ID):
+        return value
+    return ENCODED_ID + b64encode(value)
+
+
+def decode_id(value: bytes) -> str:
+    """Inverse of `encode_id`; a foreign value is returned unchanged."""
+    decoded = from_base64(value[len(ENCODED_ID) :]) if value.startswith(ENCODED_ID) else None
+    return (decoded or value).decode("utf-8", "replace")
+
+
+def from_base64(value: bytes) -> bytes | None:
+    """The decoded bytes, or None if the value is not base64."""
+    try:
+        return b64decode(value, validate=True)
+    except ValueError:
+        return None
+
+
+def is_plain(value: str) -> bool:
+    """Whether a header carries the value unchanged."""
+    return not value or (value.isprintable() and value[0] != " " and value[-1] != " ")

@@ -6,8 +6,8 @@ import asyncio
 
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker_jetstream.headers import MessageView, NativeMessage
-from broker_jetstream.inherited import GATHER_STEP, in_stream_order
+from broker_jetstream.codec import MessageView, NativeMessage
+from broker_jetstream.messages import GATHER_STEP, in_stream_order
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, subscribe
 

@@ -1,4 +1,4 @@
-"""What a partition's log holds, as the broker tells it over HTTP. No state."""
+"""The bounds, entries and cursors of a partition's log, from the broker's HTTP API. No state."""
 
 from __future__ import annotations
 
@@ -9,29 +9,39 @@ from typing import Any
 from broker import Bounds
 from broker.driver import Span
 from broker_pulsar.connection import Connection
+from broker_pulsar.message_ids import LARGEST, PER_ENTRY, PER_LEDGER, pack
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import LARGEST, PER_ENTRY, PER_LEDGER, pack
 
-__all__ = ["bounds_of", "committed_in", "cursor_in", "first_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
+__all__ = [
+    "committed_position",
+    "cursor_position",
+    "entry_spans",
+    "first_entry",
+    "keeps_acked_messages",
+    "log_bounds",
+    "read_bounds",
+    "removed",
+    "topic_bounds",
+]
 
 
 async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bounds]:
     """The bounds of every partition.
 
-    :raises TopicNotFound: there is no such topic.
+    :raises TopicNotFound: the topic does not exist.
     """
     logs = await connection.logs(topic)
-    found = await asyncio.gather(*(bounds_of(connection, log) for log in logs))
+    found = await asyncio.gather(*(log_bounds(connection, log) for log in logs))
     return dict(enumerate(found))
 
 
-async def bounds_of(connection: Connection, log: TopicPath) -> Bounds:
-    """The first position that can be read, and the one after the last."""
-    return (await look(connection, log))[0]
+async def log_bounds(connection: Connection, log: TopicPath) -> Bounds:
+    """The first readable position and the one after the last."""
+    return (await read_bounds(connection, log))[0]
 
 
-async def look(connection: Connection, log: TopicPath) -> tuple[Bounds, Mapping[str, Any]]:
-    """The same, and the broker's `internalStats`, which the first is of."""
+async def read_bounds(connection: Connection, log: TopicPath) -> tuple[Bounds, Mapping[str, Any]]:
+    """The bounds, and the `internalStats` that they come from."""
     last, stats = await asyncio.gather(
         connection.http.get(f"{log.path}/lastMessageId", f"Topic {log.url!r}"), connection.internal_stats(log)
     )
@@ -41,33 +51,33 @@ async def look(connection: Connection, log: TopicPath) -> tuple[Bounds, Mapping[
         end = pack(int(last["ledgerId"]), entry, int(last["batchIndex"]) + 1) + 1
     else:
         end = pack(max(int(last["ledgerId"]), 0), 0, 0)
-    # Retention removes whole ledgers; the current one is listed even while it is empty.
+    # Retention removes whole ledgers; the current one is listed even if empty.
     kept = [int(each["ledgerId"]) for each in ledgers]
     first = pack(min(kept), 0, 0) if kept else end
     return Bounds(first, max(first, end)), stats
 
 
 def removed(before: Mapping[str, Any], now: Mapping[str, Any], start: int, stop: int) -> bool:
-    """Whether between two positions anything is gone, or may be, that nobody has read.
+    """Whether records between two positions were removed, or may have been.
 
-    :param before: the `internalStats` of some moment before.
+    :param before: earlier `internalStats`.
     """
     kept = [int(each["ledgerId"]) for each in now.get("ledgers") or ()]
     known = [int(each["ledgerId"]) for each in before.get("ledgers") or ()]
-    # Ledgers go from the first on.
+    # Retention removes the oldest ledgers first.
     first = pack(min(kept), 0, 0) if kept else stop
     if min(first, stop) <= start:
         return False
-    # How much was in the open ledger of that moment when it was closed, and in later ones, nobody tells any more.
-    return not known or not kept or max(known) < min(kept) or bool(spans_of(before, start, min(first, stop)))
+    # The final size of the ledger that was open then, and of later ones, is unknown.
+    return not known or not kept or max(known) < min(kept) or bool(entry_spans(before, start, min(first, stop)))
 
 
-def spans_of(stats: Mapping[str, Any], start: int, stop: int) -> list[Span]:
-    """Where between two positions the entries of a log lie, by the broker's `internalStats` of it."""
+def entry_spans(stats: Mapping[str, Any], start: int, stop: int) -> list[Span]:
+    """The ranges of a log between two positions that contain entries."""
     ledgers: Sequence[Mapping[str, Any]] = stats.get("ledgers") or ()
     found: list[Span] = []
     for number, each in enumerate(ledgers):
-        # How many the open ledger has, which is the last, is counted apart.
+        # Entries of the open ledger, the last one, are counted separately.
         last = number == len(ledgers) - 1
         entries = int((stats.get("currentLedgerEntries") if last else 0) or each.get("entries") or 0)
         ledger = pack(int(each["ledgerId"]), 0, 0)
@@ -77,26 +87,25 @@ def spans_of(stats: Mapping[str, Any], start: int, stop: int) -> list[Span]:
     return found
 
 
-def keeps(retention: Mapping[str, Any]) -> bool:
-    """Whether a policy keeps anything that nobody waits for; time or size of 0 is none."""
+def keeps_acked_messages(retention: Mapping[str, Any]) -> bool:
+    """Whether a retention policy keeps messages that all subscriptions have acked; a time or size of 0 keeps none."""
     return bool(retention.get("retentionTimeInMinutes") and retention.get("retentionSizeInMB"))
 
 
-def first_of(stats: Mapping[str, Any], position: int) -> int | None:
-    """Where the first entry at or above a position begins, which begins one; None if there is none yet."""
-    spans = spans_of(stats, position, LARGEST)
+def first_entry(stats: Mapping[str, Any], position: int) -> int | None:
+    """The first entry at or above a position, which starts an entry; None if there is none yet."""
+    spans = entry_spans(stats, position, LARGEST)
     return spans[0].start if spans else None
 
 
-def committed_in(stats: Mapping[str, Any], group: str) -> int | None:
-    """The position after all that a group has committed, below which nothing is delivered again; None if nothing of
-    its ledger is."""
-    position = cursor_in(stats, group)
+def committed_position(stats: Mapping[str, Any], group: str) -> int | None:
+    """The committed position of a group; None if nothing of its ledger is committed."""
+    position = cursor_position(stats, group)
     return position if position % PER_LEDGER else None
 
 
-def cursor_in(stats: Mapping[str, Any], group: str) -> int:
-    """The position at which a group's cursor stands, with which its deliveries begin."""
+def cursor_position(stats: Mapping[str, Any], group: str) -> int:
+    """The position of a group's cursor, at which its deliveries start."""
     cursors: Mapping[str, Any] = stats.get("cursors") or {}
     cursor: Mapping[str, Any] = cursors.get(group) or {}
     ledger, _, entry = str(cursor.get("markDeletePosition") or "0:-1").partition(":")

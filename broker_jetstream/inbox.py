@@ -1,7 +1,7 @@
-"""Answers that are awaited, many at a time, on the connection's one inbox.
+"""Answers to many requests at once, on the connection's one inbox.
 
-A `Replies` waits for a fixed number of answers, each told apart by its index in the reply subject. All runs on
-the event loop; the handler of the inbox never raises. Waiting may be cancelled; the entry is then dropped.
+A `Replies` waits for a fixed number of answers, identified by their index in the reply subject. Everything runs on the
+event loop; the handler of the inbox never raises. A wait may be cancelled.
 """
 
 from __future__ import annotations
@@ -12,66 +12,66 @@ from itertools import count
 from typing import Final
 
 from broker.driver import Waker
-from broker_jetstream.headers import status_of
+from broker_jetstream.codec import status_of
 
 __all__ = ["Inbox", "Replies"]
 
 NO_RESPONDERS: Final = 503
-NOTHING: Final = (b"", b"")
-"""Stands for the answer that is not waited for any more."""
+GIVEN_UP: Final = (b"", b"")
+"""Stands for an answer that is no longer awaited."""
 
 
 class Replies:
     """The answers to one batch of messages."""
 
-    __slots__ = ("_inbox", "_waker", "absent", "answers", "missing", "nobody_there", "prefix", "subjects")
+    __slots__ = ("_inbox", "_waker", "answers", "missing", "on_no_responders", "prefix", "subjects", "unserved")
 
     def __init__(self, inbox: Inbox, prefix: bytes, number: int, subjects: frozenset[bytes]) -> None:
         self._inbox = inbox
         self._waker = Waker()
         self.prefix = prefix
         self.answers: list[tuple[bytes, bytes] | None] = [None] * number
-        """Header block and body of each answer; None until it has come."""
+        """Header block and body of each answer; None until it arrives."""
         self.missing = number
         self.subjects = subjects
-        self.nobody_there: Callable[[], None] | None = None
-        """Called when a message found nobody; if set, that is no answer, and `absent` has the indexes of such."""
-        self.absent: set[int] = set()
+        self.on_no_responders: Callable[[], None] | None = None
+        """If set, called on status 503 (no responders), which is then no answer: `unserved` gets the index."""
+        self.unserved: set[int] = set()
 
     def subject(self, index: int) -> bytes:
-        """Where the answer to message `index` is to be sent."""
+        """The reply subject of message `index`."""
         return b"%b.%d" % (self.prefix, index)
 
     def arrived(self, index: int, block: bytes, data: bytes) -> None:
         answers = self.answers
         if 0 <= index < len(answers) and answers[index] is None:
-            if not data and self.nobody_there is not None and status_of(block)[0] == NO_RESPONDERS:
-                self.absent.add(index)
-                self.nobody_there()
+            if not data and self.on_no_responders is not None and status_of(block)[0] == NO_RESPONDERS:
+                self.unserved.add(index)
+                self.on_no_responders()
                 self.wake()
-                self._inbox.stir()
+                self._inbox.notify()
                 return
             answers[index] = (block, data)
             self.missing -= 1
             self._inbox.progress(self)
 
     def give_up(self, index: int) -> None:
-        """Wait no more for the answer to one message; what it has instead is for the caller to know."""
-        self.absent.discard(index)
+        """Stop waiting for the answer to one message."""
+        self.unserved.discard(index)
         if self.answers[index] is None:
-            self.answers[index] = NOTHING
+            self.answers[index] = GIVEN_UP
             self.missing -= 1
             self._inbox.progress(self)
 
-    def expect_only(self, missing: int) -> None:
-        """So many are still to come; the rest was given up."""
+    def set_missing(self, missing: int) -> None:
+        """Expect only `missing` further answers."""
         self.missing = missing
 
     def wake(self) -> None:
         self._waker.wake()
 
     async def wait(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds until all are there or somebody calls `wake`. Whether all are there."""
+        """Wait at most `timeout` seconds for all answers or a call of `wake`; returns whether all have arrived."""
         if self.missing and timeout > 0:
             await self._waker.wait(timeout)
         return not self.missing
@@ -96,7 +96,7 @@ class Inbox:
     def expect(self, number: int, subjects: frozenset[bytes] = frozenset()) -> Replies:
         """Await `number` answers; call `close` on the result when done.
 
-        :param subjects: where the questions go, so that a refusal of the server finds who asked.
+        :param subjects: subjects of the requests, to match permission errors of the server.
         """
         replies = Replies(self, b"%b.%d" % (self.prefix, next(self._numbers)), number, subjects)
         self._waiting[replies.prefix] = replies
@@ -110,34 +110,34 @@ class Inbox:
 
     def progress(self, replies: Replies) -> None:
         if self._tick is not None:
-            self.stir()
+            self.notify()
         if not replies.missing:
             replies.wake()
 
-    def stir(self) -> None:
-        """Wake who waits for the next answer."""
+    def notify(self) -> None:
+        """Wake the callers of `next_answer`."""
         if self._tick is not None:
             if not self._tick.done():
                 self._tick.set_result(None)
             self._tick = None
 
     async def next_answer(self, timeout: float) -> None:
-        """Wait until any answer comes or the connection changes, at most `timeout` seconds."""
+        """Wait until any answer arrives or the connection changes, at most `timeout` seconds."""
         tick = self._tick
         if tick is None:
             tick = self._tick = asyncio.get_running_loop().create_future()
         await asyncio.wait((tick,), timeout=timeout)
 
     def wake_all(self) -> None:
-        """Let everybody who waits look at the connection again."""
+        """Make every waiter check the connection."""
         for replies in tuple(self._waiting.values()):
             replies.wake()
-        self.stir()
+        self.notify()
 
     def refuse(self, subject: bytes) -> None:
-        """The server refused what was sent to a subject: who awaits its answer is told by an empty status line."""
+        """The server denied publishing to a subject: answer its requests with status 403."""
         for replies in tuple(self._waiting.values()):
-            if any(asked.lower() == subject for asked in replies.subjects):
+            if any(sent.lower() == subject for sent in replies.subjects):
                 for index, answer in enumerate(replies.answers):
                     if answer is None:
                         replies.arrived(index, REFUSED, b"")
@@ -147,4 +147,4 @@ class Inbox:
 
 
 REFUSED: Final = b"NATS/1.0 403 Permissions Violation\r\n\r\n"
-"""The header block that stands for a refusal of the server, which it sends on another way."""
+"""Header block that stands for a permission error, which the server sends outside of the inbox."""

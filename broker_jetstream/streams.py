@@ -1,24 +1,24 @@
-"""How a topic lies in its stream: subjects and partitions. Looked up once per topic and kept until told otherwise.
+"""The stream of a topic: its subjects and partitions, looked up once per topic and cached until forgotten.
 
-Safe to share between tasks of one loop; two lookups of one topic may run at once and agree.
+Safe to share between tasks of one loop; concurrent lookups of one topic agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from broker import TopicNotFound, Unsupported
+from broker import BackendError, TopicNotFound, Unsupported
 from broker_jetstream.connection import Connection
 from broker_jetstream.names import PARTITIONS_KEY, partition_subject, schedule_subject, stream_name, subject_filter
 
-__all__ = ["Layout", "Layouts", "layout_of"]
+__all__ = ["Layout", "Layouts", "layout_of", "stored_message"]
 
 
 class Layout(NamedTuple):
-    """Where the messages of a topic are.
+    """The stream of a topic.
 
-    :ivar ours: it was made as a topic; else it is a stream of somebody else's, which has one partition.
+    :ivar ours: made by `ensure_topic`; a foreign stream has one partition.
     """
 
     topic: str
@@ -29,27 +29,27 @@ class Layout(NamedTuple):
     scheduled: bool
 
     def subject(self, partition: int) -> bytes:
-        """Where to publish to a partition.
+        """The subject of a partition.
 
-        :raises Unsupported: the stream is a foreign one that does not say where.
+        :raises Unsupported: a foreign stream with several subjects, or with wildcards.
         """
         if self.ours:
             return partition_subject(self.stream, partition).encode()
         if len(self.subjects) == 1 and not {"*", ">"} & set(self.subjects[0].split(".")):
             return self.subjects[0].encode()
         raise Unsupported(
-            f"Stream {self.stream!r} takes the subjects {', '.join(self.subjects) or 'of other streams'}, "
-            "and a topic has only one name",
+            f"Stream {self.stream!r} has the subjects {', '.join(self.subjects) or 'of other streams'}; "
+            "a topic publishes to one",
             advice="Publish to a stream with one subject without wildcards, or to a topic made by ensure_topic",
         )
 
     def schedule(self, token: str) -> bytes:
-        """Where to put a message that waits for its time."""
+        """The subject of a scheduled message."""
         return schedule_subject(self.stream, token).encode()
 
     @property
     def filter(self) -> str | None:
-        """The subjects of all messages; None where it is all that the stream has."""
+        """The subjects of all messages; None if they are all subjects of the stream."""
         return subject_filter(self.stream) if self.ours else None
 
     def partition_filter(self, partition: int) -> str:
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(topic: str, config: Mapping[str, Any]) -> Layout:
-    """The layout that a stream's configuration says."""
+    """The layout in a stream's configuration."""
     metadata: Mapping[str, str] = config.get("metadata") or {}
     partitions = metadata.get(PARTITIONS_KEY, "")
     ours = partitions.isdecimal()
@@ -82,7 +82,7 @@ class Layouts:
     async def find(self, topic: str, *, fresh: bool = False) -> Layout:
         """The layout of a topic.
 
-        :param fresh: ask the server even if it is known.
+        :param fresh: ask the server even if the layout is cached.
         :raises TopicNotFound: there is no such stream.
         """
         known = self._known.get(topic)
@@ -93,7 +93,7 @@ class Layouts:
         return found
 
     async def info(self, topic: str) -> dict[str, Any]:
-        """What the server says of a topic's stream.
+        """STREAM.INFO of a topic.
 
         :raises TopicNotFound: there is none.
         """
@@ -102,12 +102,12 @@ class Layouts:
             return await self._connection.api(f"STREAM.INFO.{stream}", what=f"Topic {topic!r}")
         except TopicNotFound as error:
             self.forget(topic)
-            # The address of a server that is ours is nobody's to know.
+            # The address of an embedded server means nothing to the user.
             where = self._connection.settings.private or self._connection.server
             raise TopicNotFound(f"Topic {topic!r} does not exist on {where}", native=error.native) from None
 
     def forget(self, topic: str) -> None:
-        """The topic changed or is gone."""
+        """Look the topic up again at the next `find`."""
         self._known.pop(topic, None)
 
     async def exists(self, topic: str) -> bool:
@@ -117,3 +117,25 @@ class Layouts:
         except TopicNotFound:
             return False
         return True
+
+
+_NO_MESSAGE: Final = 10037
+
+
+async def stored_message(
+    connection: Connection, stream: str, wanted: Mapping[str, Any], *, what: str
+) -> dict[str, Any] | None:
+    """One message; None if none matches. Read from the leader: a replica that is behind may answer a direct get.
+
+    :param wanted: such as `{"seq": 1, "next_by_subj": "orders.>"}` or `{"last_by_subj": …}`.
+    :param what: for errors: "Topic 'orders'".
+    :raises TopicNotFound: there is no such stream. :raises BrokerError: by what the server says.
+    """
+    try:
+        answer = await connection.api(f"STREAM.MSG.GET.{stream}", wanted, what=what)
+    except BackendError as error:
+        if f"err_code {_NO_MESSAGE}" not in error.message:
+            raise
+        return None
+    found: dict[str, Any] = answer["message"]
+    return found

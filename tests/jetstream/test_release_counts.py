@@ -19,9 +19,9 @@ from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.given_back import counts_of, runs_of
 from broker_jetstream.messages import JetStreamMessageSource
-from broker_jetstream.names import GIVEN_BACK, given_back_subject
+from broker_jetstream.names import RELEASE_COUNTS_STREAM, release_counts_subject
+from broker_jetstream.release_counts import counts_from_runs, runs_from_counts
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import Listener, make_topic, publish, receive, settle_all, subscribe, until
@@ -40,10 +40,10 @@ def attempts(messages: list[Message[bytes]]) -> list[int | None]:
 
 async def stored(backend: JetStreamBackend, topic: str) -> int:
     """How many counts of a topic are kept."""
-    subject = given_back_subject(topic.replace(".", "="), "*")
+    subject = release_counts_subject(topic.replace(".", "="), "*")
     body = {"subjects_filter": subject}
     try:
-        info = await backend._connection.api(f"STREAM.INFO.{GIVEN_BACK}", body, what="test")
+        info = await backend._connection.api(f"STREAM.INFO.{RELEASE_COUNTS_STREAM}", body, what="test")
     except TopicNotFound:
         return 0
     return len(info["state"].get("subjects") or {})
@@ -80,7 +80,7 @@ async def test_the_buffer_of_a_closed_source_counts_as_given_back(open_backend: 
     await publish(backend, topic, *bodies(10))
     for _ in range(3):
         source = await subscribe(backend, topic)
-        await source._asking.ask(10, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
+        await source._pulls.request(10, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
         await until(partial(has_buffered, source, 10))
         (message,) = await source.fetch(1, 1 << 20, 5.0)
         await source.settle(settle_all([message], Outcome.RELEASE))
@@ -221,7 +221,8 @@ async def test_a_server_that_does_not_answer_holds_up_no_close(topic: str) -> No
 
 
 async def test_a_user_without_the_rights_is_told_once_and_goes_on(topic: str) -> None:
-    forbidden = f'permissions: {{ publish: {{ deny: ["anybroker.given-back.>", "$JS.API.STREAM.*.{GIVEN_BACK}"] }} }}'
+    subjects = f'"anybroker.given-back.>", "$JS.API.STREAM.*.{RELEASE_COUNTS_STREAM}"'
+    forbidden = f"permissions: {{ publish: {{ deny: [{subjects}] }} }}"
     events: list[Event] = []
     with NatsServer.with_user("ann", "x", forbidden) as server:
         hooks = Hooks()
@@ -281,10 +282,10 @@ async def test_the_rights_that_the_page_lists_suffice(events: list[Event]) -> No
     "counts", [{}, {7: 1}, {1: 2, 2: 2, 3: 2, 5: 2, 6: 1}, {9: 3, 1: 3, 10: 3}, dict.fromkeys(range(1000), 4)]
 )
 def test_runs_are_the_counts_in_short(counts: dict[int, int]) -> None:
-    runs = runs_of(counts, 100)
-    assert counts_of(runs) == counts
+    runs = runs_from_counts(counts, 100)
+    assert counts_from_runs(runs) == counts
     assert len(runs) <= 4
 
 
 def test_of_too_many_runs_the_least_given_back_are_left_out() -> None:
-    assert runs_of({1: 1, 3: 5, 5: 2, 7: 4}, 2) == [(3, 1, 5), (7, 1, 4)]
+    assert runs_from_counts({1: 1, 3: 5, 5: 2, 7: 4}, 2) == [(3, 1, 5), (7, 1, 4)]

@@ -1,9 +1,8 @@
-"""How often each message of a subscription was given back unhandled, counted where every process sees it.
+"""How often each message of a subscription was released unhandled, stored where every process reads it.
 
-The server counts a give-back as a delivery like any other. So one message per subscription, in a stream of ours,
-says how many of a message's deliveries met no handler. It is replaced on the condition that nobody else replaced it
-meanwhile, and written before the messages are given back, so that whoever gets them next finds the count. What
-cannot be written in time is not waited for: a count that is missing makes attempts look higher, and loses nothing.
+The server counts a release as a delivery. One message per subscription, in a stream of our own, stores how many
+deliveries reached no handler. A write is conditional on the last revision, and precedes the release, so the next
+receiver finds the count. A write that takes too long is skipped: attempts then look higher, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from broker import (
     TopicNotFound,
 )
 from broker.driver import SourceListener, Warned
-from broker_jetstream import consumers
+from broker_jetstream import subscriptions
+from broker_jetstream.codec import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.errors import api_error
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import NativeMessage, deliveries_of, sequence_of, status_of
-from broker_jetstream.names import GIVEN_BACK, given_back_subject
-from broker_jetstream.stored import stored_message
+from broker_jetstream.names import RELEASE_COUNTS_STREAM, release_counts_subject
+from broker_jetstream.streams import stored_message
+from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.transport import Outgoing
 
-__all__ = ["GivenBack", "Run", "counts_of", "forget", "runs_of"]
+__all__ = ["ReleaseCounts", "Run", "counts_from_runs", "forget", "runs_from_counts"]
 
 logger = logging.getLogger("broker")
 
 Run = tuple[int, int, int]
-"""First sequence, how many in a row, and how often each of them was given back."""
+"""First sequence, number of consecutive sequences, releases of each."""
 PATIENCE: Final = 0.5
-"""Seconds that a give-back or a fetch waits for the counts."""
+"""Seconds that a release or a fetch waits for the counts."""
 _MAX_RUNS: Final = 8192
 _MAX_COUNTED: Final = 1 << 18
 _RUN_BYTES: Final = 64
@@ -54,58 +53,57 @@ _IN_USE: Final = 10058
 
 
 class _Stored(msgspec.Struct):
-    """What is kept of one subscription."""
+    """The stored counts of one subscription. The field names are the wire format."""
 
     of: str
-    """When its consumer was made: another one of this name counts anew."""
+    """Creation time of the consumer: a recreated one starts at zero."""
     runs: list[Run]
 
 
-class GivenBack:
-    """The counts of one subscription, as far as they are known here. Calls may run at once."""
+class ReleaseCounts:
+    """The counts of one subscription, as far as they are known here. Calls may run at once.
+
+    :param alone: no other process uses the subscription, so nothing is stored on the server.
+    """
 
     def __init__(
         self, connection: Connection, stream: str, consumer: str, what: str, listener: SourceListener, *, alone: bool
     ) -> None:
-        """:param alone: nobody else ever uses the subscription, so that nothing is kept on the server."""
         self._connection = connection
         self._stream = stream
         self._consumer = consumer
         self._what = what
         self._listener = listener
-        self._subject = given_back_subject(stream, consumer)
+        self._subject = release_counts_subject(stream, consumer)
         self._shared = not alone
         self._lock = asyncio.Lock()
         self._counts: dict[int, int] = {}
         self._unwritten: dict[int, int] = {}
         self._revision = 0
-        self._of = ""
+        self._created = ""
 
     def count(self, sequence: int) -> int:
-        """How often the message at this place in the stream was given back."""
+        """How often the message with this sequence was released."""
         return self._counts.get(sequence, 0) + self._unwritten.get(sequence, 0)
 
     async def add(self, sequences: Iterable[int]) -> None:
-        """Count a give-back of each; returns when the server has it, or after `PATIENCE` seconds."""
+        """Count one release of each; returns when the server has stored it, or after `PATIENCE` seconds."""
         for sequence in sequences:
             self._unwritten[sequence] = self._unwritten.get(sequence, 0) + 1
         if self._unwritten:
             await self._try(self._write)
 
     async def mark(self, messages: Sequence[Message[Any]]) -> None:
-        """Have those that were delivered before tell how many of these deliveries were given back.
-
-        What others counted is asked for, at most `PATIENCE` seconds.
-        """
-        again: list[tuple[NativeMessage, int, int]] = []
+        """Set `releases` on redelivered messages; reads the counts of other processes, at most `PATIENCE` seconds."""
+        redelivered: list[tuple[NativeMessage, int, int]] = []
         for message in messages:
             raw: NativeMessage = message.raw
             if not raw.first and (before := deliveries_of(raw.reply) - 1) > 0:
-                again.append((raw, sequence_of(raw.reply), before))
-        if any(self.count(sequence) < before for _, sequence, before in again):
-            await self._try(self._learn)
-        for raw, sequence, before in again:
-            raw.given_back = min(self.count(sequence), before)
+                redelivered.append((raw, sequence_of(raw.reply), before))
+        if any(self.count(sequence) < before for _, sequence, before in redelivered):
+            await self._try(self._refresh)
+        for raw, sequence, before in redelivered:
+            raw.releases = min(self.count(sequence), before)
 
     async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
         if not self._shared or not self._connection.connected:
@@ -115,47 +113,47 @@ class GivenBack:
             async with asyncio.timeout(PATIENCE), self._lock:
                 await work()
         except (ConnectionFailed, OperationTimeout, NotFound, TimeoutError) as error:
-            logger.debug("Counting what %s gave back: %r", self._what, error)
+            logger.debug("Counting the releases of %s failed: %r", self._what, error)
         except BrokerError as error:
             self._shared = False
             self._listener.event(
-                Warned(text=f"{self._what}: other consumers count what is given back as delivered: {error}")
+                Warned(text=f"{self._what}: other consumers count released messages as delivered: {error}")
             )
 
     async def _write(self) -> None:
         if not self._unwritten:
-            # Whoever had the lock before wrote it along.
+            # The previous holder of the lock wrote these as well.
             return
-        floor = await self._identify()
+        floor = await self._read_consumer()
         while self._unwritten:
             before, batch = self._counts, self._unwritten
-            # If no answer comes they stay counted here, and the next write carries them or finds them there.
+            # Without an answer they stay counted here, and the next write repeats them or finds them stored.
             self._counts, self._unwritten = self._merged(floor), {}
             if not await self._put():
                 self._counts, self._unwritten = before, _sum(batch, self._unwritten)
-                await self._read(anew=True)
+                await self._read(from_start=True)
 
-    async def _learn(self) -> None:
-        if not self._of:
-            await self._identify()
+    async def _refresh(self) -> None:
+        if not self._created:
+            await self._read_consumer()
         await self._read()
 
-    async def _identify(self) -> int:
-        """Find out which consumer has the name; everything up to the sequence that is returned is done."""
-        info = await consumers.info(self._connection, self._stream, self._consumer, self._what)
-        # Only this answer tells the same time always; that of an update may not.
-        self._of = str(info.get("created"))
+    async def _read_consumer(self) -> int:
+        """Read which consumer has the name; returns its ack floor, below which no counts are needed."""
+        info = await subscriptions.info(self._connection, self._stream, self._consumer, self._what)
+        # Only this answer is stable; the time in the answer of an update may differ.
+        self._created = str(info.get("created"))
         floor: dict[str, Any] = info.get("ack_floor") or {}
         return int(floor.get("stream_seq") or 0)
 
-    async def _read(self, *, anew: bool = False) -> None:
-        """Take over what is newer on the server than here; `anew`: whatever it has."""
+    async def _read(self, *, from_start: bool = False) -> None:
+        """Read counts that are newer than ours; `from_start`: replace ours."""
         wanted: dict[str, Any] = {"seq": self._revision + 1, "next_by_subj": self._subject}
-        if anew:
+        if from_start:
             wanted = {"last_by_subj": self._subject}
             self._revision, self._counts = 0, {}
         try:
-            message = await stored_message(self._connection, GIVEN_BACK, wanted, what=self._what)
+            message = await stored_message(self._connection, RELEASE_COUNTS_STREAM, wanted, what=self._what)
         except TopicNotFound:
             return
         if message is None:
@@ -164,14 +162,14 @@ class GivenBack:
         try:
             stored = msgspec.json.decode(b64decode(message.get("data") or ""), type=_Stored)
         except ValueError:
-            logger.debug("What %s gave back cannot be read", self._what)
+            logger.debug("The release counts of %s cannot be read", self._what)
         else:
-            self._counts = counts_of(stored.runs) if stored.of == self._of else {}
+            self._counts = counts_from_runs(stored.runs) if stored.of == self._created else {}
 
     async def _put(self) -> bool:
-        """Store the counts; False if others did meanwhile."""
-        runs = runs_of(self._counts, min(_MAX_RUNS, self._connection.max_payload // _RUN_BYTES))
-        data = msgspec.json.encode(_Stored(self._of, runs))
+        """Store the counts; returns False if another process stored newer ones."""
+        runs = runs_from_counts(self._counts, min(_MAX_RUNS, self._connection.max_payload // _RUN_BYTES))
+        data = msgspec.json.encode(_Stored(self._created, runs))
         block = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: %d\r\n\r\n" % self._revision
         subject = self._subject.encode()
         while True:
@@ -182,17 +180,17 @@ class GivenBack:
             finally:
                 replies.close()
             if (answer := replies.answers[0]) is None:
-                raise OperationTimeout(f"The server did not store what {self._what} gave back")
+                raise OperationTimeout(f"The server did not store the release counts of {self._what}")
             code, _ = status_of(answer[0])
             if code == 403:
                 raise NotAuthorized(f"The server refused {self._subject!r} to this user")
             if code == 503:
                 await self._make_stream()
                 continue
-            told: dict[str, Any] = msgspec.json.decode(answer[1])
-            error: dict[str, Any] | None = told.get("error")
+            ack: dict[str, Any] = msgspec.json.decode(answer[1])
+            error: dict[str, Any] | None = ack.get("error")
             if error is None:
-                self._revision = int(told["seq"])
+                self._revision = int(ack["seq"])
                 return True
             if error.get("err_code") == _WRONG_SEQUENCE:
                 return False
@@ -201,18 +199,20 @@ class GivenBack:
     async def _make_stream(self) -> None:
         settings = self._connection.settings
         config: dict[str, Any] = {
-            "name": GIVEN_BACK,
-            "subjects": [given_back_subject("*", "*")],
+            "name": RELEASE_COUNTS_STREAM,
+            "subjects": [release_counts_subject("*", "*")],
             "retention": "limits",
             "discard": "old",
             "storage": settings.storage,
             "num_replicas": settings.replicas,
             "max_msgs_per_subject": 1,
-            # What deleted subscriptions left goes by itself.
+            # Counts of deleted subscriptions expire.
             "max_age": _KEEP_SECONDS * NANOSECONDS,
         }
         try:
-            await self._connection.api(f"STREAM.CREATE.{GIVEN_BACK}", config, what=f"Stream {GIVEN_BACK!r}")
+            await self._connection.api(
+                f"STREAM.CREATE.{RELEASE_COUNTS_STREAM}", config, what=f"Stream {RELEASE_COUNTS_STREAM!r}"
+            )
         except BackendError as error:
             if f"err_code {_IN_USE}" not in error.message:
                 raise
@@ -222,16 +222,16 @@ class GivenBack:
 
 
 async def forget(connection: Connection, stream: str, consumer: str = "*") -> None:
-    """Remove the counts of a subscription, or of all of a stream; what is not there or not allowed is left."""
+    """Remove the counts of a subscription, or of all of a stream, if they exist and this user may."""
     try:
-        wanted = {"filter": given_back_subject(stream, consumer)}
-        await connection.api(f"STREAM.PURGE.{GIVEN_BACK}", wanted, what=f"Stream {GIVEN_BACK!r}")
+        wanted = {"filter": release_counts_subject(stream, consumer)}
+        await connection.api(f"STREAM.PURGE.{RELEASE_COUNTS_STREAM}", wanted, what=f"Stream {RELEASE_COUNTS_STREAM!r}")
     except (NotFound, NotAuthorized) as error:
-        logger.debug("Removing what was counted of %s: %s", stream, error)
+        logger.debug("Removing the release counts of %s: %s", stream, error)
 
 
-def runs_of(counts: Mapping[int, int], most: int) -> list[Run]:
-    """The counts in short, at most so many runs; those that were given back least are left out first."""
+def runs_from_counts(counts: Mapping[int, int], most: int) -> list[Run]:
+    """Counts as at most `most` runs; the lowest counts are left out first."""
     runs: list[Run] = []
     for sequence in sorted(counts):
         number = counts[sequence]
@@ -246,7 +246,7 @@ def runs_of(counts: Mapping[int, int], most: int) -> list[Run]:
     return runs
 
 
-def counts_of(runs: Sequence[Run]) -> dict[int, int]:
+def counts_from_runs(runs: Sequence[Run]) -> dict[int, int]:
     """The count of each sequence."""
     counts: dict[int, int] = {}
     for first, length, number in runs:
@@ -256,7 +256,7 @@ def counts_of(runs: Sequence[Run]) -> dict[int, int]:
 
 
 def _bounded(counts: dict[int, int]) -> dict[int, int]:
-    """The newer half, if it is too many."""
+    """The newer half if there are too many."""
     return counts if len(counts) <= _MAX_COUNTED else dict(islice(counts.items(), len(counts) // 2, None))
 
 

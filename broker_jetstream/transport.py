@@ -1,9 +1,9 @@
-"""The only place that touches nats-py's private calls, and the public way that does the same without them.
+"""nats-py without its per-message cost: the only module that uses its private calls, and a fallback without them.
 
-`supports_fast_path()` compares what is installed with what was tried; `make_client` falls back to the public calls when
-it differs. Both ways give the same raw messages: subject, reply, body and header block as bytes. The fast
-way skips nats-py's message parsing, objects and queues, and joins many commands in one write. A handler
-runs inside nats-py's read loop: it must not raise and must not block. Everything runs on the client's event loop.
+`supports_fast_path()` checks that the installed nats-py has the private parts that were tested; else `make_client`
+falls back to the public calls. Both transports pass raw messages: subject, reply, body and header block as bytes. The
+fast one skips nats-py's message objects and queues, and joins many commands into one write. A handler runs inside
+nats-py's read loop: it must not raise and must not block. Everything runs on the client's event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from broker_jetstream.headers import header_lines
+from broker_jetstream.codec import header_lines
 
 __all__ = [
     "FastClient",
@@ -27,11 +27,11 @@ __all__ = [
     "PublicClient",
     "RawHandler",
     "Transport",
+    "close_now",
     "drop_socket",
     "flush_all",
-    "hang_up",
+    "is_standalone",
     "make_client",
-    "stands_alone",
     "supports_fast_path",
 ]
 
@@ -45,7 +45,7 @@ _PROCESS_MSG: Final = ["self", "sid", "subject", "reply", "data", "headers"]
 
 
 class Outgoing(NamedTuple):
-    """One message to be written."""
+    """One message to write."""
 
     subject: bytes
     reply: bytes
@@ -54,21 +54,21 @@ class Outgoing(NamedTuple):
 
 
 class Transport(Protocol):
-    """What the backend asks of a client beyond nats-py's public calls."""
+    """A client of nats-py, and the calls that this backend adds."""
 
     client: Client
     joins: bool
-    """Whether writes are joined and what was not written when a connection broke can be forgotten."""
+    """Whether writes are joined, and `forget_unwritten` works."""
 
     async def listen(self, subject: str, handler: RawHandler) -> Any: ...
-    async def unlisten(self, listening: Any) -> None: ...
+    async def unlisten(self, listener: Any) -> None: ...
     async def send(self, messages: Sequence[Outgoing]) -> None: ...
     async def send_empty(self, subjects: Sequence[bytes]) -> None: ...
     def forget_unwritten(self) -> None: ...
 
 
 def supports_fast_path(client_type: type[Client] = Client) -> bool:
-    """Whether this nats-py has the private parts that the fast way needs, in the shape that was tried."""
+    """Whether this nats-py has the private parts that `FastClient` needs, as they were tested."""
     try:
         process = client_type._process_msg  # pyright: ignore[reportPrivateUsage]
         send, flush = client_type._send_command, client_type._flush_pending  # pyright: ignore[reportPrivateUsage]
@@ -89,7 +89,7 @@ def supports_fast_path(client_type: type[Client] = Client) -> bool:
 
 
 class _QuickParser(Parser):
-    """Takes the messages of raw subscriptions out of the stream itself, and leaves everything else to nats-py's parser.
+    """Parses messages of raw subscriptions, and leaves everything else to nats-py's parser.
 
     The server writes control lines with single blanks: `HMSG <subject> <sid> [reply] <header bytes> <all bytes>` and
     `MSG <subject> <sid> [reply] <bytes>`. A message that is not complete waits in the buffer with its control line.
@@ -107,7 +107,7 @@ class _QuickParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         if self.state != AWAITING_CONTROL_LINE:
-            # nats-py's parser has begun a message: it gets the rest of that one, and no more.
+            # nats-py's parser has begun a message: pass on the rest of that message only.
             rest = self.needed + 2 - len(self.buf)
             await super().parse(data[:rest])
             if self.state != AWAITING_CONTROL_LINE:
@@ -119,14 +119,14 @@ class _QuickParser(Parser):
         try:
             complete = self._take()
         except Exception as error:
-            # Anything else than this would end nats-py's reading for good; this makes it connect anew.
-            logger.exception("A message from NATS could not be taken")
+            # Any other exception would end nats-py's read loop for good; this one makes it reconnect.
+            logger.exception("A message from NATS could not be handled")
             raise ProtocolError from error
         if not complete:
             await super().parse()
 
     def _take(self) -> bool:
-        """Hand over all complete messages at the front; False if nats-py's parser is to look at what is left."""
+        """Handle all complete messages at the front; returns False if nats-py's parser must continue."""
         buffer, handlers = bytes(self.buf), self._handlers
         size = len(buffer)
         position = self._enough = 0
@@ -154,12 +154,12 @@ class _QuickParser(Parser):
 
 
 class _RawClient(Client):
-    """A client that hands the messages of some subscriptions over as they are."""
+    """A client that passes messages of some subscriptions on without parsing them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.raw_handlers: dict[bytes, RawHandler] = {}
-        """By the number of their subscription, as the server writes it."""
+        """By subscription id, as the server writes it."""
         self._ps = _QuickParser(self.raw_handlers, self)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -171,7 +171,7 @@ class _RawClient(Client):
 
 
 class FastClient:
-    """Raw messages by the short cut, joined writes."""
+    """Raw messages and joined writes, by nats-py's private calls."""
 
     joins = True
 
@@ -180,18 +180,18 @@ class FastClient:
         self.client: Client = self._raw
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
-        # nats-py drops messages beyond its limits; the credit of the pulls is the bound.
+        # nats-py would drop messages beyond its limits; the pull requests are the bound.
         subscribe: Any = self._raw.subscribe  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         subscription = await subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
         self._raw.raw_handlers[b"%d" % subscription._id] = handler
         return subscription
 
-    async def unlisten(self, listening: Any) -> None:
-        """Stop; what the server had sent by then has been handed over when this returns."""
+    async def unlisten(self, listener: Any) -> None:
+        """Unsubscribe; returns after the handler got every message that the server had sent."""
         if self._raw.is_closed:
             return
-        sid: int = listening._id
-        await listening.unsubscribe()
+        sid: int = listener._id
+        await listener.unsubscribe()
         if self._raw.is_connected:
             await flush_all(self._raw)
         self._raw.raw_handlers.pop(b"%d" % sid, None)
@@ -214,13 +214,13 @@ class FastClient:
         await self._raw._flush_pending()  # pyright: ignore[reportPrivateUsage]
 
     def forget_unwritten(self) -> None:
-        """Drop what the broken connection did not take, so that it cannot overtake what is sent again."""
+        """Drop writes that the broken connection did not take, so they cannot overtake their repetition."""
         self._raw._pending = []  # pyright: ignore[reportPrivateUsage]
         self._raw._pending_data_size = 0  # pyright: ignore[reportPrivateUsage]
 
 
 class PublicClient:
-    """The same by nats-py's public calls alone."""
+    """The same by nats-py's public calls."""
 
     joins = False
 
@@ -234,14 +234,14 @@ class PublicClient:
         subscribe: Any = self.client.subscribe  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return await subscribe(subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0)
 
-    async def unlisten(self, listening: Any) -> None:
+    async def unlisten(self, listener: Any) -> None:
         if self.client.is_closed:
             return
         if self.client.is_connected:
-            # Draining hands over what is queued in nats-py, which unsubscribing would throw away.
-            await listening.drain()
+            # Draining delivers messages queued in nats-py; unsubscribing would drop them.
+            await listener.drain()
         else:
-            await listening.unsubscribe()
+            await listener.unsubscribe()
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         for subject, reply, block, data in messages:
@@ -257,21 +257,21 @@ class PublicClient:
             await self.client.publish(subject.decode())
 
     def forget_unwritten(self) -> None:
-        """Nothing public does this: what nats-py kept is written after the reconnect."""
+        """Impossible by public calls: nats-py writes its buffer after the reconnect."""
 
 
 async def flush_all(client: Client, timeout: int = 10) -> None:
-    """Return when the server has taken all that was sent.
+    """Return when the server has read everything that was sent.
 
-    :raises nats.errors.Error: it does not answer in time, or the connection broke.
+    :raises nats.errors.Error: no answer in time, or the connection broke.
     """
-    # nats-py writes a PING at once, past what waits for its flusher; that is written by the time the first is answered.
+    # nats-py writes a PING ahead of its buffer; by the time of the first PONG the buffer is written.
     for _ in range(2):
         await client.flush(timeout)
 
 
 def drop_socket(client: Client) -> bool:
-    """Close the socket of a client at once, if it has one; whether it had."""
+    """Close the socket of a client at once; returns False if it has none."""
     writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if not isinstance(writer, asyncio.StreamWriter):
         return False
@@ -279,35 +279,35 @@ def drop_socket(client: Client) -> bool:
     return True
 
 
-async def hang_up(client: Client) -> None:
-    """Close a client whose commands have been written, without the seconds that TLS takes to say good-bye."""
+async def close_now(client: Client) -> None:
+    """Close a flushed client without waiting for the TLS shutdown."""
     if drop_socket(client):
-        # Else nats-py writes its rest to the aborted connection, fails, and leaves its tasks behind.
+        # Else nats-py writes its buffer to the aborted connection, fails, and leaks its tasks.
         client._pending, client._pending_data_size = [], 0  # pyright: ignore[reportPrivateUsage]
-    # Nothing is awaited in between, so the client does not take this for a broken connection.
+    # No await in between, so the client does not notice a broken connection.
     await client.close()
 
 
-def stands_alone(client: Client) -> bool:
-    """Whether the server has JetStream itself and no others beside it, so that it carries out what one connection sends
-    to a consumer in that order, and loses nothing of it on the way to another server."""
+def is_standalone(client: Client) -> bool:
+    """Whether the server runs JetStream alone: it then executes the acks of one connection in order, and loses none
+    on the way to another server."""
     info: Any = getattr(client, "_server_info", None) or {}
     return bool(info.get("jetstream")) and not (info.get("cluster") or info.get("domain"))
 
 
-def make_client(fast: bool) -> FastClient | PublicClient:
-    """A client by the fast way if it is wanted and nats-py allows it."""
+def make_client(fast: bool) -> Transport:
+    """A `FastClient` if `fast` is set and nats-py supports it."""
     return FastClient() if fast and supports_fast_path() else PublicClient()
 
 
 def _block(headers: Any) -> bytes:
-    """The header block of a message that nats-py has parsed; a repeated header has kept its last value."""
+    """The header block of a message that nats-py has parsed, which keeps the last of repeated headers."""
     if not headers:
         return b""
     lines: list[bytes] = []
     status = description = ""
     for name, value in headers.items():
-        # nats-py mixes plain names with members of a str enum.
+        # nats-py mixes strings with members of a str enum.
         text = str(getattr(name, "value", name))
         if text == "Status":
             status = value

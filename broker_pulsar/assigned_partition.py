@@ -1,0 +1,255 @@
+"""One partition of a record group as its member sees it: its consumer, its buffer, its committed position.
+
+Used from the loop only. The client's message id is stored for each record that was returned and is not committed,
+because only such an id can ack part of a batch; at most `KEPT_IDS` of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker import Bounds, LeaseLost, OffsetOutOfRange, Record, TopicPartition
+from broker_pulsar.client import Consumer, pulsar
+from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.connection import Connection
+from broker_pulsar.errors import translate
+from broker_pulsar.log_reader import make_record
+from broker_pulsar.message_ids import PER_ENTRY, make_id, next_position, offset_of, pack, unpack
+from broker_pulsar.names import TopicPath
+from broker_pulsar.receiving import Receiver, batch_policy
+
+__all__ = ["KEPT_IDS", "AssignedPartition", "not_assigned", "request_redelivery", "subscribe_partition", "take_records"]
+
+KEPT_IDS: Final = 100_000
+"""A commit below these ids acks whole batches only, so part of a batch may be redelivered after a crash."""
+
+
+class AssignedPartition:
+    """State of one partition.
+
+    :param start: position of the subscription when the member joined.
+    """
+
+    def __init__(self, topic_partition: TopicPartition, consumer_name: str, start: int | None) -> None:
+        self.topic_partition: Final = topic_partition
+        self.consumer_name: Final = consumer_name
+        self.receiver: Receiver | None = None
+        self.owned = self.paused = self.changing = False
+        """`changing`: during an assignment, revocation or seek, arriving records are dropped."""
+        self.connection = ""
+        """The broker's name of the connection over which we own the partition."""
+        self.has_received = False
+        """Whether a record arrived since the last restart."""
+        self.start: Final = start
+        self.committed = start
+        self.cursor = start
+        """The broker's cursor, as far as known: the committed position, or that of a later seek."""
+        self.acked = 0
+        """The client drops records below this position as acked, until its consumer seeks."""
+        self.buffer: deque[Record[Any]] = deque()
+        self._next = 0
+        self._received = -1
+        """The highest position that the client delivered, owned or not."""
+        self._expected: int | None = None
+        """The position at which the delivery must start, until it has."""
+        self._last_seen = -1
+        """The last position that arrived before that; -1 if none did."""
+        self.requested_at: int | None = None
+        """The broker's count of sent messages when the redelivery was requested; None after a seek or reconnect, when
+        the broker sends without a request."""
+        self._idle_checks = 0
+        """Checks since the last restart that saw a backlog while nothing arrived."""
+        self._ids: deque[tuple[int, Any]] = deque()
+
+    def arrived(self, messages: Sequence[NativeMessage]) -> bool:
+        """Buffer records; returns False if none is new."""
+        if not self.owned or self.changing:
+            self._received = max((self._received, *(offset_of(raw.message_id()) for raw in messages)))
+            return False
+        topic, number = self.topic_partition
+        before = len(self.buffer)
+        for raw in messages:
+            message_id = raw.message_id()
+            record = make_record(topic, number, raw, message_id)
+            if not self._delivery_started(record.offset) or record.offset < self._next:
+                continue  # After a reconnect the broker restarts at the committed position.
+            self._next = record.offset + 1
+            self.has_received = True
+            self.buffer.append(record)
+            self._ids.append((record.offset, message_id))
+        self._received = max(self._received, self._next - 1)
+        while len(self._ids) > KEPT_IDS:
+            self._ids.popleft()
+        return len(self.buffer) > before
+
+    @property
+    def misaligned(self) -> bool:
+        """Whether records arrived that do not start the expected delivery."""
+        return self._expected is not None and self._last_seen >= 0
+
+    def needs_redelivery_request(self, backlog: int, sent: int) -> bool:
+        """Whether the redelivery must be requested again; called at each check of the assignment.
+
+        True if the delivery is misaligned, or if the broker sends nothing: it may drop a request that coincides with a
+        read of its own. In the latter case at the second, fourth, eighth check, and never after it has sent something:
+        the client drops both copies of a chunked message whose first chunk comes twice.
+
+        :param backlog: the broker's count of uncommitted batches.
+        :param sent: the broker's count of sent messages, as in `PartitionState`.
+        """
+        if self.misaligned:
+            return True
+        if self.has_received or not backlog or sent != self.requested_at:
+            self._idle_checks = 0
+            return False
+        self._idle_checks += 1
+        return self._idle_checks > 1 and self._idle_checks.bit_count() == 1
+
+    def restart(self, position: int = 0, *, expected: int | None = None) -> None:
+        """Drop buffered records, and ignore records below `position`.
+
+        :param expected: position of the first entry to arrive; 0 if unknown. The client delivers queued records of an
+            earlier delivery before that. None if it has none.
+        """
+        self.buffer.clear()
+        self._ids.clear()
+        self._next = position
+        # Without earlier receives the queued records are complete.
+        self._expected = expected if expected is not None and self._received >= expected else None
+        self._last_seen = -1
+        self.has_received = False
+        self._idle_checks = 0
+
+    def keep(self, connection: str) -> None:
+        """The partition is still ours, over this connection."""
+        if connection != self.connection:
+            self.connection, self.requested_at = connection, None
+
+    def release(self) -> None:
+        """The partition is no longer ours."""
+        self.owned = self.changing = False
+        self.restart()
+
+    def _delivery_started(self, offset: int) -> bool:
+        """Whether the expected delivery has started, at or before this position."""
+        expected, last_seen = self._expected, self._last_seen
+        if expected is None:
+            return True
+        # A requested redelivery starts at or below all earlier arrivals.
+        if offset <= last_seen or expected <= offset <= expected + 1:
+            self._expected = None
+            return True
+        self._last_seen = offset
+        self._received = max(self._received, offset)
+        return False
+
+    def was_rewound(self, cursor: int) -> bool:
+        """Whether another member moved the group's cursor below our acks; undetectable within a partly acked batch."""
+        return cursor < self.acked - self.acked % PER_ENTRY
+
+    def target(self, position: int | None, bounds: Bounds) -> int:
+        """The target of a seek; None means the committed position or the start, at least the first of the log.
+
+        :raises OffsetOutOfRange: the log does not hold the position.
+        """
+        if position is None:
+            position = self.committed if self.committed is not None else self.start
+            position = bounds.first if position is None else max(position, bounds.first)
+        if not bounds.first <= position <= bounds.next:
+            raise OffsetOutOfRange(
+                f"Position {position} of {self.topic_partition.topic}[{self.topic_partition.partition}] "
+                f"is not in the log, which holds {bounds.first} to {bounds.next}"
+            )
+        return position
+
+    def commit_id(self, position: int) -> Any:
+        """The message id to ack cumulatively so that `position` is next; None if there is nothing to ack."""
+        found: Any = None
+        while self._ids and self._ids[0][0] < position:
+            found = self._ids.popleft()[1]
+        if found is not None:
+            self.acked = next_position(found)
+            return found
+        ledger, entry, _ = unpack(position)
+        self.acked = pack(ledger, entry, 0)
+        # A constructed id can ack whole entries, but not part of a batch.
+        return make_id(self.topic_partition.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
+
+
+def not_assigned(topic_partition: TopicPartition) -> LeaseLost:
+    """The error of a call for a partition of another member."""
+    return LeaseLost(
+        f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned to this member"
+    )
+
+
+async def subscribe_partition(
+    connection: Connection, partition: AssignedPartition, log: TopicPath, group: str
+) -> Consumer:
+    """The member's consumer of this partition.
+
+    :raises BrokerError: the broker refuses, or does not answer.
+    """
+    client, settings = connection.client, connection.settings
+    try:
+        return await connection.create(
+            lambda: client.subscribe(
+                log.url,
+                group,
+                consumer_type=pulsar.ConsumerType.Failover,
+                consumer_name=partition.consumer_name,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=settings.receiver_queue,
+                batch_receive_policy=batch_policy(settings.receiver_queue),
+                batch_index_ack_enabled=True,
+                start_message_id_inclusive=True,
+            ),
+            lambda consumer: consumer.close(),
+        )
+    except Exception as error:
+        raise translate(error, f"Group {group!r} of topic {partition.topic_partition.topic!r}") from error
+
+
+async def request_redelivery(partition: AssignedPartition) -> None:
+    """Request redelivery of uncommitted records, unless the partition was lost or moved meanwhile.
+
+    :raises BrokerError: the client's error.
+    """
+    if (
+        partition.receiver is not None
+        and partition.owned
+        and not partition.changing
+        and (partition.misaligned or partition.requested_at is not None)
+    ):
+        await partition.receiver.call(partition.receiver.consumer.redeliver_unacknowledged_messages)
+
+
+def take_records(
+    partitions: list[AssignedPartition], max_records: int, max_bytes: int
+) -> tuple[list[Record[Any]], list[AssignedPartition]]:
+    """Take buffered records, and the partitions they came from, which move to the end of `partitions`.
+
+    At most `max_records` and, except for the first record, `max_bytes`; grouped by partition.
+    """
+    taken: list[Record[Any]] = []
+    served: list[AssignedPartition] = []
+    size = 0
+    for partition in tuple(partitions):
+        if len(taken) >= max_records or size > max_bytes:
+            break
+        if not partition.buffer or partition.paused or partition.changing or not partition.owned:
+            continue
+        before = len(taken)
+        while partition.buffer and len(taken) < max_records:
+            size += partition.buffer[0].size
+            if taken and size > max_bytes:
+                break
+            taken.append(partition.buffer.popleft())
+        if len(taken) > before:
+            served.append(partition)
+    for partition in served:
+        partitions.remove(partition)
+        partitions.append(partition)
+    return taken, served

@@ -1,0 +1,100 @@
+"""Pulsar's message ids as integers that sort the same. Pure functions, safe from any thread.
+
+An offset packs ledger, entry and batch index into 31, 20 and 12 bits. Offsets only grow within a partition and are not
+dense; `offset + 1` is a valid position. A value that does not fit is refused: an offset never wraps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from broker import BackendError, OffsetOutOfRange
+from broker_pulsar.client import MessageId, pulsar
+
+__all__ = [
+    "LARGEST",
+    "PER_ENTRY",
+    "PER_LEDGER",
+    "MessageIdParts",
+    "make_id",
+    "next_position",
+    "offset_of",
+    "pack",
+    "unpack",
+]
+
+_BATCH_BITS: Final = 12
+_ENTRY_BITS: Final = 20
+_LEDGER_BITS: Final = 31
+_BATCH_SIZE: Final = 6
+"""Field number of the batch size in `MessageIdData`, which the client's id does not expose."""
+PER_ENTRY: Final = 1 << _BATCH_BITS
+"""Positions per entry; one entry is one batch."""
+PER_LEDGER: Final = PER_ENTRY << _ENTRY_BITS
+LARGEST: Final = (1 << (_BATCH_BITS + _ENTRY_BITS + _LEDGER_BITS)) - 1
+
+
+class MessageIdParts(NamedTuple):
+    """The parts of an offset; `slot` is the batch index plus one, or 0 for an unbatched message."""
+
+    ledger: int
+    entry: int
+    slot: int
+
+
+def pack(ledger: int, entry: int, slot: int) -> int:
+    """Combine the parts of an offset.
+
+    :raises BackendError: one of them does not fit.
+    """
+    if ledger >> _LEDGER_BITS or entry >> _ENTRY_BITS or slot >> _BATCH_BITS:
+        raise BackendError(
+            f"The message id {ledger}:{entry}:{slot - 1} does not fit into an offset: {_LEDGER_BITS} bits for the "
+            f"ledger, {_ENTRY_BITS} for the entry and {_BATCH_BITS} for the batch index",
+            advice="Lower managedLedgerMaxEntriesPerLedger of the broker, or batching_max_messages of the producer",
+        )
+    return (((ledger << _ENTRY_BITS) | entry) << _BATCH_BITS) | slot
+
+
+def unpack(offset: int) -> MessageIdParts:
+    """The parts of an offset.
+
+    :raises OffsetOutOfRange: it is not a valid offset.
+    """
+    if not 0 <= offset <= LARGEST:
+        raise OffsetOutOfRange(f"Offset {offset} is not a position of a Pulsar topic; positions are 0 to {LARGEST}")
+    entry = offset >> _BATCH_BITS
+    return MessageIdParts(entry >> _ENTRY_BITS, entry & ((1 << _ENTRY_BITS) - 1), offset & (PER_ENTRY - 1))
+
+
+def offset_of(message_id: Any) -> int:
+    """The offset of the client's message id."""
+    return pack(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index() + 1)
+
+
+def next_position(message_id: Any) -> int:
+    """The position after a message: in its batch, or the next entry."""
+    offset = offset_of(message_id)
+    _, _, slot = unpack(offset)
+    if slot and slot < _batch_size(message_id.serialize()):
+        return offset + 1
+    return (offset // PER_ENTRY + 1) * PER_ENTRY
+
+
+def _batch_size(serialized: bytes) -> int:
+    """The batch size in a serialized id, whose fields are all varints; 0 if absent."""
+    numbers: list[int] = []
+    number = shift = 0
+    for byte in serialized:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(number)
+            number = shift = 0
+    return {tag >> 3: value for tag, value in zip(numbers[::2], numbers[1::2], strict=False)}.get(_BATCH_SIZE, 0)
+
+
+def make_id(partition: int, offset: int) -> MessageId:
+    """A message id for a position, for seeks and readers; the message need not exist."""
+    ledger, entry, slot = unpack(offset)
+    return pulsar.MessageId(partition, ledger, entry, slot - 1)
