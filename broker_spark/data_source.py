@@ -17,28 +17,28 @@ from broker.errors import ConfigurationError, Unsupported
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.schema import spark_schema
 from broker_spark.log.source import LogBatchReader, LogStreamReader
-from broker_spark.runtime.workers import keep_what_is_loaded
+from broker_spark.runtime.workers import freeze_loaded_objects
 from broker_spark.sink.sink import MessageStreamWriter, MessageWriter, SinkOptions
 from broker_spark.spool.source import SpoolStreamReader
 
-__all__ = ["BrokerDataSource", "GivenDataSource"]
+__all__ = ["BrokerDataSource", "MessageDataSource"]
 
 
-class GivenDataSource(DataSource):
+class MessageDataSource(DataSource):
     """What takes the options of a source of topics, and has its columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Spark pickles this object, and its own mapping forgets how names were written.
         super().__init__(options)
         self._given = dict(options)
-        keep_what_is_loaded()
+        freeze_loaded_objects()
 
     def schema(self) -> StructType:
         """The columns of a read."""
         return spark_schema(SourceOptions.parse(self._given).columns)
 
 
-class BrokerDataSource(GivenDataSource):
+class BrokerDataSource(MessageDataSource):
     """Topics as a source and a sink: `spark.read.format("broker")`, `df.write.format("broker")` and the streaming two.
 
     :raises ConfigurationError: an option is unknown, cannot be used, or contradicts another.
@@ -59,7 +59,7 @@ class BrokerDataSource(GivenDataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise Unsupported("A topic cannot be overwritten", advice='Write with mode("append")')
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         return MessageWriter(SinkOptions.parse(self._given, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -70,11 +70,11 @@ class BrokerDataSource(GivenDataSource):
                 'mode("append")',
             )
         # Spark plans the sink anew for each batch, in one process, to which this object is sent.
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         return MessageStreamWriter(SinkOptions.parse(self._given, schema))
 
     def _source(self, schema: StructType) -> SourceOptions:
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         options = SourceOptions.parse(self._given)
         expected = spark_schema(options.columns)
         if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in expected]:

@@ -1,20 +1,25 @@
-"""`session(...)`: a session of Spark that is set up well, with `format("broker")`; or the one that there is.
+"""`session(...)`: the active Spark session or a new, well configured one, with `format("broker")`.
 
-Classic or Spark Connect. Call it from the driver's main thread. A session that is there already is left as it is.
+Classic or Spark Connect. Call it from the driver's main thread. An active session keeps its settings.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 from pyspark.sql import SparkSession
 
 from broker.checks import check_text, refused
@@ -22,29 +27,27 @@ from broker.errors import ConfigurationError
 from broker.urls import MASK, is_secret_name
 from broker_spark.checkpoint.topics_source import TopicsDataSource
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.runtime.configured import configured
-from broker_spark.runtime.home import compiled_home
-from broker_spark.runtime.python_sockets import socket_settings
+from broker_spark.runtime.local import compiled_home, socket_settings
 from broker_spark.runtime.shipping import python_path, sent_files, shipped_source
 
-__all__ = ["register", "session"]
+__all__ = ["configured", "register", "session"]
 
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
-_REACH: Final = 30.0
-"""Seconds for a server of Spark Connect, whose client would try for ten minutes."""
-_ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_HERE: Final = {
+_CONNECT_SECONDS: Final = 30.0
+"""Seconds to wait for a server of Spark Connect; its own client would try for ten minutes."""
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_LOOPBACK: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""For a driver that runs here with all its executors."""
-_QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
-"""For a driver that is started here, wherever its executors are: Spark takes it for a shell of its own."""
-_SERVER_HERE: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
-"""For a server of Spark Connect that runs here."""
-_BETTER: Final[Mapping[str, str]] = {
-    # State that outgrows memory, and whose commits write what changed.
-    "spark.sql.streaming.stateStore.providerClass": _ROCKS,
+"""For a driver on this machine with all its executors."""
+_NO_PROGRESS_BAR: Final = {"spark.ui.showConsoleProgress": "false"}
+"""For a driver started here, wherever its executors are: Spark would treat it as an interactive shell."""
+_SERVER_LOOPBACK: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
+"""For a server of Spark Connect on this machine."""
+_DEFAULTS: Final[Mapping[str, str]] = {
+    # State may outgrow memory, and a commit writes only the changes.
+    "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
@@ -59,17 +62,18 @@ def session(
 ) -> SparkSession:
     """The active session, or a new one.
 
-    A new one keeps state in RocksDB with a changelog, moves rows to Python by Arrow, and stops with the process. One on
-    this machine (`local[...]`, the default with all cores and three attempts per task) listens on loopback only, and
-    talks to its Python processes through Unix sockets; over TCP, with a warning, where there can be none.
-    What `spark-submit`, `spark-defaults.conf` or `config` say goes first; the JVM of `spark-submit` runs before this,
-    and its web page is on loopback where `SPARK_LOCAL_IP` says so.
+    A new session keeps state in RocksDB with a changelog, moves rows to Python through Arrow, and stops with the
+    process. A local session (`local[...]`; the default uses all cores and three attempts per task) listens on loopback
+    only and talks to its Python processes through Unix sockets, or over TCP with a warning where these are impossible.
+    Settings of `spark-submit`, `spark-defaults.conf` and `config` take precedence. The JVM of `spark-submit` is already
+    running: its web page is on loopback only if `SPARK_LOCAL_IP` says so.
 
-    :param master: where it runs, for instance "local[2,3]" or "spark://host:7077"; None is what `spark-submit` says.
+    :param master: where Spark runs, such as "local[2,3]" or "spark://host:7077"; None uses the one of `spark-submit`.
     :param remote: instead of `master`: a server of Spark Connect, "sc://host:15002", or "local[2]" to start one here.
-        What Spark takes only when it starts, such as its memory, is then that server's own.
-    :param config: settings of Spark, by their own names.
-    :raises ConfigurationError: Spark does not start with these, or no server of Spark Connect answers in half a minute.
+        Settings that Spark reads only at start, such as its memory, are then those of the server.
+    :param config: settings of Spark by their own names.
+    :raises ConfigurationError: Spark does not start with these settings, or no server of Spark Connect answers within
+        30 seconds.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -77,7 +81,7 @@ def session(
     check_text("name", name)
     given = _texts({} if config is None else config)
     if master is not None and remote is not None:
-        raise ConfigurationError(f"master {master!r} and remote are given", advice="Give one of them")
+        raise ConfigurationError(f"master {master!r} and remote are both given", advice="Give one of them")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
     if remote is not None:
         check_text("remote", remote)
@@ -89,61 +93,61 @@ def session(
         given["spark.master"] = master
     asked = ", ".join(f"{key}={_shown(key, value)}" for key, value in given.items())
     server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
-    said = {**configured(), **given} if not server or server.startswith("local") else given
-    local = (server or said.get("spark.master", "")).startswith("local")
+    settings = {**configured(), **given} if not server or server.startswith("local") else given
+    local = (server or settings.get("spark.master", "")).startswith("local")
     if local or not server:
-        ours = _QUIET
+        ours = _NO_PROGRESS_BAR
         if local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            # Else whichever Python comes first on the path is what rows are given to.
+            # Otherwise Spark runs the first Python on the path.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            ours = {**ours, **_HERE, **(_SERVER_HERE if server else {}), **socket_settings(said)}
-        given = {**{key: value for key, value in ours.items() if key not in said}, **given}
+            ours = {**ours, **_LOOPBACK, **(_SERVER_LOOPBACK if server else {}), **socket_settings(settings)}
+        given = {**{key: value for key, value in ours.items() if key not in settings}, **given}
     with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
-        made = _started(name, given, server, asked)
+        made = _start(name, given, server, asked)
     atexit.register(made.stop)
     return register(made)
 
 
 def _texts(config: Any) -> dict[str, str]:
-    """Settings as Spark takes them.
+    """Settings as text.
 
-    :raises ConfigurationError: one is none.
+    :raises ConfigurationError: a name or value is of another type.
     """
     if not isinstance(config, Mapping):
-        raise refused("config", config, "a mapping of Spark's settings to text, numbers or True and False")
+        raise refused("config", config, "a mapping of Spark's settings to text, numbers, True or False")
     texts: dict[str, str] = {}
     for key, value in cast("Mapping[Any, Any]", config).items():
         check_text("a name in config", key)
         if not isinstance(value, str | int | float):
-            raise refused(f"config[{key!r}]", value, "text, a number or True and False; leave it out for Spark's own")
+            raise refused(f"config[{key!r}]", value, "text, a number, True or False; leave it out for Spark's default")
         texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return texts
 
 
 def _shown(key: str, value: str) -> str:
-    # Behind its first ';' the URL of a server may have a token.
+    # The URL of a server may have a token after its first ';'.
     return MASK if is_secret_name(key) else value.partition(";")[0] if key == "spark.remote" else value
 
 
-def _started(name: str, given: Mapping[str, str], server: str, asked: str) -> SparkSession:
-    """The session, with what is better set where nobody said otherwise.
+def _start(name: str, given: Mapping[str, str], server: str, asked: str) -> SparkSession:
+    """Start the session and set `_DEFAULTS` where nothing else is configured.
 
-    :param asked: what was asked for, for people.
-    :raises ConfigurationError: Spark does not start so.
+    :param asked: the given settings, for errors.
+    :raises ConfigurationError: Spark does not start.
     """
     made: SparkSession | None = None
     builder = SparkSession.Builder().appName(name)
     try:
         for key, value in given.items():
-            # It refuses what contradicts what is in it, or in the environment.
+            # Raises on settings that contradict each other or the environment.
             builder = builder.config(key, value)
         if server and not server.startswith("local"):
-            _reach(server)
+            _check_connect_server(server)
         made = builder.getOrCreate()
         known = {row["key"] for row in made.sql("SET").collect()}
-        for key, value in _BETTER.items():
-            # Spark lists what somebody has set, and not what it has by default.
+        for key, value in _DEFAULTS.items():
+            # SET lists configured settings only, no defaults.
             if key not in known:
                 made.conf.set(key, value)
     except (PySparkException, Py4JError) as error:
@@ -152,20 +156,20 @@ def _started(name: str, given: Mapping[str, str], server: str, asked: str) -> Sp
                 made.stop()
         if isinstance(error, PySparkException) and error.getCondition() == _NO_JAVA:
             raise ConfigurationError(
-                f"Spark's Java did not start with {asked}; what it said is above",
-                advice="Spark needs Java 17 or newer, and a master and settings that it takes",
+                f"Spark's JVM did not start with {asked}; its own message is above",
+                advice="Install Java 17 or newer, and check master and settings",
             ) from error
         raise ConfigurationError(
-            f"Spark does not start with {asked}: {_why(error)}",
-            advice="Give it a master that answers, and settings that it takes",
+            f"Spark does not start with {asked}: {_root_cause(error)}",
+            advice="Check that the master answers and that Spark knows the settings",
         ) from error
     return made
 
 
-def _reach(server: str) -> None:
-    """Before its client is asked, after whose failure PySpark takes no other kind of session in this process.
+def _check_connect_server(server: str) -> None:
+    """Connect once before PySpark's client does: after its failure the process can have no other kind of session.
 
-    :raises ConfigurationError: no server of Spark Connect answers there.
+    :raises ConfigurationError: no server of Spark Connect answers.
     """
     import grpc
     from pyspark.sql.connect.client.core import DefaultChannelBuilder
@@ -173,21 +177,23 @@ def _reach(server: str) -> None:
     try:
         builder = DefaultChannelBuilder(server)
     except ValueError as error:
-        raise ConfigurationError(f"remote is no URL of a server: {error}", advice="Write sc://host:port") from error
+        raise ConfigurationError(
+            f"remote is not the URL of a server: {error}", advice="Write sc://host:port"
+        ) from error
     channel = builder.toChannel()
     try:
-        grpc.channel_ready_future(channel).result(timeout=_REACH)
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_SECONDS)
     except grpc.FutureTimeoutError:
         raise ConfigurationError(
-            f"No server of Spark Connect answers at {builder.endpoint} in {_REACH:g} s",
-            advice="Start one there, or check the host and port of remote; 'local[2]' starts one here",
+            f"No server of Spark Connect answers at {builder.endpoint} in {_CONNECT_SECONDS:g} s",
+            advice="Start one, or check the host and port of remote; 'local[2]' starts one on this machine",
         ) from None
     finally:
         channel.close()
 
 
-def _why(error: Exception) -> str:
-    """What went wrong first, in a line."""
+def _root_cause(error: Exception) -> str:
+    """The first line of the root cause."""
     java: Any = getattr(error, "java_exception", None)
     if java is not None:
         while (cause := java.getCause()) is not None:
@@ -202,12 +208,37 @@ def _why(error: Exception) -> str:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make `format("broker")` known to a session; gives it back. May be repeated.
+    """Make `format("broker")` available in a session, and return the session. May be repeated.
 
-    Where PySpark looks for data sources by itself it finds this one under the same name, without the call.
+    PySpark also discovers the source by itself where this package is on its path.
     """
     found_in, sent = python_path(spark), sent_files(spark)
     for source in (BrokerDataSource, TopicsDataSource):
         shipped = shipped_source(source, Path(__file__).parent, found_in, sent)
         spark.dataSource.register(shipped or source)
     return spark
+
+
+def configured() -> dict[str, str]:
+    """The settings of spark-submit, PYSPARK_SUBMIT_ARGS and spark-defaults.conf."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()  # pyright: ignore[reportPrivateUsage]
+        return dict(SparkConf().getAll())
+    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    arguments = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
+    settings: dict[str, str] = {}
+    file = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"), "spark-defaults.conf")
+    for name, value in pairwise(arguments):
+        if name == "--master":
+            settings["spark.master"] = value
+        elif name in {"--conf", "-c"}:
+            key, _, text = value.partition("=")
+            settings[key] = text
+        elif name == "--properties-file":
+            file = Path(value)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return settings
+    found = re.findall(r"^[ \t]*(spark\.[^\s=:]+)(?:[ \t]*[=:][ \t]*|[ \t]+)(\S+)", text, re.MULTILINE)
+    return {**dict(found), **settings}

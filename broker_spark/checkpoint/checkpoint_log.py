@@ -1,6 +1,6 @@
 """What Spark keeps in a query's checkpoint: the numbers of its batches, and the positions of the last one.
 
-Blocking; before the query is started. *Failure.* What is not whole is a ConfigurationError; Spark tells a stack of it.
+Blocking; before the query is started. *Failure.* What is incomplete is a ConfigurationError; Spark tells a stack of it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
-from broker_spark.common.json_state import object_of
-from broker_spark.runtime.hadoop import bytes_of, find_place
-from broker_spark.runtime.spark_errors import named_place, said
+from broker_spark.common.json_state import parse_object
+from broker_spark.runtime.hadoop import find_path, path_errors_as, read_bytes
+from broker_spark.runtime.spark_errors import first_line
 
 __all__ = ["CheckpointLog"]
 
-_MEND: Final = "Bring the checkpoint back from a copy, or begin a new one, and with it new files and tables"
+_ADVICE: Final = "Restore the checkpoint from a copy, or begin a new one, and with it new files and tables"
 
 
 class CheckpointLog:
@@ -33,8 +33,8 @@ class CheckpointLog:
 
     def batches(self, log: str) -> list[int]:
         """The numbers of the batches in `offsets`, which were planned, or in `commits`."""
-        with named_place("checkpoint", self._checkpoint):
-            path, files = find_place(self._spark, f"{self._checkpoint}/{log}")
+        with path_errors_as("checkpoint", self._checkpoint):
+            path, files = find_path(self._spark, f"{self._checkpoint}/{log}")
             found: list[Any] = list(files.listStatus(path)) if files.exists(path) else []
         names = [str(each.getPath().getName()) for each in found]
         return [int(name) for name in names if name.isdecimal()]
@@ -42,23 +42,24 @@ class CheckpointLog:
     def positions(self) -> list[dict[str, Any]]:
         """What the sources of the last batch that was planned wrote; none if none was. Of some it is no object.
 
-        :raises ConfigurationError: the query's id, or one of them, is not whole or cannot be read.
+        :raises ConfigurationError: the query's id, or one of them, is incomplete or cannot be read.
         """
-        identity = self._told("metadata")
+        identity = self._read_file("metadata")
         if identity is not None:
-            object_of(identity[1], identity[0], _MEND)
+            parse_object(identity[1], identity[0], _ADVICE)
         last = max(self.batches("offsets"), default=None)
-        positions = None if last is None else self._told(f"offsets/{last}")
+        positions = None if last is None else self._read_file(f"offsets/{last}")
         if positions is None:
             return []
         what, text = positions
         # A version, Spark's own, and a line for each source; some sources have a number there, or nothing yet.
         lines = enumerate(text.decode(errors="replace").splitlines()[2:], 3)
         return [
-            object_of(line, f"Line {number} of {what}", _MEND) if line.startswith("{") else {} for number, line in lines
+            parse_object(line, f"Line {number} of {what}", _ADVICE) if line.startswith("{") else {}
+            for number, line in lines
         ]
 
-    def _told(self, name: str) -> tuple[str, bytes] | None:
+    def _read_file(self, name: str) -> tuple[str, bytes] | None:
         """What errors call a file of the checkpoint, and what is in it; None if there is none.
 
         :raises ConfigurationError: it cannot be read.
@@ -66,7 +67,7 @@ class CheckpointLog:
         file = f"{self._checkpoint}/{name}"
         what = f"{mask_within(file)} of the checkpoint"
         try:
-            path, files = find_place(self._spark, file)
-            return (what, bytes_of(path, files)) if files.exists(path) else None
+            path, files = find_path(self._spark, file)
+            return (what, read_bytes(path, files)) if files.exists(path) else None
         except Py4JJavaError as error:
-            raise ConfigurationError(f"{what} cannot be read: {said(error)}", advice=_MEND) from error
+            raise ConfigurationError(f"{what} cannot be read: {first_line(error)}", advice=_ADVICE) from error

@@ -1,4 +1,4 @@
-"""Keeps beside a checkpoint which topics it is of, so that one that was made anew is told when the stream is planned.
+"""Keeps beside a checkpoint which topics it is of, so that one that was recreated is told when the stream is planned.
 
 Sources of ours keep it in their offsets; Spark's Kafka connector does not. The file is `anybroker-topics.json` in the
 checkpoint's directory, in whatever file system Spark has that in. Blocking; before the query is started. What else a
@@ -19,25 +19,24 @@ from broker.urls import mask_within
 from broker_spark.checkpoint.checkpoint_log import CheckpointLog
 from broker_spark.common.connections import bus_of
 from broker_spark.common.files import NEXT, replace_file
-from broker_spark.common.json_state import object_of
+from broker_spark.common.json_state import parse_object
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.topics import check_start, identities_of
-from broker_spark.runtime.hadoop import bytes_of, find_place
-from broker_spark.runtime.spark_errors import named_place
+from broker_spark.runtime.hadoop import find_path, path_errors_as, read_bytes
 
-__all__ = ["Identities"]
+__all__ = ["TopicIds"]
 
 _FILE: Final = "anybroker-topics.json"
-_MEND: Final = (
-    "Bring it back from a copy, or remove it: then topics that were made anew since the last run are not noticed, and "
+_ADVICE: Final = (
+    "Restore it from a copy, or remove it: then topics that were recreated since the last run are not noticed, and "
     "a batch that is run again may have other tasks"
 )
 _TASKS: Final = "#tasks"
 """Which is the name of no source and of no topic."""
 
 
-class Identities:
+class TopicIds:
     """What the topics of a checkpoint's sources are: read at the first look, each source checked, kept at the end.
 
     :param spark: a classic session, whose file system has the checkpoint.
@@ -54,11 +53,11 @@ class Identities:
 
     @cached_property
     def _place(self) -> tuple[Any, Any]:
-        return find_place(self._spark, f"{self._checkpoint}/{_FILE}")
+        return find_path(self._spark, f"{self._checkpoint}/{_FILE}")
 
     @cached_property
     def _kept(self) -> dict[str, Any]:
-        with named_place("checkpoint", self._checkpoint):
+        with path_errors_as("checkpoint", self._checkpoint):
             return _read(*self._place)
 
     @cached_property
@@ -70,7 +69,7 @@ class Identities:
         """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
 
         :param name: of the source, among those of the checkpoint.
-        :raises ConfigurationError: a topic was made anew since, or is that of another broker; or `start` has an offset
+        :raises ConfigurationError: a topic was recreated since, or is that of another broker; or `start` has an offset
             that is not there, and nothing was read yet.
         :raises BrokerError: a broker does not answer.
         """
@@ -94,13 +93,13 @@ class Identities:
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
 
     def watch(self, name: str, options: SourceOptions) -> None:
-        """Have `check_again` look at a checked source, whose offsets do not tell which topics they are of."""
+        """Have `recheck` look at a checked source, whose offsets do not tell which topics they are of."""
         self._watched[name] = options
 
-    def check_again(self) -> None:
+    def recheck(self) -> None:
         """Make sure that the topics of watched sources are still those that were checked, and keep what new ones are.
 
-        :raises ConfigurationError: one was made anew, or deleted.
+        :raises ConfigurationError: one was recreated, or deleted.
         :raises BrokerError: a broker does not answer.
         """
         for name, options in self._watched.items():
@@ -113,7 +112,7 @@ class Identities:
             if new:
                 self._read[name] |= new.keys()
                 self._now[name] = Offsets(before.backend, {**before.topics, **new}).to_json()
-                self.keep()
+                self.save()
 
     def check_positions(self) -> None:
         """Make sure that the positions of the last batch are whole, from which Spark goes on, and the connector's where
@@ -146,10 +145,10 @@ class Identities:
         self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now()
         return self._now[_TASKS]
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write down what the checked sources are of, if that is news."""
         if self._now and (told := {**self._kept, **self._now}) != self._kept:
-            with named_place("checkpoint", self._checkpoint):
+            with path_errors_as("checkpoint", self._checkpoint):
                 _write(*self._place, told)
 
 
@@ -160,11 +159,11 @@ def _ids(kept: Mapping[str, Any]) -> set[str | None]:
 def _read(path: Any, files: Any) -> dict[str, Any]:
     """What was written last; nothing if that is missing.
 
-    :raises ConfigurationError: it is not whole.
+    :raises ConfigurationError: it is incomplete.
     """
     for each in (path, path.suffix(NEXT)):
         if files.exists(each):
-            return object_of(bytes_of(each, files), f"The file {mask_within(str(each))}", _MEND)
+            return parse_object(read_bytes(each, files), f"The file {mask_within(str(each))}", _ADVICE)
     return {}
 
 

@@ -1,6 +1,6 @@
 """A source without rows, beside a stream of Spark's Kafka connector: it looks which topics each micro-batch is of.
 
-The connector keeps offsets only, which mean other records in a topic that was made anew. The offsets of this source are
+The connector keeps offsets only, which mean other records in a topic that was recreated. The offsets of this source are
 the ids of the topics, in the same checkpoint, and Spark asks both sources before it plans a batch.
 
     {"source": "broker-topics", "version": 1, "backend": "kafka", "ids": {"orders": "5kd…"}}
@@ -22,8 +22,8 @@ from broker_spark.common.json_state import check_source
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.topics import chosen_topics, identities_of
-from broker_spark.data_source import GivenDataSource
-from broker_spark.runtime.workers import keep_what_is_loaded
+from broker_spark.data_source import MessageDataSource
+from broker_spark.runtime.workers import freeze_loaded_objects
 
 __all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "is_connectors"]
 
@@ -31,7 +31,7 @@ _SOURCE: Final = "broker-topics"
 _VERSION: Final = 1
 
 
-class TopicsDataSource(GivenDataSource):
+class TopicsDataSource(MessageDataSource):
     """What `read_stream` puts beside the connector's rows; it takes the options of `format("broker")`."""
 
     @classmethod
@@ -39,7 +39,7 @@ class TopicsDataSource(GivenDataSource):
         return _SOURCE
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         return TopicsStreamReader(SourceOptions.parse(self._given).for_stream())
 
 
@@ -62,7 +62,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """What the topics are now, which is what they were.
 
-        :raises ConfigurationError: one was made anew, or the checkpoint is of others.
+        :raises ConfigurationError: one was recreated, or the checkpoint is of others.
         :raises TopicNotFound: one of them was deleted.
         """
         return self._look(_from_json(start))
@@ -92,7 +92,7 @@ def is_connectors(positions: Sequence[Mapping[str, Any]], options: SourceOptions
     """Whether the connector read these topics for a checkpoint, or the Python source; None where neither is known to.
 
     :param positions: of the checkpoint's last batch, from any sources; none if there was none.
-    :raises ConfigurationError: what sources of this package wrote is not whole.
+    :raises ConfigurationError: what sources of this package wrote is incomplete.
     """
     if not positions or options.subscription is not None:
         return None
@@ -113,7 +113,7 @@ def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions
     """Look at the topics of a batch that was planned, which Spark runs again without asking.
 
     :param positions: as there.
-    :raises ConfigurationError: a topic was made anew, or the checkpoint is of others or of another kind of source.
+    :raises ConfigurationError: a topic was recreated, or the checkpoint is of others or of another kind of source.
     :raises TopicNotFound: one was deleted.
     """
     if not positions:
@@ -140,13 +140,13 @@ def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions
 
 
 def _from_json(given: Mapping[str, Any]) -> Offsets:
-    """:raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole."""
+    """:raises ConfigurationError: another source wrote it, or a newer version of this one, or it is incomplete."""
     check_source(given, _SOURCE, _VERSION, ADVICE)
     try:
         ids = cast("Mapping[str, str | None]", given["ids"])
         return Offsets(str(given["backend"]), {topic: TopicOffsets(identity, {}) for topic, identity in ids.items()})
     except (LookupError, AttributeError) as error:
         raise ConfigurationError(
-            f"The ids of topics in the checkpoint are not whole: {error}",
-            advice="Bring the checkpoint back as it was, or give this query a new checkpointLocation",
+            f"The ids of topics in the checkpoint are incomplete: {error}",
+            advice="Restore the checkpoint from a copy, or give this query a new checkpointLocation",
         ) from error

@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
-from broker_spark.runtime.workers import collect_seldom
+from broker_spark.runtime.workers import collect_less_often
 
 __all__ = ["bus_of", "check_reachable"]
 
@@ -33,7 +33,7 @@ def bus_of(url: str) -> Bus:
             found = check_reachable(url)
             found.open()
             _open[place] = found
-            collect_seldom()
+            collect_less_often()
         return found
 
 

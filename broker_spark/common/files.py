@@ -28,17 +28,17 @@ __all__ = [
     "LocalFiles",
     "StoredFiles",
     "check_place",
-    "mend",
+    "hdfs_advice",
+    "masked_reason",
     "open_files",
     "replace_file",
-    "told_of",
-    "why",
+    "spool_error",
 ]
 
 _ATOMIC: Final = frozenset({"s3", "gcs"})
 """File systems of pyarrow in which an object appears when it is closed."""
 _HALF: Final = ".half"
-"""What the name of a file ends with that is not whole yet."""
+"""What the name of a file ends with that is incomplete yet."""
 NEXT: Final = ".next"
 """What the name of a file ends with that is whole, and on its way to the place of the one before."""
 _LOOKS: Final = 3
@@ -80,8 +80,10 @@ def open_files(place: str) -> Files:
         system, path = cast("tuple[Any, str]", cast("Any", fs.FileSystem).from_uri(place))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ConfigurationError(
-            f"Option spool is {mask_within(place)!r}: {why(error, place)}",
-            advice=mend(error, "It takes an absolute path, or a URI of pyarrow.fs such as s3://bucket/spools/orders"),
+            f"Option spool is {mask_within(place)!r}: {masked_reason(error, place)}",
+            advice=hdfs_advice(
+                error, "It takes an absolute path, or a URI of pyarrow.fs such as s3://bucket/spools/orders"
+            ),
         ) from None
     if not path:
         raise ConfigurationError(
@@ -93,25 +95,25 @@ def open_files(place: str) -> Files:
     return StoredFiles(system, path)
 
 
-def why(error: Exception, place: str) -> str:
+def masked_reason(error: Exception, place: str) -> str:
     """What a file system says in its first line, without the secrets of the place; libhdfs says a hundred lines."""
     return str(error).partition("\n")[0].replace(place, mask_within(place))
 
 
-def told_of(error: BaseException, place: str) -> BaseException:
+def spool_error(error: BaseException, place: str) -> BaseException:
     """What ended the writer of a spool, for people: of what its directory refuses, with its name."""
     if not isinstance(error, OSError) or isinstance(error, BrokerError):
         return error
     told = BackendError(
-        f"The spool {mask_within(place)} cannot be written: {why(error, place)}",
-        advice="Mend that, or make room, and start the query again: what was not written was not acked",
+        f"The spool {mask_within(place)} cannot be written: {masked_reason(error, place)}",
+        advice="Fix that or free space, and start the query again: messages that were not written were not acked",
         native=error,
     )
     told.__cause__ = error
     return told
 
 
-def mend(error: Exception, advice: str) -> str:
+def hdfs_advice(error: Exception, advice: str) -> str:
     """What to do about it.
 
     :param advice: unless it is that HDFS's client is missing.

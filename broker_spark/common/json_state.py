@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from broker.errors import ConfigurationError
 
-__all__ = ["check_source", "object_of", "shown"]
+__all__ = ["check_source", "parse_object", "shown"]
 
 _LONGEST: Final = 60
 """Characters of a value that an error shows."""
@@ -22,7 +22,7 @@ def shown(value: object) -> str:
     return _repr.repr(value)
 
 
-def object_of(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
+def parse_object(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
     """The object that a text of JSON is.
 
     :param what: it is of, for the error, for instance "The file spool.json".
@@ -32,9 +32,9 @@ def object_of(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{what} is not whole: {_reason(text, error)}", advice=advice) from None
+        raise ConfigurationError(f"{what} is incomplete: {_reason(text, error)}", advice=advice) from None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{what} is not whole: it holds {_kind(found)} instead of an object", advice=advice)
+        raise ConfigurationError(f"{what} is incomplete: it holds {_kind(found)} instead of an object", advice=advice)
     return cast("dict[str, Any]", found)
 
 

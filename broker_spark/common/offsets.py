@@ -23,7 +23,7 @@ LOG_SOURCE: Final = "broker-log"
 _VERSION: Final = 1
 ADVICE: Final = "Give this query a checkpointLocation of its own"
 GONE: Final = (
-    "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: make it anew, or read "
+    "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: create it again, or read "
     "other topics, and give this query a checkpointLocation of its own"
 )
 """The advice where a topic of a checkpoint is missing."""
@@ -80,7 +80,7 @@ class Offsets:
     def from_json(cls, given: Mapping[str, Any]) -> Offsets:
         """Take apart what Spark kept.
 
-        :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole.
+        :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is incomplete.
         """
         check_source(given, LOG_SOURCE, _VERSION, ADVICE)
         try:
@@ -100,12 +100,10 @@ class Offsets:
                 bool(given.get("shared")),
             )
         except (LookupError, ValueError, TypeError, AttributeError) as error:
-            missing = (
-                f": {error} is missing" if isinstance(error, KeyError) else ": something else is where numbers are due"
-            )
+            missing = f": {error} is missing" if isinstance(error, KeyError) else ": a value is no number"
             raise ConfigurationError(
-                f"The positions in the checkpoint are not whole{missing}",
-                advice="Bring the checkpoint back as it was, or give this query a new checkpointLocation",
+                f"The positions in the checkpoint are incomplete{missing}",
+                advice="Restore the checkpoint from a copy, or give this query a new checkpointLocation",
             ) from error
 
     def check(self, backend: str, topics: Mapping[str, str | None], *, named: bool) -> None:
@@ -113,7 +111,7 @@ class Offsets:
 
         :param topics: the identities of the topics that there are.
         :param named: the topics were given by name, not by a pattern.
-        :raises ConfigurationError: they are of another backend or topic, or of one that was made anew since.
+        :raises ConfigurationError: they are of another backend or topic, or of one that was recreated since.
         """
         if backend != self.backend:
             _refuse(f"The checkpoint is of a query on {self.backend}, and this one reads {backend}")
@@ -127,7 +125,7 @@ class Offsets:
             identity = topics[name]
             if kept.identity is not None and identity is not None and kept.identity != identity:
                 _refuse(
-                    f"Topic {name!r} was deleted and made anew, or is that of another broker, since the checkpoint was "
+                    f"Topic {name!r} was deleted and recreated, or is that of another broker, since the checkpoint was "
                     f"written: its offsets mean other records ({kept.identity} then, {identity} now)"
                 )
 

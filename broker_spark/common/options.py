@@ -29,7 +29,7 @@ __all__ = [
     "choice",
     "count",
     "find_url",
-    "is_sparks",
+    "is_spark_option",
     "plain_name",
     "topic_name",
     "wrong",
@@ -59,7 +59,7 @@ def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -
     for given, value in options.items():
         name = names.get(plain_name(given))
         if name is None:
-            if is_sparks(given):
+            if is_spark_option(given):
                 continue
             near = nearest(plain_name(given), list(names))
             for plain, shown in names.items():
@@ -83,7 +83,7 @@ def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
     return {name: as_text(value) for name, value in options.items() if value is not None}
 
 
-def is_sparks(name: str) -> bool:
+def is_spark_option(name: str) -> bool:
     """Whether Spark adds an option of this name for its own use, and sources and sinks leave it alone."""
     return plain_name(name) in _SPARKS
 

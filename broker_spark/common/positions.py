@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from broker.errors import ConfigurationError
-from broker_spark.common.json_state import object_of, shown
+from broker_spark.common.json_state import parse_object, shown
 
 __all__ = ["Bound", "Position", "parse_position"]
 
@@ -73,7 +73,7 @@ def parse_position(name: str, text: str, default: Bound) -> Position:
 
 
 def _offsets(name: str, text: str) -> dict[str, Mapping[int, int | Bound]]:
-    found = object_of(text, f"Option {name}", _TAKES)
+    found = parse_object(text, f"Option {name}", _TAKES)
     if not found:
         raise ConfigurationError(f"Option {name} names no partition", advice=_TAKES)
     if all(map(_is_number, found)):

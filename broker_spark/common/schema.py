@@ -1,7 +1,7 @@
 """The columns of messages, as Spark's types and as Arrow's. Pure; safe anywhere.
 
-`value` is what a message calls `data`, since that is its name in Spark. Every column may be null for Spark, which then
-asks no questions about rows that a user makes; a source leaves null only what its broker does not tell.
+`value` is the `data` of a message, as in Spark's own sources. All columns are nullable, so that a user's rows fit; a
+source leaves a column null only if the broker does not provide it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cache
 from typing import Final
 
 import pyarrow
+from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -26,7 +27,16 @@ from pyspark.sql.types import (
 
 from broker.errors import ConfigurationError
 
-__all__ = ["COLUMNS", "RECORD_COLUMNS", "arrow_schema", "check_columns", "nearest", "spark_schema", "unused"]
+__all__ = [
+    "COLUMNS",
+    "RECORD_COLUMNS",
+    "arrow_schema",
+    "check_columns",
+    "is_case_sensitive",
+    "nearest",
+    "spark_schema",
+    "unused",
+]
 
 _TIME: Final = pyarrow.timestamp("us", tz="UTC")
 
@@ -47,7 +57,7 @@ COLUMNS: Final = tuple(_TYPES)
 """Every column of a source, in order."""
 
 RECORD_COLUMNS: Final = {name: "data" if name == "value" else name for name in COLUMNS if name != "delivery_attempt"}
-"""The columns that a record of a log has, and what `RecordBatch.to_arrow` calls them."""
+"""The columns of a record of a log, and their names in `RecordBatch.to_arrow`."""
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
@@ -74,12 +84,12 @@ def _arrow_schema(columns: tuple[str, ...]) -> pyarrow.Schema:
 
 
 def check_columns(columns: Sequence[str]) -> Sequence[str]:
-    """The columns, if all are known and none comes twice.
+    """The columns, if all are known and distinct.
 
-    :raises ConfigurationError: names the one that is wrong.
+    :raises ConfigurationError: names the wrong one.
     """
     if not columns:
-        raise ConfigurationError("Option columns names none", advice=f"There are {', '.join(COLUMNS)}")
+        raise ConfigurationError("Option columns is empty", advice=f"There are {', '.join(COLUMNS)}")
     for number, name in enumerate(columns):
         if name not in _TYPES:
             raise ConfigurationError(f"There is no column {name!r}", advice=nearest(name, COLUMNS))
@@ -89,13 +99,18 @@ def check_columns(columns: Sequence[str]) -> Sequence[str]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Advice for a name that is not known."""
+    """Advice for an unknown name."""
     found = get_close_matches(name, known, 1, 0.6)
     return f"Did you mean {found[0]!r}?" if found else f"There are {', '.join(known)}"
 
 
-def unused(name: str, taken: Container[str]) -> str:
-    """This name, or one like it that is not taken."""
-    while name in taken:
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Whether `a` and `A` are two columns in this session."""
+    return spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+
+
+def unused(name: str, used: Container[str]) -> str:
+    """This name, with underscores appended until it is unused."""
+    while name in used:
         name += "_"
     return name

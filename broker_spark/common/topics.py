@@ -21,6 +21,7 @@ from broker_spark.common.positions import Bound, Position
 
 __all__ = [
     "TopicLog",
+    "advise_if_missing",
     "bounds_of",
     "check_found",
     "check_log",
@@ -29,11 +30,10 @@ __all__ = [
     "chosen_topics",
     "identities_of",
     "identity_of",
-    "look",
-    "may_go",
     "mean_size",
+    "read_topic_log",
     "resolve",
-    "was_there",
+    "skip_deleted",
 ]
 
 _LOOKED_AT: Final = 100
@@ -46,7 +46,7 @@ _OVERHEAD: Final = 64
 class TopicLog:
     """A topic's log at this moment.
 
-    :ivar identity: another one after the topic was made anew; None if the broker does not tell.
+    :ivar identity: another one after the topic was recreated; None if the broker does not tell.
     :ivar first: the first offset of each partition.
     :ivar next: the offset after the last of each; one for all where they share their offsets.
     """
@@ -93,9 +93,9 @@ def check_found(name: str, position: Position, topics: Collection[str]) -> None:
         )
 
 
-def look(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
+def read_topic_log(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
     """The topic as it is now. :raises TopicNotFound: there is none."""
-    # First, so that a topic that is made anew meanwhile is another for who reads between these bounds.
+    # First, so that a topic that is recreated meanwhile is another for who reads between these bounds.
     identity = identity_of(bus, topic)
     remove = bus.hooks.listen(_log_warning)
     try:
@@ -136,13 +136,13 @@ def identities_of(bus: Bus, options: SourceOptions, known: Collection[str]) -> d
     """
     found: dict[str, str | None] = {}
     for topic in chosen_topics(bus, options):
-        with may_go(options, known=topic in known), was_there(GONE, when=topic in known):
+        with skip_deleted(options, known=topic in known), advise_if_missing(GONE, when=topic in known):
             found[topic] = identity_of(bus, topic)
     return found
 
 
 @contextmanager
-def may_go(options: SourceOptions, *, known: bool) -> Generator[None]:
+def skip_deleted(options: SourceOptions, *, known: bool) -> Generator[None]:
     """Leave out a topic that matched a pattern, and went before it was looked at: it is as one that does not match.
 
     :param known: it was read before.
@@ -156,7 +156,7 @@ def may_go(options: SourceOptions, *, known: bool) -> Generator[None]:
 
 
 @contextmanager
-def was_there(advice: str, *, when: bool = True) -> Generator[None]:
+def advise_if_missing(advice: str, *, when: bool = True) -> Generator[None]:
     """Have the error of a topic that was read before and is missing now give this advice: to create it does not help.
 
     :param when: whether it was read before.

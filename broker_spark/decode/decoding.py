@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
 
 from broker.errors import ConfigurationError
-from broker_spark.common.schema import unused
+from broker_spark.common.schema import is_case_sensitive, unused
 from broker_spark.decode.fields import same_but_for_case, structure_of
 from broker_spark.decode.json_columns import (
     completed,
@@ -29,8 +29,7 @@ from broker_spark.decode.json_columns import (
 )
 from broker_spark.decode.problems import is_whole, problem, unread
 from broker_spark.decode.schema_tree import Structure
-from broker_spark.runtime.codegen import apart, once
-from broker_spark.runtime.configured import is_exact
+from broker_spark.runtime.codegen import evaluated_once, uncompiled
 
 __all__ = ["PAYLOAD", "REASON", "Decoded", "decode", "judge", "payload_schema"]
 
@@ -108,16 +107,16 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     one = StructType([*cast("StructType", read_type(structure)), StructField(name, LongType())])
     texts = StructField("t", texts_type(structure) or StringType())
     schema = StructType([StructField("v", ArrayType(one)), texts, StructField(_CORRUPT, StringType())])
-    read = frame.select("*", once(F.from_json(wrapped, schema, _OPTIONS)).alias(_READ))
+    read = frame.select("*", evaluated_once(F.from_json(wrapped, schema, _OPTIONS)).alias(_READ))
     values = F.col(f"{_READ}.v")
     value, other_texts = F.get(values, F.lit(1)), F.col(f"{_READ}.t")
     if has_two_names(structure):
         there = texts_under_one_name(structure, other_texts, value) if texts_type(structure) else other_texts
         both = F.struct(under_one_name(structure, value).alias("v"), there.alias("t"))
-        read = read.select("*", once(both).alias(_NAMED))
+        read = read.select("*", evaluated_once(both).alias(_NAMED))
         value, other_texts = F.col(f"{_NAMED}.v"), F.col(f"{_NAMED}.t")
     marked = [F.get(values, F.lit(place)).getField(name).eqNullSafe(F.xxhash64(text)) for place in (0, 2)]
-    read = read.select("*", once(converted(structure, value, other_texts, text)).alias(_MADE))
+    read = read.select("*", evaluated_once(converted(structure, value, other_texts, text)).alias(_MADE))
     made = F.col(_MADE)
     is_text = F.is_valid_utf8(text)
     is_read = F.col(f"{_READ}.{_CORRUPT}").isNull() & (F.size(values) == 3) & marked[0] & marked[1] & value.isNotNull()
@@ -130,7 +129,7 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     if wrong is not None:
         reasons.append(wrong)
     is_right = F.coalesce(is_text & is_read & is_whole(structure, value, made, True), F.lit(False))
-    reason = F.when(~is_right, apart(F.coalesce(*reasons)))
+    reason = F.when(~is_right, uncompiled(F.coalesce(*reasons)))
     return read.withColumn(REASON, reason), completed(structure, made)
 
 
@@ -144,7 +143,7 @@ def _check(frame: DataFrame, type: Any, structure: Structure, column: str) -> No
 
     :raises ConfigurationError: it cannot.
     """
-    exact = is_exact(frame.sparkSession)
+    exact = is_case_sensitive(frame.sparkSession)
     if not exact and (same := same_but_for_case(structure)):
         raise ConfigurationError(
             f"Fields {' and '.join(map(repr, same))} of {type.__name__} are one to Spark",
@@ -166,5 +165,6 @@ def _check(frame: DataFrame, type: Any, structure: Structure, column: str) -> No
         )
     if not isinstance(kind := frame.schema[column].dataType, BinaryType | StringType):
         raise ConfigurationError(
-            f"Column {column!r} is {kind.simpleString()}, and binary or string is due", advice="Cast it, if it is JSON"
+            f"Column {column!r} is {kind.simpleString()}, expected binary or string",
+            advice="Cast it, if it is JSON",
         )

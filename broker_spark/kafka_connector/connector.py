@@ -27,9 +27,9 @@ from broker_spark.common.connections import bus_of
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
 from broker_spark.common.options import CONNECTORS, SourceOptions, as_texts, choice
 from broker_spark.common.positions import Bound, Position
-from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, may_go, resolve
+from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, resolve, skip_deleted
 from broker_spark.kafka_connector.java_security import java_properties
-from broker_spark.runtime.codegen import apart
+from broker_spark.runtime.codegen import uncompiled
 from broker_spark.session import register
 from broker_spark.spool.positions import SPOOL_SOURCE
 
@@ -41,7 +41,7 @@ _TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999 in microseconds since 1970; Python has no others."""
 _OF_HEADERS: Final = frozenset({"id", "attributes", "publish_time"})
 """Columns that are made of headers, which take the connector a sixth of its time, of every record."""
-_QUICK: Final = {
+_TUNING: Final = {
     # Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew.
     "kafka.max.poll.records": "10000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
@@ -55,7 +55,7 @@ _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
 _REPLACED: Final = "%EF%BF%BD" * 3
 _INTERNAL: Final = "__"
 """How names of the brokers' own topics begin."""
-_NOT_THERE: Final = ("maxBytes", "group", "subscription", "arrowRows")
+_UNSUPPORTED: Final = ("maxBytes", "group", "subscription", "arrowRows")
 """Options that the connector has no counterpart for."""
 
 
@@ -71,7 +71,7 @@ def read(spark: SparkSession, *, connector: str = "auto", **options: Any) -> Dat
     if found is None:
         return register(spark).read.format("broker").options(**given).load()
     found |= _bounds(source, stream=False)
-    return _shown(spark.read.format("kafka").options(**found).load(), source)
+    return _as_messages(spark.read.format("kafka").options(**found).load(), source)
 
 
 def read_stream(
@@ -80,13 +80,13 @@ def read_stream(
     """A streaming read, as `read`. A checkpoint belongs to one of the two, so name one if jars may come and go.
 
     Spark's connector keeps no more than offsets in a checkpoint. A source without rows goes along, which keeps the
-    ids of the topics there: one that is made anew, also while the query runs, ends it when the next batch is planned.
+    ids of the topics there: one that is recreated, also while the query runs, ends it when the next batch is planned.
     What a run before had planned Spark runs again without a look; `checkpoint` has that looked at here.
 
     :param connector: as there; `auto` takes Spark's connector only with `checkpoint` and in a classic session, and
         stays with the source that has written the checkpoint.
     :param checkpoint: the `checkpointLocation` of the query.
-    :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written, or that is of other
+    :raises ConfigurationError: as there, or a topic was recreated since the checkpoint was written, or that is of other
         topics or the other source.
     :raises Unsupported: `checkpoint` with `always` in a session of Spark Connect.
     """
@@ -94,7 +94,7 @@ def read_stream(
     log = CheckpointLog(spark, checkpoint) if checkpoint is not None and hasattr(spark, "_jvm") else None
     positions = log.positions() if log is not None else []
     was = is_connectors(positions, source)
-    found = _settings(spark, source, connector, _better_not(spark, checkpoint, was))
+    found = _settings(spark, source, connector, _reason_against_connector(spark, checkpoint, was))
     if was is not None and was is not (found is not None):
         theirs, ours = "Spark's Kafka connector", "the Python source"
         before, now = (theirs, ours) if was else (ours, theirs)
@@ -125,7 +125,7 @@ def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: 
     return _stream(spark, source, found, options), found is not None
 
 
-def _better_not(spark: SparkSession, checkpoint: str | None, was: bool | None) -> str:
+def _reason_against_connector(spark: SparkSession, checkpoint: str | None, was: bool | None) -> str:
     """Why a stream had better not be the connector's, where there is a choice; empty if there is no reason.
 
     :param was: whether it read the stream before, if that is known.
@@ -147,7 +147,7 @@ def _stream(
     found["maxOffsetsPerTrigger"] = str(source.max_rows)
     if source.min_rows is not None:
         found |= {"minOffsetsPerTrigger": str(source.min_rows), "maxTriggerDelay": f"{source.max_delay * 1000:.0f}ms"}
-    return _shown(spark.readStream.format("kafka").options(**found).load(), source)
+    return _as_messages(spark.readStream.format("kafka").options(**found).load(), source)
 
 
 def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless: str = "") -> dict[str, str] | None:
@@ -164,7 +164,7 @@ def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless
         return found
     if wanted == "always":
         raise ConfigurationError(
-            f"Spark's Kafka connector is asked for, and {reason}", advice="Mend that, or leave connector out"
+            f"Spark's Kafka connector is asked for, and {reason}", advice="Fix that, or leave connector out"
         )
     logger.info("Reading by the Python source, since %s", reason or unless)
     return None
@@ -175,7 +175,7 @@ def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, s
     backend, settings = read_target(source.url)
     if "kafka" not in backend.settings_type.schemes:
         return {}, f"{source.url.partition(':')[0]}: is no Kafka"
-    for name in _NOT_THERE:
+    for name in _UNSUPPORTED:
         if name in source.given:
             return {}, f"it has nothing like option {name}"
     if not _has_connector(spark):
@@ -185,7 +185,7 @@ def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, s
     found |= {
         "kafka.isolation.level": "read_committed",
         "includeHeaders": str(not _OF_HEADERS.isdisjoint(source.columns)).lower(),
-        **_QUICK,
+        **_TUNING,
         "failOnDataLoss": str(source.on_data_loss == "fail").lower(),
     }
     return found, reason
@@ -241,7 +241,7 @@ def _of_each(source: SourceOptions, topics: Iterable[str], look: Callable[[str],
     """What a look at each topic finds, but for those that matched a pattern and went since."""
     found: list[_Found] = []
     for topic in topics:
-        with may_go(source, known=False):
+        with skip_deleted(source, known=False):
             found.append(look(topic))
     return found
 
@@ -256,7 +256,7 @@ def _numbered(offsets: Mapping[str, Mapping[int, int]]) -> str:
     return json.dumps({topic: {str(number): at for number, at in places.items()} for topic, places in offsets.items()})
 
 
-def _shown(frame: DataFrame, source: SourceOptions) -> DataFrame:
+def _as_messages(frame: DataFrame, source: SourceOptions) -> DataFrame:
     """The connector's rows in the columns of this package."""
     return frame.select(*[_COLUMNS[name](frame).alias(name) for name in source.columns])
 
@@ -265,7 +265,7 @@ def _headers(frame: DataFrame) -> Column:
     return F.coalesce(frame["headers"], F.expr("array()").cast(frame.schema["headers"].dataType))
 
 
-def _own(frame: DataFrame, name: str) -> Column:
+def _own_header(frame: DataFrame, name: str) -> Column:
     """The text of the first of our own headers of this name, or null."""
     mine = F.filter(_headers(frame), lambda h: (h["key"] == f"{RESERVED_PREFIX}{name}") & h["value"].isNotNull())
     return F.get(mine, 0)["value"].cast("string")
@@ -273,7 +273,7 @@ def _own(frame: DataFrame, name: str) -> Column:
 
 def _id(frame: DataFrame) -> Column:
     # What is no UTF-8 is replaced as Python does it.
-    given = F.make_valid_utf8(_own(frame, "id"))
+    given = F.make_valid_utf8(_own_header(frame, "id"))
     return F.coalesce(given, F.concat_ws(":", frame["topic"], frame["partition"], frame["offset"]))
 
 
@@ -281,8 +281,8 @@ def _attributes(frame: DataFrame) -> Column:
     """Headers that are text, in their order; of several of one name the last."""
     headers = _headers(frame)
     packed = F.exists(headers, lambda header: header["key"] == _PACKED)
-    pairs = F.when(packed, apart(F.flatten(F.transform(headers, _pairs)))).otherwise(
-        F.transform(F.filter(headers, _is_shown), _pair)
+    pairs = F.when(packed, uncompiled(F.flatten(F.transform(headers, _pairs)))).otherwise(
+        F.transform(F.filter(headers, _is_attribute), _pair)
     )
     # What a lambda names it computes for each element anew, but for its own arguments.
     bound = F.transform(F.array(pairs.cast("array<struct<key:string,value:string>>")), _last_of_each)
@@ -295,10 +295,10 @@ def _last_of_each(pairs: Column) -> Column:
         pairs,
         lambda each, index: ~F.array_contains(F.slice(pairs["key"], index + 2, F.size(pairs) + 1), each["key"]),
     )
-    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(apart(last))
+    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(uncompiled(last))
 
 
-def _is_shown(header: Column) -> Column:
+def _is_attribute(header: Column) -> Column:
     """Whether it is an attribute as it is."""
     key, value = header["key"], header["value"].cast("string")
     return (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
@@ -322,7 +322,7 @@ def _pairs(header: Column) -> Column:
     )
     one = F.array(_pair(header))
     return (
-        F.when(_is_shown(header), one)
+        F.when(_is_attribute(header), one)
         .when((header["key"] == _PACKED) & value.isNotNull(), hostile)
         .otherwise(F.slice(one, 1, 0))
     )
@@ -335,7 +335,7 @@ def _unquoted(text: Column) -> Column:
 
 
 def _publish_time(frame: DataFrame) -> Column:
-    given = _own(frame, "time").try_cast("bigint")
+    given = _own_header(frame, "time").try_cast("bigint")
     ours = F.when(given.between(*_TIMES), F.timestamp_micros(given))
     return F.coalesce(ours, F.when(frame["timestampType"] == 0, frame["timestamp"]))
 

@@ -15,9 +15,9 @@ from broker.blocking import Bus
 from broker.driver.contract import Span
 from broker.errors import BrokerError
 from broker_spark.common.admission import Places
-from broker_spark.log.spans import after, batches_in, below
+from broker_spark.log.ranges import after, batches_in, below
 
-__all__ = ["Counted", "count_rows", "counts", "spans_between"]
+__all__ = ["Counted", "count_rows", "offsets_count_rows", "spans_between"]
 
 _LOOKED_AT: Final = 100
 _PARTITIONS: Final = 8
@@ -81,7 +81,7 @@ class Counted:
 
 def count_rows(bus: Bus, begins: Places, ends: Places) -> Counted:
     """What lies between these, to be admitted by rows."""
-    if counts(bus):
+    if offsets_count_rows(bus):
         return Counted(begins, ends, begins, None)
     spans = {
         topic: {each: bus.log.spans(topic, each, begins[topic][each], place) for each, place in places.items()}
@@ -101,12 +101,12 @@ def spans_between(
     bus: Bus, topic: str, start: Mapping[int, int], end: Mapping[int, int], tasks: int
 ) -> Mapping[int, Sequence[Span]] | None:
     """Where records lie, for a topic that is to be cut; None if nothing needs to be known of that."""
-    if tasks == 1 or counts(bus):
+    if tasks == 1 or offsets_count_rows(bus):
         return None
     return {each: bus.log.spans(topic, each, start[each], stop) for each, stop in end.items() if start[each] < stop}
 
 
-def counts(bus: Bus) -> bool:
+def offsets_count_rows(bus: Bus) -> bool:
     """Whether the distance of two positions is a number of rows, at most."""
     records = bus.capabilities.records
     return records is not None and records.counting_offsets

@@ -1,4 +1,8 @@
-"""Offsets cut into the tasks of a read. Pure; what is here is pickled and sent to executors."""
+"""Cuts the offsets of a batch into tasks. Pure; a `Range` is pickled and sent to executors.
+
+In a log whose offsets do not count records, records lie in spans (`bus.log.spans`) and tasks are cut between their
+batches. A span that begins inside a batch counts this batch only if it has no other: nothing may be left to read of it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,15 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 
 from broker.driver.contract import Span
-from broker_spark.log.spans import cut
 
-__all__ = ["Range", "ranges"]
+__all__ = ["Range", "after", "batches_in", "below", "cut", "ranges"]
 
 
 @dataclass(frozen=True)
 class Range(InputPartition):
-    """What one task reads: start <= offset < stop of one partition.
+    """The task that reads start <= offset < stop of one partition.
 
-    :ivar identity: of the topic that is meant.
+    :ivar identity: the broker's id of the topic; None if the broker has none.
     """
 
     topic: str
@@ -35,11 +38,11 @@ def ranges(
     tasks: int,
     spans: Mapping[int, Sequence[Span]] | None = None,
 ) -> list[Range]:
-    """The tasks for one topic: up to `tasks` for each partition that has something to read, of about equal length.
+    """The tasks for one topic: up to `tasks` of about equal length for each partition with something to read.
 
-    Offsets may have gaps, so the rows of a task are at most its length. Within a task rows are in order.
+    Offsets may have gaps, so a task has at most as many rows as its length. Rows of a task are in order.
 
-    :param spans: where records lie, if offsets do not count them: tasks are cut there, and together cover all.
+    :param spans: where records lie, if offsets do not count them; the tasks together still cover the whole range.
     """
     found: list[Range] = []
     for partition, stop in sorted(end.items()):
@@ -57,3 +60,37 @@ def ranges(
             if low < high
         ]
     return found
+
+
+def cut(spans: Sequence[Span], start: int, stop: int, pieces: int) -> list[int]:
+    """Where up to `pieces` parts with about as many batches each begin; the first one begins at `start`."""
+    batches = batches_in(spans)
+    pieces = min(pieces, batches)
+    found = [start]
+    for piece in range(1, pieces):
+        place = after(spans, batches * piece // pieces, stop)
+        if found[-1] < place < stop:
+            found.append(place)
+    return found
+
+
+def batches_in(spans: Sequence[Span]) -> int:
+    """The number of batches."""
+    return sum(max(1, -(-span.stop // span.step) + -span.start // span.step) for span in spans)
+
+
+def below(spans: Sequence[Span], stop: int) -> list[Span]:
+    """The parts of the spans below a position."""
+    return [span._replace(stop=min(span.stop, stop)) for span in spans if span.start < stop]
+
+
+def after(spans: Sequence[Span], batches: int, stop: int) -> int:
+    """The position behind this many batches."""
+    for span in spans:
+        here = batches_in([span])
+        if batches < here:
+            return min(stop, (-(-span.start // span.step) + batches) * span.step)
+        if batches == here:
+            return min(stop, span.stop)
+        batches -= here
+    return stop

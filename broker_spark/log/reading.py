@@ -2,7 +2,7 @@
 
 *Failure.* What retention removed raises OffsetOutOfRange, or is left out, logged and counted, if the options say so.
 A range that ends early for any other reason raises: Spark would take the rows that are missing for read. So does a
-topic that was deleted and made anew under the read. Retrying a task reads the same range again. *Concurrency.* Where
+topic that was deleted and recreated under the read. Retrying a task reads the same range again. *Concurrency.* Where
 columns cost much, a thread makes one batch ahead; it ends with the read, or when it has made that batch.
 """
 
@@ -20,9 +20,9 @@ from broker.hooks import logger
 from broker_spark.common.connections import bus_of
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.schema import RECORD_COLUMNS, arrow_schema
-from broker_spark.common.topics import identity_of, was_there
+from broker_spark.common.topics import advise_if_missing, identity_of
 from broker_spark.log.ranges import Range
-from broker_spark.runtime.workers import keep_what_is_loaded, take_turns_often
+from broker_spark.runtime.workers import freeze_loaded_objects, switch_threads_faster
 
 __all__ = ["read_range"]
 
@@ -44,18 +44,18 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.Record
     bus = bus_of(options.url)
     columns = _Columns(options.columns)
     batches = (batch for table in _tables(bus, options, wanted, columns) for batch in columns.batches(table))
-    with was_there(_GONE):
+    with advise_if_missing(_GONE):
         if not _COSTLY.isdisjoint(options.columns) and wanted.stop - wanted.start > options.arrow_rows:
             yield from _ahead(batches)
         else:
             yield from batches
         _check_identity(bus, wanted)
-    keep_what_is_loaded()
+    freeze_loaded_objects()
 
 
 def _ahead(batches: Generator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """The same, each made while Spark takes the one before."""
-    take_turns_often()
+    switch_threads_faster()
     pool = ThreadPoolExecutor(1, "broker-spark-read")
     try:
         coming = pool.submit(next, batches, None)
@@ -120,7 +120,7 @@ def _check_identity(bus: Bus, wanted: Range) -> None:
     found = identity_of(bus, wanted.topic)
     if found not in {None, wanted.identity}:
         raise ConfigurationError(
-            f"Topic {wanted.topic!r} was deleted and made anew while it was read ({wanted.identity} then, {found} now)",
+            f"Topic {wanted.topic!r} was deleted and recreated while it was read ({wanted.identity} then, {found} now)",
             advice=_ANEW,
         )
 

@@ -25,17 +25,17 @@ from broker_spark.common.offsets import GONE, Offsets, TopicOffsets
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.topics import (
     TopicLog,
+    advise_if_missing,
     check_found,
     check_log,
     check_order,
     chosen_topics,
-    look,
-    may_go,
     mean_size,
+    read_topic_log,
     resolve,
-    was_there,
+    skip_deleted,
 )
-from broker_spark.log.counting import Counted, count_rows, counts, spans_between
+from broker_spark.log.counting import Counted, count_rows, offsets_count_rows, spans_between
 from broker_spark.log.ranges import Range, ranges
 from broker_spark.log.reading import read_range
 
@@ -90,15 +90,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Any] | None = None
         """... how far it goes."""
         self._heads: dict[str, Any] | None = None
-        self._held_since: float | None = None
+        self._waiting_since: float | None = None
         """Since when there are rows, but fewer than minRows."""
-        self._seen: Offsets | None = None
+        self._ends_seen: Offsets | None = None
         """Where the logs ended when they were last looked at, and ..."""
-        self._seen_at = 0.0
+        self._ends_time = 0.0
         """... when that was."""
-        self._told: dict[tuple[str, int], int] = {}
+        self._last_reset: dict[tuple[str, int], int] = {}
         """What the group of the options was told last, by topic and partition."""
-        self._is_told = False
+        self._warned_no_groups = False
         """Whether the log says that there is none to tell."""
 
     def initialOffset(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._draining = True
         # Who knows the checkpoint tells best what to do about a topic that is missing.
         with suppress(TopicNotFound):
-            self._target = self._look().to_json()
+            self._target = self._fetch_ends().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
@@ -134,7 +134,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         bus, shared = self._bus()
         known = Offsets.from_json(start)
-        heads = self._backlog(bus, known, limit) or self._look(known)
+        heads = self._recent_ends(bus, known, limit) or self._fetch_ends(known)
         if self._draining and self._target is None:
             self._target = heads.to_json()
         known.check(
@@ -142,18 +142,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             {name: topic.identity for name, topic in heads.topics.items()},
             named=self._options.pattern is None,
         )
-        ends = heads.topics if self._target is None else _at_most(heads.topics, Offsets.from_json(self._target).topics)
+        ends = heads.topics if self._target is None else _capped(heads.topics, Offsets.from_json(self._target).topics)
         begins, began = _begins(known, ends, heads)
         places = _ends(bus, begins, ends, shared=shared)
         counted = count_rows(bus, begins, places)
         waiting = sum(backlog(counted.start, counted.end, shared=shared).values())
-        if waiting == 0 or self._too_few(waiting, limit):
-            self._heads = _told(heads, counted, counted.start)
-            return start if not (known.initial and self._options.start.moves) else _kept(known).to_json()
-        most = self._most(bus, begins, places, limit)
+        if waiting == 0 or self._should_wait(waiting, limit):
+            self._heads = _ends_json(heads, counted, counted.start)
+            return start if not (known.initial and self._options.start.moves) else _empty_batch(known).to_json()
+        most = self._max_batch_rows(bus, begins, places, limit)
         admitted = admit(counted.start, counted.end, most, shared=shared)
         reached = counted.places(admitted)
-        self._heads = _told(heads, counted, admitted)
+        self._heads = _ends_json(heads, counted, admitted)
         return self._offsets(
             bus,
             {
@@ -175,7 +175,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # What the batch itself keeps goes first: of the initial offset another call may have told another place.
             begins = {**before, **topic.began}
             tasks = self._options.tasks_per_partition
-            with was_there(GONE):
+            with advise_if_missing(GONE):
                 spans = spans_between(bus_of(self._options.url), name, begins, topic.next, tasks)
             found += ranges(name, topic.identity, begins, topic.next, tasks, spans)
         return found
@@ -193,27 +193,25 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bus = bus_of(self._options.url)
             records = bus.capabilities.records
             if records is None or not records.group_admin:
-                if not self._is_told:
+                if not self._warned_no_groups:
                     backend = bus.capabilities.backend
-                    logger.warning(
-                        "Option group %r does nothing: %s has no groups to tell a position to", group, backend
-                    )
-                self._is_told = True
+                    logger.warning("Option group %r does nothing: %s has no groups that keep positions", group, backend)
+                self._warned_no_groups = True
                 return
             admin = bus.admin
             for name, topic in Offsets.from_json(end).topics.items():
                 for partition, position in topic.next.items():
-                    if self._told.get((name, partition)) != position:
+                    if self._last_reset.get((name, partition)) != position:
                         admin.reset_group(group, to=position, topics=[name], partitions=[partition])
-                        self._told[name, partition] = position
+                        self._last_reset[name, partition] = position
         except BrokerError as error:
-            logger.warning("The position of the query was not told to group %s: %s", group, error)
+            logger.warning("The position of the query was not reported to group %s: %s", group, error)
 
     def _bus(self) -> tuple[Bus, bool]:
         bus = bus_of(self._options.url)
         return bus, check_log(bus)
 
-    def _look(self, known: Offsets | None = None) -> Offsets:
+    def _fetch_ends(self, known: Offsets | None = None) -> Offsets:
         """Where the logs end.
 
         :param known: the checkpoint's, for the error of a topic that is missing.
@@ -221,14 +219,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bus, shared = self._bus()
         logs = _logs(bus, self._options, shared, known.topics if known is not None else ())
         # Where each begins rides along, for partitions that are new.
-        self._seen = self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
-        self._seen_at = time.monotonic()
-        return self._seen
+        self._ends_seen = self._offsets(
+            bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs}
+        )
+        self._ends_time = time.monotonic()
+        return self._ends_seen
 
-    def _backlog(self, bus: Bus, known: Offsets, limit: ReadLimit) -> Offsets | None:
+    def _recent_ends(self, bus: Bus, known: Offsets, limit: ReadLimit) -> Offsets | None:
         """Where the logs ended a moment ago, if the next batch cannot take all that: who catches up need not ask."""
-        seen = self._seen
-        if seen is None or time.monotonic() - self._seen_at > _FRESH or not counts(bus):
+        seen = self._ends_seen
+        if seen is None or time.monotonic() - self._ends_time > _FRESH or not offsets_count_rows(bus):
             return None
         begins = {name: topic.next for name, topic in known.topics.items()}
         ends = {name: topic.next for name, topic in seen.topics.items()}
@@ -240,22 +240,22 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offsets(self, bus: Bus, topics: Mapping[str, TopicOffsets]) -> Offsets:
         return Offsets(bus.capabilities.backend, topics, shared=check_log(bus))
 
-    def _too_few(self, waiting: int, limit: ReadLimit) -> bool:
+    def _should_wait(self, waiting: int, limit: ReadLimit) -> bool:
         """Whether to wait for more rows."""
         least = self._options.min_rows
         # A run to a frozen end would wait for ever.
         if least is None or waiting >= least or self._target is not None or isinstance(limit, ReadAllAvailable):
-            self._held_since = None
+            self._waiting_since = None
             return False
         now = time.monotonic()
-        if self._held_since is None:
-            self._held_since = now
-        if now - self._held_since < self._options.max_delay:
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since < self._options.max_delay:
             return True
-        self._held_since = None
+        self._waiting_since = None
         return False
 
-    def _most(
+    def _max_batch_rows(
         self,
         bus: Bus,
         begins: Mapping[str, Mapping[int, int]],
@@ -279,8 +279,8 @@ def _logs(bus: Bus, options: SourceOptions, shared: bool, known: Collection[str]
     """
     found: list[TopicLog] = []
     for name in chosen_topics(bus, options):
-        with may_go(options, known=name in known), was_there(GONE, when=name in known):
-            found.append(look(bus, name, shared=shared))
+        with skip_deleted(options, known=name in known), advise_if_missing(GONE, when=name in known):
+            found.append(read_topic_log(bus, name, shared=shared))
     return found
 
 
@@ -304,14 +304,14 @@ def _begins(
     return begins, began
 
 
-def _told(heads: Offsets, counted: Counted, reached: Places) -> dict[str, Any]:
+def _ends_json(heads: Offsets, counted: Counted, reached: Places) -> dict[str, Any]:
     """The ends of the logs for the query's progress, with the rows before them where offsets do not tell."""
     left = counted.left(reached)
     topics = {name: replace(topic, behind=left.get(name, {})) for name, topic in heads.topics.items()}
     return replace(heads, topics=topics).to_json()
 
 
-def _kept(initial: Offsets) -> Offsets:
+def _empty_batch(initial: Offsets) -> Offsets:
     """A first batch without rows."""
     return Offsets(
         initial.backend,
@@ -351,7 +351,7 @@ def _reaches(bus: Bus, topic: str, partition: int, position: int) -> bool:
     return True
 
 
-def _at_most(heads: Mapping[str, TopicOffsets], target: Mapping[str, TopicOffsets]) -> dict[str, TopicOffsets]:
+def _capped(heads: Mapping[str, TopicOffsets], target: Mapping[str, TopicOffsets]) -> dict[str, TopicOffsets]:
     """The heads, as far as the target goes; what is newer than it is left for the next run."""
     return {
         name: TopicOffsets(

@@ -21,13 +21,12 @@ from broker_spark.common.topics import bounds_of, chosen_topics
 from broker_spark.log.counting import count_rows
 from broker_spark.pipeline.definition import Pipeline
 from broker_spark.progress import offsets_of
-from broker_spark.spool.backlog import rows_behind
-from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
+from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
 
-__all__ = ["rows_untold", "rows_waiting"]
+__all__ = ["unreported_rows", "waiting_rows"]
 
 
-def rows_untold(pipeline: Pipeline, progress: Any, owners: Sequence[str | None]) -> int:
+def unreported_rows(pipeline: Pipeline, progress: Any, owners: Sequence[str | None]) -> int:
     """Rows behind those sources of a progress that tell no end; at most, and none where a broker does not answer.
 
     :param owners: the name of each; of a source that Spark's plan has twice the first counts.
@@ -52,7 +51,7 @@ def rows_untold(pipeline: Pipeline, progress: Any, owners: Sequence[str | None])
     return rows
 
 
-def rows_waiting(options: SourceOptions) -> int:
+def waiting_rows(options: SourceOptions) -> int:
     """What a subscription has left at the broker, and what of it is not acked yet."""
     bus = bus_of(options.url)
     lags = [bus.admin.lag(topic, options.subscription or "") for topic in chosen_topics(bus, options)]
@@ -67,7 +66,7 @@ def _queued(options: SourceOptions, spools: Mapping[str, SpoolPosition]) -> int:
     for position in spools.values():
         spooled = rows_behind(files, mask_within(options.spool), position)
         if spooled is not None:
-            return spooled + rows_waiting(options)
+            return spooled + waiting_rows(options)
     return 0
 
 

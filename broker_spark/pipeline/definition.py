@@ -25,7 +25,7 @@ from broker_spark.common.options import (
     as_texts,
     choice,
     find_url,
-    is_sparks,
+    is_spark_option,
     plain_name,
     topic_name,
 )
@@ -45,8 +45,8 @@ __all__ = [
     "TopicSink",
     "Transform",
     "absolute",
+    "errors_of",
     "is_whole",
-    "part_of",
     "same_path",
     "same_table",
 ]
@@ -211,7 +211,7 @@ class Pipeline:
         if not self.sources or not self.sinks:
             _wrong("sources" if not self.sources else "sinks", {}, "one or more, by name")
         if self.url is not None:
-            with part_of("url"):
+            with errors_of("url"):
                 find_url(self.url)
         if not self.checkpoint:
             _wrong("checkpoint", self.checkpoint, "a directory that the driver and all executors see")
@@ -231,7 +231,7 @@ class Pipeline:
         if self.output_mode not in ("append", "update"):
             _wrong("output_mode", self.output_mode, "append or update")
         for name, source in self.sources.items():
-            with part_of(f"sources.{name}"):
+            with errors_of(f"sources.{name}"):
                 self.parsed_options(name)
                 _check_options(source.options)
                 if source.decode is not None:
@@ -242,7 +242,7 @@ class Pipeline:
                             advice="Say where rows go that do not decode: a topic, a path or a table",
                         )
         for name, sink in self.all_sinks().items():
-            with part_of(name):
+            with errors_of(name):
                 self._check_sink(sink)
         self._check_targets()
         self._check_letters()
@@ -402,7 +402,7 @@ class Pipeline:
                 )
 
 
-class part_of:  # noqa: N801 - used as a function
+class errors_of:  # noqa: N801 - used as a function
     """Puts the name of a part of the pipeline before an error of it."""
 
     def __init__(self, name: str) -> None:
@@ -418,7 +418,7 @@ class part_of:  # noqa: N801 - used as a function
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
-        if is_sparks(name):
+        if is_spark_option(name):
             raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
 
 

@@ -18,10 +18,10 @@ from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.errors import ConfigurationError
 from broker_spark.common.schema import COLUMNS, spark_schema
 from broker_spark.decode.decoding import PAYLOAD, REASON, Decoded, decode, judge
-from broker_spark.pipeline.definition import Pipeline, part_of
-from broker_spark.runtime.spark_errors import planned
+from broker_spark.pipeline.definition import Pipeline, errors_of
+from broker_spark.runtime.spark_errors import plan_errors_as
 
-__all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_letters", "counted_frames_of", "frames_of", "joined"]
+__all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_dead_letters", "counted_frames_of", "frames_of", "joined"]
 
 OUT: Final = "out"
 DEAD: Final = "dead"
@@ -81,7 +81,7 @@ def _frames(
         if source.decode is None:
             frames[name] = plain(sources[name], name)
         else:
-            with part_of(f"sources.{name}"):
+            with errors_of(f"sources.{name}"):
                 halves = decoded(sources[name], name, source.decode)
             frames[name] = halves.rows
             dead.append(_complete(halves.dead, pipeline.parsed_options(name).topics))
@@ -141,7 +141,7 @@ def joined(frames: Frames) -> DataFrame:
     return out.select(OUT, F.lit(None).cast(_DEAD_SCHEMA).alias(DEAD)).union(dead)
 
 
-def as_letters(dead: DataFrame, pipeline: str) -> DataFrame:
+def as_dead_letters(dead: DataFrame, pipeline: str) -> DataFrame:
     """Dead rows as the messages that `broker dead` lists and redrives."""
     reason = F.col(REASON)
     # All that a class allows may be more than a broker takes, and then the batch could never be written.
@@ -197,15 +197,15 @@ def _found(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
     if pipeline.sql is not None:
         for name, frame in frames.items():
             frame.createOrReplaceTempView(name)
-        with planned(f"sql is {pipeline.sql!r}", f"It takes one query on {offered}"):
+        with plan_errors_as(f"sql is {pipeline.sql!r}", f"It takes one query on {offered}"):
             return first.sparkSession.sql(pipeline.sql)
     if pipeline.transform is None:
         return first
-    with planned("transform cannot be planned", f"It gets {offered}"):
+    with plan_errors_as("transform cannot be planned", f"It gets {offered}"):
         found: object = pipeline.transform(first) if len(frames) == 1 else pipeline.transform(**frames)
     if not isinstance(found, DataFrame):
         raise ConfigurationError(
-            f"transform gave {type(found).__name__}, and a DataFrame is due",
+            f"transform gave {type(found).__name__}, and a DataFrame is expected",
             advice="Let it return the rows for the sinks",
         )
     if not found.columns:

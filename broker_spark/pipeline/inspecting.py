@@ -19,20 +19,19 @@ from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError
 from broker.urls import mask_url, mask_within
 from broker_spark.common.connections import bus_of
-from broker_spark.common.files import mend, open_files, why
-from broker_spark.common.json_state import object_of
+from broker_spark.common.files import hdfs_advice, masked_reason, open_files
+from broker_spark.common.json_state import parse_object
 from broker_spark.common.offsets import Offsets
 from broker_spark.common.options import find_url
 from broker_spark.common.topics import identity_of
 from broker_spark.decode.decoding import payload_schema
-from broker_spark.pipeline.backlog import rows_waiting
+from broker_spark.pipeline.backlog import waiting_rows
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.frames import OUT
-from broker_spark.pipeline.ownership import paired
-from broker_spark.pipeline.running import stream
+from broker_spark.pipeline.ownership import match_positions
+from broker_spark.pipeline.running import build_stream
 from broker_spark.progress import offsets_of
-from broker_spark.spool.backlog import rows_behind
-from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
+from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
 
 __all__ = ["Place", "Queue", "Status", "explain", "parts", "status"]
 
@@ -132,13 +131,13 @@ def status(pipeline: Pipeline) -> Status:
     except (OSError, ValueError) as error:
         shown = mask_within(pipeline.checkpoint)
         raise ConfigurationError(
-            f"The checkpoint {shown!r} cannot be read: {why(error, pipeline.checkpoint)}",
-            advice=mend(error, "Run where the checkpoint can be seen, and with what its file system needs"),
+            f"The checkpoint {shown!r} cannot be read: {masked_reason(error, pipeline.checkpoint)}",
+            advice=hdfs_advice(error, "Run where the checkpoint can be seen, and with what its file system needs"),
         ) from error
     positions, spools = _positions(lines, f"{mask_within(pipeline.checkpoint)}/offsets/{committed}")
     places: list[Place] = []
     queues, problems = _queues(pipeline, spools)
-    names = paired(pipeline, positions)
+    names = match_positions(pipeline, positions)
     for number, (found, name) in enumerate(zip(positions, names, strict=True)):
         # Spark keeps a line for each branch of its plan, and a source may be in two.
         if name is not None and name in names[:number]:
@@ -186,14 +185,14 @@ def explain(pipeline: Pipeline, spark: SparkSession) -> str:
 
     :raises ConfigurationError: a part cannot be used as it is.
     """
-    frame = stream(pipeline, spark)
+    frame = build_stream(pipeline, spark)
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         frame.explain("formatted")
     return f"Rows: {frame.schema[OUT].dataType.simpleString()}\n\n{text.getvalue().strip()}"
 
 
-_MEND: Final = "Bring the checkpoint back, or begin a new one"
+_ADVICE: Final = "Restore the checkpoint, or begin a new one"
 _AT_MOST_ONCE_EACH: Final = "each row once"
 
 
@@ -234,7 +233,7 @@ def _numbers(files: Any, directory: str) -> set[int]:
 def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPosition]]:
     """Of logs and of spools: a version, Spark's own, and a line for each source.
 
-    :raises ConfigurationError: a line is not whole, or of a newer version.
+    :raises ConfigurationError: a line is incomplete, or of a newer version.
     """
     logs: list[Offsets] = []
     spools: list[SpoolPosition] = []
@@ -242,14 +241,14 @@ def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPo
         where = f"{file}, line {number}"
         try:
             if SPOOL_SOURCE in line:
-                spools.append(SpoolPosition.from_json(object_of(line, where, _MEND)))
+                spools.append(SpoolPosition.from_json(parse_object(line, where, _ADVICE)))
                 continue
             # What the connector says of a pattern that matches nothing.
             found = Offsets("kafka", {}) if line == "{}" else offsets_of(_positions_in(line, where))
         except ConfigurationError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"{where} is not whole: it holds no positions", advice=_MEND) from error
+            raise ConfigurationError(f"{where} is incomplete: it holds no positions", advice=_ADVICE) from error
         if found is not None:
             logs.append(found)
     return logs, spools
@@ -257,13 +256,13 @@ def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPo
 
 def _positions_in(line: str, where: str) -> Mapping[str, Any] | None:
     """What a line holds; None if another kind of source wrote it, such as a number."""
-    return object_of(line, where, _MEND) if line.startswith("{") else None
+    return parse_object(line, where, _ADVICE) if line.startswith("{") else None
 
 
 def _ends(bus: Bus, found: Offsets, topic: str) -> dict[int, int]:
     """Where the partitions end.
 
-    :raises ConfigurationError: the positions are of another backend or topic, or of one that was made anew since.
+    :raises ConfigurationError: the positions are of another backend or topic, or of one that was recreated since.
     """
     told = {topic: identity_of(bus, topic)}
     Offsets(found.backend, {topic: found.topics[topic]}).check(bus.capabilities.backend, told, named=False)
@@ -288,7 +287,7 @@ def _queues(pipeline: Pipeline, positions: list[SpoolPosition]) -> tuple[list[Qu
             continue
         waiting = None
         try:
-            waiting = rows_waiting(options)
+            waiting = waiting_rows(options)
         except BrokerError as error:
             problems.append(str(error))
         found.append(Queue(name, options.subscription, position.next, spooled, waiting))

@@ -25,13 +25,12 @@ from broker_spark.common.offsets import Offsets
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.topics import identity_of
 from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink
-from broker_spark.runtime.hadoop import find_place
-from broker_spark.runtime.spark_errors import named_place
+from broker_spark.runtime.hadoop import find_path, path_errors_as
 
-__all__ = ["batch_path", "claim", "claim_table", "clear", "insert", "paired"]
+__all__ = ["batch_path", "claim", "claim_table", "clear", "insert", "match_positions"]
 
 
-def paired(pipeline: Pipeline, positions: Iterable[Offsets | None]) -> list[str | None]:
+def match_positions(pipeline: Pipeline, positions: Iterable[Offsets | None]) -> list[str | None]:
     """The name of the source that each is of; None of a subscription, and where there is none any more."""
     sources = {name: each for name in pipeline.sources if (each := pipeline.parsed_options(name)).subscription is None}
     left = list(sources)
@@ -82,7 +81,7 @@ def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
     """
     for name, sink in pipeline.all_sinks().items():
         if isinstance(sink, FileSink):
-            with named_place(f"{name}: path", sink.path):
+            with path_errors_as(f"{name}: path", sink.path):
                 _claim_directory(spark, name, sink.path, query)
         elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
             claim_table(spark, name, sink.table, query)
@@ -106,7 +105,7 @@ def claim_table(spark: SparkSession, name: str, table: str, query: str) -> None:
 def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
     """Remove what a failed attempt wrote of a batch that has no rows now, from files and tables."""
     if isinstance(sink, FileSink):
-        path, files = find_place(spark, batch_path(sink, batch))
+        path, files = find_path(spark, batch_path(sink, batch))
         files.delete(path, True)
     elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
@@ -130,9 +129,9 @@ def insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
 
 
 def _claim_directory(spark: SparkSession, name: str, directory: str, query: str) -> None:
-    root, files = find_place(spark, directory)
-    marks, _ = find_place(spark, f"{directory.rstrip('/')}/{_MARKS}")
-    mine, _ = find_place(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
+    root, files = find_path(spark, directory)
+    marks, _ = find_path(spark, f"{directory.rstrip('/')}/{_MARKS}")
+    mine, _ = find_path(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
 
     def names(path: Any) -> list[str]:
         return [str(each.getPath().getName()) for each in files.listStatus(path)] if files.exists(path) else []

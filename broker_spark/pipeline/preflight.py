@@ -27,15 +27,14 @@ from broker.hooks import logger
 from broker.urls import mask_within
 from broker_spark.common.connections import bus_of
 from broker_spark.common.options import find_url, topic_name
-from broker_spark.common.schema import nearest
+from broker_spark.common.schema import is_case_sensitive, nearest
 from broker_spark.common.topics import identity_of
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, part_of
+from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, errors_of
 from broker_spark.pipeline.frames import DEAD, OUT, Frames
 from broker_spark.pipeline.writing import as_messages, check_table, table_writer, write_files
-from broker_spark.runtime.configured import is_exact
-from broker_spark.runtime.hadoop import find_place
-from broker_spark.runtime.spark_errors import named_place, planned, said
+from broker_spark.runtime.hadoop import find_path, path_errors_as
+from broker_spark.runtime.spark_errors import first_line, plan_errors_as
 from broker_spark.sink.sink import SinkOptions
 
 __all__ = ["check_rows", "check_topics", "try_sinks"]
@@ -66,7 +65,7 @@ def check_rows(pipeline: Pipeline, frames: Frames) -> None:
             continue
         rows = frames.dead if letters and frames.dead is not None else frames.out
         what = f"table is {sink.table!r}" if isinstance(sink, TableSink) else "The rows cannot be written"
-        with part_of(name), planned(what, "Let the transform give what the sink can take, or name another"):
+        with errors_of(name), plan_errors_as(what, "Let the transform give what the sink can take, or name another"):
             _check(pipeline, sink, _chosen(sink, rows))
 
 
@@ -76,8 +75,8 @@ def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
             _check_twice(rows.columns, exact=True)
             SinkOptions.parse(pipeline.sink_options(sink), as_messages(rows, sink).schema)
         case FileSink(path=path, partition_by=partition_by):
-            with named_place("path", path):
-                find_place(rows.sparkSession, path)
+            with path_errors_as("path", path):
+                find_path(rows.sparkSession, path)
             _check_columns(rows)
             _check_partitions(partition_by, rows)
             _check_format(rows.sparkSession, sink.format)
@@ -95,7 +94,9 @@ def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
 def _chosen(sink: Sink, rows: DataFrame) -> DataFrame:
     if not sink.where:
         return rows
-    with planned(f"where is {sink.where!r}", f"It takes a condition of SQL on the columns {', '.join(rows.columns)}"):
+    with plan_errors_as(
+        f"where is {sink.where!r}", f"It takes a condition of SQL on the columns {', '.join(rows.columns)}"
+    ):
         chosen = rows.where(sink.where)
         # A batch counts them before it writes them, and Spark filters by more than it counts by.
         rows.agg(F.count_if(F.expr(sink.where)))
@@ -106,7 +107,7 @@ def _check_columns(rows: DataFrame) -> None:
     for name in rows.columns:
         if name.lower() == BATCH:
             raise ConfigurationError(f"The rows have a column {name!r}, which is the pipeline's", advice="Rename it")
-    _check_twice(rows.columns, exact=is_exact(rows.sparkSession))
+    _check_twice(rows.columns, exact=is_case_sensitive(rows.sparkSession))
 
 
 def _check_twice(columns: Sequence[str], *, exact: bool) -> None:
@@ -117,7 +118,7 @@ def _check_twice(columns: Sequence[str], *, exact: bool) -> None:
 
 
 def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
-    exact = is_exact(rows.sparkSession)
+    exact = is_case_sensitive(rows.sparkSession)
     known = rows.columns if exact else [name.lower() for name in rows.columns]
     for name in partition_by:
         if (name if exact else name.lower()) not in known:
@@ -151,7 +152,7 @@ _KEPT_CATALOG: Final = (
     "Set spark.sql.catalogImplementation to hive in `config` or spark-defaults.conf, or name a table of a catalog of "
     "your own"
 )
-_MEND: Final = "Mend its format or options, or let the transform give what they take"
+_ADVICE: Final = "Fix its format or options, or let the transform give what they take"
 
 
 def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
@@ -170,15 +171,15 @@ def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
         # `createDataFrame` would make this session the active one of the whole process.
         columns = [F.lit(None).cast(each.dataType).alias(each.name) for each in schema]
         rows = spark.range(0).coalesce(1).select(*columns)
-        with part_of(name):
+        with errors_of(name):
             _try_files(sink, rows) if isinstance(sink, FileSink) else _try_table(sink, rows)
 
 
 def _try_files(sink: FileSink, rows: DataFrame) -> None:
     with (
-        named_place("path", sink.path),
+        path_errors_as("path", sink.path),
         _passing(rows.sparkSession, sink.path) as directory,
-        planned("The rows cannot be written", _MEND),
+        plan_errors_as("The rows cannot be written", _ADVICE),
     ):
         write_files(sink, rows, directory)
         if sink.partition_by:
@@ -210,11 +211,11 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
 
 @contextlib.contextmanager
 def _told() -> Generator[None]:
-    with planned("The rows cannot be written", _MEND):
+    with plan_errors_as("The rows cannot be written", _ADVICE):
         try:
             yield
         except Py4JJavaError as error:
-            raise ConfigurationError(f"The rows cannot be written: {said(error)}", advice=_MEND) from error
+            raise ConfigurationError(f"The rows cannot be written: {first_line(error)}", advice=_ADVICE) from error
 
 
 def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
@@ -223,7 +224,7 @@ def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
     if where is None and (above := _place_of(spark, sink)) is not None:
         where = f"{above.rstrip('/')}/{sink.table.replace('`', '').rpartition('.')[2].lower()}"
     if where is not None:
-        place, files = find_place(spark, where)
+        place, files = find_path(spark, where)
         if files.exists(place) and len(files.listStatus(place)):
             raise ConfigurationError(
                 f"Table {sink.table!r} is not in the catalog, and {mask_within(where)} has files already: the catalog "
@@ -255,7 +256,7 @@ def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
     """The directory in which that of a new table will be."""
     given = _path_of(sink)
     if given is not None:
-        above = find_place(spark, given)[0].getParent()
+        above = find_path(spark, given)[0].getParent()
         return None if above is None else str(above.toString())
     name = sink.table.replace("`", "").removeprefix(f"{_CATALOG}.")
     return spark.catalog.getDatabase(name.rpartition(".")[0] or spark.catalog.currentDatabase()).locationUri
@@ -265,7 +266,7 @@ def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
 def _passing(spark: SparkSession, path: str) -> Generator[str]:
     """A directory in this one that Spark's readers skip. It goes, as do those that were made for it."""
     made = f"{path.rstrip('/')}/_check-{uuid.uuid4().hex}"
-    place, files = find_place(spark, made)
+    place, files = find_path(spark, made)
     missing: list[Any] = []
     above = place.getParent()
     while above is not None and not files.exists(above):

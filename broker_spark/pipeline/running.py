@@ -1,16 +1,11 @@
-"""SIGTERM and SIGINT as a wish to stop, for as long as a block lasts.
+"""Runs a pipeline: one streaming query whose batches go into all sinks before they are committed.
 
-How many tasks a pipeline's batch has behind its reads. Blocking; driver only.
+*Stopping.* A stop lets the running batch end and be committed. Spark may have planned the next batch already: it is not
+begun, and the next run starts with it. *Failure.* The next run repeats a failed batch with the same rows and number, so
+that sinks can replace or recognize what the failed attempt wrote. A crash is no different.
 
-The query of a pipeline beside others: whether it may begin, and who ended it.
-
-Runs a pipeline: one stream of Spark, whose every batch goes into all sinks before it is committed.
-
-*Stopping.* A stop lets the running batch end and be committed; the one behind it, which Spark may have planned by then,
-is not begun, and a later run begins with it. *Failure.* A batch that failed is run again by the next run, with the
-same rows and number; sinks take it for the one of before where they can. A crash is no different.
-
-*Concurrency.* Blocking. Spark calls a batch in a thread of its own; `stop` may be called from any thread and signal.
+*Concurrency.* Blocking; driver only. Spark calls batches in its own thread. `Run.stop` may be called from any thread
+and from signal handlers.
 """
 
 from __future__ import annotations
@@ -37,158 +32,50 @@ from pyspark.sql.types import StructType
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.urls import mask_within
-from broker_spark.checkpoint.topic_ids import Identities
+from broker_spark.checkpoint.topic_ids import TopicIds
 from broker_spark.common.schema import unused
 from broker_spark.kafka_connector.connector import pipeline_stream
-from broker_spark.pipeline.backlog import rows_untold
-from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
-from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
-from broker_spark.pipeline.ownership import claim, clear, paired
+from broker_spark.pipeline.backlog import unreported_rows
+from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, errors_of
+from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_dead_letters, counted_frames_of, joined
+from broker_spark.pipeline.ownership import claim, clear, match_positions
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
-from broker_spark.runtime.spark_errors import in_short, interrupted, ours, planned
+from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session
 
-__all__ = [
-    "LOOK_SECONDS",
-    "BatchReport",
-    "Run",
-    "check_ended",
-    "check_name",
-    "end",
-    "run",
-    "stopped_by_signals",
-    "stream",
-    "tasks_of",
-]
+__all__ = ["BatchReport", "Run", "build_stream", "run", "task_count"]
 
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], object]) -> Generator[None]:
-    """Have each of them call `stop` within the block; nothing but in the main thread, which alone may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def called(number: int, frame: object) -> None:
-        del number, frame
-        stop()
-
-    before = {number: signal.signal(number, called) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-_SET: Final = "spark.default.parallelism"
-_STILL: Final = 2.0
-"""Seconds in which no executor has come or gone, so that all are there."""
-_LONGEST: Final = 30.0
-"""Seconds for the first one, as Spark itself waits for resources."""
-_LOOK: Final = 0.1
-
-
-def tasks_of(spark: SparkSession) -> int:
-    """As many as the session runs at once: on a cluster, once its executors are there.
-
-    They come some seconds after a session is made, and until then Spark tells two. What `spark.default.parallelism`
-    says goes first, and is the way where executors come as there is work.
-
-    :param spark: a classic session.
-    """
-    context: Any = spark.sparkContext
-    is_local = context.master == "local" or context.master.startswith("local[")
-    if not is_local and not context.getConf().contains(_SET):
-        _wait_for_executors(context)
-    return int(context.defaultParallelism)
-
-
-def _wait_for_executors(context: Any) -> None:
-    def count() -> int:
-        # The driver is one of them.
-        return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
-
-    begun = since = time.monotonic()
-    found = count()
-    while (now := time.monotonic()) - begun < _LONGEST and (found == 0 or now - since < _STILL):
-        time.sleep(_LOOK)
-        if (found_now := count()) != found:
-            found, since = found_now, time.monotonic()
-    if found == 0:
-        logger.warning("No executor has come in %g s; the pipeline is planned for two tasks a batch", _LONGEST)
-
-
-LOOK_SECONDS: Final = 0.2
-"""How often a query is looked at."""
-
-
-def check_name(spark: SparkSession, name: str) -> None:
-    """Make sure that no query of this session has this name.
-
-    :raises ConfigurationError: one has, and Spark starts none beside it.
-    """
-    if any(query.name == name for query in spark.streams.active):
-        raise ConfigurationError(
-            f"name is {name!r}, and a query of this name runs in this session",
-            advice="Wait for its end, or stop it; another pipeline needs another name, and another checkpoint",
-        )
-
-
-def end(spark: SparkSession, query: StreamingQuery) -> None:
-    """Stop a query. Spark cancels the jobs of its batch once and waits; what the batch begins then is cancelled too."""
-    with ThreadPoolExecutor(1, "broker-pipeline-stop") as pool:
-        stopping = pool.submit(query.stop)
-        while wait((stopping,), LOOK_SECONDS).not_done:
-            spark.sparkContext.cancelJobGroup(str(query.runId))
-        stopping.result()
-
-
-def check_ended(pipeline: Pipeline, query: StreamingQuery) -> None:
-    """Make sure that a query that its run did not stop has read all that it was to read.
-
-    :raises ConfigurationError: somebody else stopped it.
-    """
-    if pipeline.trigger == AVAILABLE_NOW and _found_no_more(query):
-        return
-    raise ConfigurationError(
-        f"The query was stopped from outside, or by another run on checkpoint {mask_within(pipeline.checkpoint)!r}",
-        advice="Let one run at a time have this checkpoint; the next one goes on from what is committed",
-    )
-
-
-def _found_no_more(query: StreamingQuery) -> bool:
-    """Whether the last that it did was to look for a batch and find none. Its progress does not tell."""
-    inner: Any = query
-    try:
-        return bool(inner._jsq.streamingQuery().noNewData())
-    except Py4JError:
-        # It is no public part of Spark. Where it is none at all, the end is believed.
-        return True
-
-
+_POLL_SECONDS: Final = 0.2
+"""How often a query is polled."""
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
+"""How often a query is started whose sources do not come up."""
 _OTHER_SOURCES: Final = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
-"""What Spark counts there are branches of its plan: a source with `decode` may be two of them."""
+"""Spark's error for a changed plan. It counts branches of its plan: a source with `decode` may be two of them."""
 _NOT_UP: Final = "Python worker failed to connect back"
 _NO_STREAM: Final = 'Aggregates need a watermark, or output_mode "update"; a sort is for a sink, or a reader'
 _ADDED: Final = "addBatch"
-"""What the durations of a batch have that was run."""
+"""The duration that only a batch which was run has."""
+_PARALLELISM: Final = "spark.default.parallelism"
+_EXECUTORS_STABLE: Final = 2.0
+"""All executors have registered when their number has not changed for this many seconds."""
+_EXECUTORS_WAIT: Final = 30.0
+"""Seconds to wait for the first executor, as Spark itself does."""
+_EXECUTORS_POLL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """A batch that is committed.
+    """A committed batch.
 
     :ivar rows_in: rows read, of all sources.
     :ivar rows_out: rows written, by sink.
     :ivar dead: rows that did not decode.
-    :ivar lag: offsets behind the end when it was planned, of all sources; rows at most. Of a batch that an earlier run
-        planned, when it is told.
-    :ivar seconds: from its planning to its commit.
+    :ivar lag: offsets behind the ends of all sources when the batch was planned, at most as many rows; for a batch that
+        an earlier run planned, when it is reported.
+    :ivar seconds: from planning to commit.
     """
 
     pipeline: str
@@ -207,61 +94,79 @@ class BatchReport:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What a batch wrote, until Spark tells that it is committed."""
+def run(
+    pipeline: Pipeline,
+    *,
+    spark: SparkSession | None = None,
+    on_batch: Callable[[BatchReport], object] | None = None,
+) -> int:
+    """Run until stopped, or to the end with the trigger "available-now". Returns the number of batches.
 
-    dead: int
-    rows_out: Mapping[str, int]
+    In the main thread, the first SIGTERM or SIGINT stops the run after the running batch, the second one at once. Each
+    committed batch is logged by the logger "broker".
+
+    :param spark: None uses the active session, or a new one.
+    :param on_batch: called with each committed batch, for metrics; its exceptions are logged.
+    :raises ConfigurationError, Unsupported: a part of the pipeline cannot be used, or the query was stopped from
+        outside.
+    :raises BrokerError, StreamingQueryException: a batch failed; committed batches stay.
+    """
+    started = Run(pipeline, on_batch)
+    with _stopped_by_signals(started.stop):
+        own_session = _session_for(pipeline, spark)
+        # Again: a new session installs PySpark's own SIGINT handler, which cancels all jobs.
+        with _stopped_by_signals(started.stop):
+            return started.execute_in(own_session)
 
 
 class Run:
-    """One run of a pipeline. Make it with `run`, or to stop it from elsewhere: `Run(pipeline)`, then `execute()`."""
+    """One run of a pipeline. `run` makes and executes one; `Run(pipeline).execute()` can be stopped from elsewhere."""
 
     def __init__(self, pipeline: Pipeline, on_batch: Callable[[BatchReport], object] | None = None) -> None:
         self._pipeline = pipeline
         self._on_batch = on_batch
         self._stop = threading.Event()
         self._abort = threading.Event()
-        self._named = threading.Event()
+        self._id_known = threading.Event()
         self._parked = threading.Event()
         self._over = threading.Event()
         self._running = False
-        self._began = False
+        self._has_begun = False
         self._query_id = ""
         self._claimed = False
-        self._identities: Identities | None = None
+        self._topic_ids: TopicIds | None = None
         self._written: dict[int, _Written] = {}
         self._failure: BaseException | None = None
         self._reported = -1
         self._reports = 0
-        self._owners: list[str | None] | None = None
-        """The names of the sources that Spark's plan has, in its order."""
+        self._source_names: list[str | None] | None = None
+        """The name of each source in Spark's progress, in its order."""
 
     def stop(self) -> None:
-        """End after the running batch; asked for twice, cancel it, and let the next run do it again.
+        """End after the running batch. The second call cancels the batch; the next run repeats it.
 
-        A function of a `CallSink` that runs no job of Spark is waited for.
+        A `CallSink` function without a Spark job cannot be cancelled.
         """
         if self._stop.is_set():
             self._abort.set()
         self._stop.set()
 
     def execute(self, spark: SparkSession | None = None) -> int:
-        """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
+        """Run until stopped, or to the end with the trigger "available-now". Returns the number of batches.
 
-        :param spark: None is the active session, or a new one.
-        :raises ConfigurationError, Unsupported: a part cannot be used as it is, or something else stopped the query.
-        :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
+        :param spark: None uses the active session, or a new one.
+        :raises ConfigurationError, Unsupported: a part of the pipeline cannot be used, or the query was stopped from
+            outside.
+        :raises BrokerError, StreamingQueryException: a batch failed; committed batches stay.
         """
-        return self.carry_out(_session_of(self._pipeline, spark))
+        return self.execute_in(_session_for(self._pipeline, spark))
 
-    def carry_out(self, spark: SparkSession) -> int:
-        """The same in a session that has `format("broker")`."""
+    def execute_in(self, spark: SparkSession) -> int:
+        """`execute` in a session with `format("broker")`."""
         pipeline = self._pipeline
-        check_name(spark, pipeline.name)
-        identities = Identities(spark, pipeline.checkpoint)
-        frame = stream(pipeline, spark, identities)
+        _check_name_is_free(spark, pipeline.name)
+        topic_ids = TopicIds(spark, pipeline.checkpoint)
+        frame = build_stream(pipeline, spark, topic_ids)
         writer = frame.writeStream.foreachBatch(self._batch).queryName(pipeline.name)
         writer = writer.outputMode(pipeline.output_mode).option("checkpointLocation", pipeline.checkpoint)
         if pipeline.trigger == AVAILABLE_NOW:
@@ -271,105 +176,104 @@ class Run:
         check_topics(pipeline)
         try_sinks(pipeline, frame)
         for name in pipeline.sources:
-            with part_of(f"sources.{name}"):
-                identities.check(name, pipeline.parsed_options(name))
-        identities.check_positions()
-        identities.keep()
-        self._identities = identities
+            with errors_of(f"sources.{name}"):
+                topic_ids.check(name, pipeline.parsed_options(name))
+        topic_ids.check_positions()
+        topic_ids.save()
+        self._topic_ids = topic_ids
         try:
             for left in reversed(range(_STARTS)):
-                if self._ran(spark, writer, last_start=not left):
+                if self._run_query(spark, writer, last_start=not left):
                     break
         finally:
             self._over.set()
         return self._reports
 
-    def _ran(self, spark: SparkSession, writer: DataStreamWriter, *, last_start: bool) -> bool:
-        """Run the query to its end; False where it never came up and may be started again.
+    def _run_query(self, spark: SparkSession, writer: DataStreamWriter, *, last_start: bool) -> bool:
+        """Run the query to its end; False if it never came up and may be started again.
 
-        Spark gives the Python process of a source ten seconds to come up, which no setting changes, and a busy machine
-        may need more.
+        Spark gives the Python process of a source ten seconds to start, which a busy machine may exceed. No setting
+        changes this.
         """
-        with planned("The rows cannot be those of a stream", _NO_STREAM):
+        with plan_errors_as("The rows cannot be those of a stream", _NO_STREAM):
             query = writer.start()
         self._query_id = str(query.id)
-        self._named.set()
+        self._id_known.set()
         try:
             self._watch(query)
             if not self._stop.is_set():
-                check_ended(self._pipeline, query)
+                _check_completed(self._pipeline, query)
         except StreamingQueryException as error:
-            if last_start or self._began or self._stop.is_set() or _NOT_UP not in str(error):
+            if last_start or self._has_begun or self._stop.is_set() or _NOT_UP not in str(error):
                 raise
-            logger.warning("%s: a source did not come up in Spark's ten seconds; started again", self._pipeline.name)
+            logger.warning("%s: a source did not start within Spark's ten seconds; starting again", self._pipeline.name)
             return False
         finally:
-            end(spark, query)
+            _stop_query(spark, query)
         return True
 
     def _watch(self, query: StreamingQuery) -> None:
         try:
-            while not query.awaitTermination(LOOK_SECONDS):  # pyright: ignore[reportArgumentType]
-                self._report(query)
+            while not query.awaitTermination(_POLL_SECONDS):  # pyright: ignore[reportArgumentType]
+                self._report_batches(query)
                 if self._abort.is_set() or (self._stop.is_set() and self._may_end(query)):
                     break
-            # What was committed since the last look, too.
-            self._report(query)
+            # Batches that were committed since the last poll.
+            self._report_batches(query)
         except Exception as error:
             with contextlib.suppress(Exception):
-                # A failure is no reason not to tell of the batches before it.
-                self._report(query)
+                # The failure must not hide the batches before it.
+                self._report_batches(query)
             if _OTHER_SOURCES.search(str(error)):
                 raise ConfigurationError(
-                    "checkpoint was made with other sources, another decode or another transform",
-                    advice="Begin a new checkpoint, and with it new files and tables, or bring back what it was "
-                    "made with",
+                    "checkpoint belongs to a pipeline with other sources, another decode or another transform",
+                    advice="Use a new checkpoint with new files and tables, or restore the earlier pipeline",
                 ) from error
             failure = self._failure or error
-            if (known := ours(failure)) is not None:
+            if (known := broker_error_in(failure)) is not None:
                 raise known from failure
             if self._failure is not None:
-                # Spark shows it as text at the end of its own.
+                # Instead of Spark's error, which has this one as text.
                 raise self._failure from None
             raise
 
     def _may_end(self, query: StreamingQuery) -> bool:
-        """Whether every batch that was begun is committed."""
+        """Whether every batch that was started is committed."""
         if self._parked.is_set():
             return True
         if self._failure is not None:
-            # Spark ends the query with it.
+            # Spark is about to end the query.
             return False
         return not self._running and self._reported >= max(self._written, default=-1)
 
     def _batch(self, frame: DataFrame, batch: int) -> None:
-        self._running = self._began = True
+        self._running = self._has_begun = True
         if self._stop.is_set():
-            # Not begun: the watcher ends the query, and the next run begins with it.
+            # The batch is not started: `_watch` ends the query, and the next run starts with this batch.
             self._parked.set()
             self._park(frame)
         try:
-            self._named.wait()
+            self._id_known.wait()
             self._written[batch] = self._write(frame, batch)
         except BaseException as error:
             self._failure = error
-            raise in_short(error) from None
+            raise as_batch_error(error) from None
         finally:
             self._running = False
 
     def _park(self, frame: DataFrame) -> NoReturn:
-        """Wait for the end of the query. To return would commit what was not written."""
+        """Wait for the end of the query: returning would commit a batch that was not written."""
         machine: Any = frame.sparkSession._jvm  # pyright: ignore[reportPrivateUsage]
         with contextlib.suppress(Exception):
             while not self._over.is_set():
-                # In Spark's own thread, which the end of the query interrupts.
+                # Sleeps in Spark's thread, which the end of the query interrupts.
                 machine.java.lang.Thread.sleep(_PARK_MILLISECONDS)
         raise interrupted()
 
     def _write(self, frame: DataFrame, batch: int) -> _Written:
-        """Put a batch into all sinks. It is read, decoded and transformed once, whatever the number of sinks."""
+        """Write a batch into all sinks. It is read, decoded and transformed only once."""
         pipeline = self._pipeline
-        # Only the first batch of a run may be one that another run began.
+        # Only the first batch of a run may have been started by an earlier run.
         again = not self._claimed
         if again:
             claim(pipeline, frame.sparkSession, self._query_id)
@@ -377,11 +281,11 @@ class Run:
         kept = frame.persist()
         try:
             try:
-                counts = _counted(pipeline, kept)
+                counts = _count_rows(pipeline, kept)
             finally:
-                # Of a topic that was made anew Spark may have told something else, or nothing.
-                if self._identities is not None:
-                    self._identities.check_again()
+                # Also after an error: a recreated topic may have caused it.
+                if self._topic_ids is not None:
+                    self._topic_ids.recheck()
             out = kept.where(F.col(DEAD).isNull()).select(f"{OUT}.*")
             for name, sink in pipeline.sinks.items():
                 if counts.rows_out[name]:
@@ -392,7 +296,7 @@ class Run:
             sink = pipeline.dead_letters
             if sink is not None and counts.dead:
                 dead = kept.where(F.col(DEAD).isNotNull()).select(f"{DEAD}.*")
-                letters = as_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
+                letters = as_dead_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
                 write(pipeline, "dead_letters", sink, letters, batch, self._query_id)
             elif sink is not None and again:
                 clear(sink, frame.sparkSession, batch)
@@ -400,111 +304,168 @@ class Run:
         finally:
             kept.unpersist()
 
-    def _report(self, query: StreamingQuery) -> None:
-        """Tell of the batches that were committed since the last call."""
+    def _report_batches(self, query: StreamingQuery) -> None:
+        """Report the batches that were committed since the last call."""
         last = query.lastProgress
         if last is None or last["batchId"] <= self._reported:
             return
         for progress in query.recentProgress:
             batch = int(progress["batchId"])
             if batch <= self._reported or _ADDED not in progress["durationMs"]:
-                # Spark also tells of times when there was nothing to do, by the number of the batch to come.
+                # Spark also reports idle times, under the number of the next batch.
                 continue
             written = self._written.pop(batch, None)
             if written is None:
                 continue
             self._reported = batch
             self._reports += 1
-            self._tell(
+            self._emit(
                 BatchReport(
                     pipeline=self._pipeline.name,
                     batch=batch,
                     rows_in=_rows_in(progress),
                     rows_out=written.rows_out,
                     dead=written.dead,
-                    lag=self._behind(progress),
+                    lag=self._lag(progress),
                     seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
                 )
             )
 
-    def _behind(self, progress: Any) -> int:
-        """The lag, with a source once that is in two branches of Spark's plan."""
-        if self._owners is None or None in self._owners:
-            # The plan, and so their order, stays what it is in a run.
+    def _lag(self, progress: Any) -> int:
+        """The lag; a source in two branches of Spark's plan counts once."""
+        if self._source_names is None or None in self._source_names:
+            # The order does not change during a run.
             ends = [offsets_of(source["endOffset"]) for source in progress["sources"]]
-            self._owners = paired(self._pipeline, ends)
-        return behind(progress, self._owners) + rows_untold(self._pipeline, progress, self._owners)
+            self._source_names = match_positions(self._pipeline, ends)
+        return behind(progress, self._source_names) + unreported_rows(self._pipeline, progress, self._source_names)
 
-    def _tell(self, report: BatchReport) -> None:
+    def _emit(self, report: BatchReport) -> None:
         logger.info("%s", report)
         for tell in (self._pipeline.on_batch, self._on_batch):
             try:
                 if tell is not None:
                     tell(report)
             except Exception:
-                # What watches a pipeline does not end it.
+                # A failing observer does not stop the pipeline.
                 logger.exception("on_batch failed for batch %d of %s", report.batch, report.pipeline)
 
 
-def run(
-    pipeline: Pipeline,
-    *,
-    spark: SparkSession | None = None,
-    on_batch: Callable[[BatchReport], object] | None = None,
-) -> int:
-    """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The rows of a batch, kept until Spark reports its commit."""
 
-    SIGTERM and SIGINT stop it after the running batch; the second of them at once. Only in the main thread, and only
-    while it runs. Each batch is a line of the log "broker".
-
-    :param spark: None is the active session, or a new one.
-    :param on_batch: called with each committed batch, for metrics; what it raises is logged.
-    :raises ConfigurationError, Unsupported: a part cannot be used as it is, or something else stopped the query.
-    :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
-    """
-    under_way = Run(pipeline, on_batch)
-    with stopped_by_signals(under_way.stop):
-        ours = _session_of(pipeline, spark)
-        # Again, since a session that was made now brought PySpark's own handler of SIGINT, which cancels all jobs.
-        with stopped_by_signals(under_way.stop):
-            return under_way.carry_out(ours)
+    dead: int
+    rows_out: Mapping[str, int]
 
 
-def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | None = None) -> DataFrame:
-    """The rows of a pipeline as a stream that was not started, `out` and `dead` beside each other.
+def _session_for(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
+    if spark is not None:
+        return register(spark)
+    return session(pipeline.name, master=pipeline.master, config=pipeline.config)
 
-    :param identities: of its checkpoint, where it is to be run.
-    :raises ConfigurationError: the transform or the SQL of the pipeline cannot be used, or a sink cannot take its rows.
+
+def build_stream(pipeline: Pipeline, spark: SparkSession, topic_ids: TopicIds | None = None) -> DataFrame:
+    """The rows of a pipeline as a streaming frame with the columns `out` and `dead`. Starts nothing.
+
+    :param topic_ids: those of its checkpoint, if the stream is to be started.
+    :raises ConfigurationError: transform or SQL cannot be used, or a sink cannot take the rows.
     :raises Unsupported: the session is one of Spark Connect.
     """
     if not hasattr(spark, "_jvm"):
-        # Its batches are called at the server, where neither sinks nor counts of this process are.
+        # Spark Connect would run the batches in the server, without the state of this process.
         raise Unsupported(
             "A pipeline runs in the driver of Spark, and this session is one of Spark Connect",
             advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
         )
     sources: dict[str, DataFrame] = {}
     for name in pipeline.sources:
-        with part_of(f"sources.{name}"):
+        with errors_of(f"sources.{name}"):
             sources[name], by_connector = pipeline_stream(spark, **pipeline.source_options(name))
-            if by_connector and identities is not None:
-                identities.watch(name, pipeline.parsed_options(name))
+            if by_connector and topic_ids is not None:
+                topic_ids.watch(name, pipeline.parsed_options(name))
     now = spark.sparkContext.defaultParallelism
     decodes = any(source.decode is not None for source in pipeline.sources.values())
-    tasks = now if identities is None else identities.tasks(lambda: tasks_of(spark) if decodes else now)
+    tasks = now if topic_ids is None else topic_ids.tasks(lambda: task_count(spark) if decodes else now)
     frames = counted_frames_of(pipeline, sources, tasks)
     check_rows(pipeline, frames)
     return joined(frames)
 
 
-def _session_of(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
-    if spark is not None:
-        return register(spark)
-    return session(pipeline.name, master=pipeline.master, config=pipeline.config)
+def task_count(spark: SparkSession) -> int:
+    """The number of tasks that the session runs at once.
+
+    On a cluster, waits for the executors: they register some seconds after the start, and until then Spark reports two
+    tasks. Set `spark.default.parallelism`, which takes precedence, where executors are allocated dynamically.
+
+    :param spark: a classic session.
+    """
+    context: Any = spark.sparkContext
+    is_local = context.master == "local" or context.master.startswith("local[")
+    if not is_local and not context.getConf().contains(_PARALLELISM):
+        _wait_for_executors(context)
+    return int(context.defaultParallelism)
 
 
-def _counted(pipeline: Pipeline, kept: DataFrame) -> _Written:
-    """How many rows go where; it also reads the batch, once for all that follows."""
+def _wait_for_executors(context: Any) -> None:
+    def count() -> int:
+        # Includes the driver.
+        return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+    begun = since = time.monotonic()
+    found = count()
+    while (now := time.monotonic()) - begun < _EXECUTORS_WAIT and (found == 0 or now - since < _EXECUTORS_STABLE):
+        time.sleep(_EXECUTORS_POLL)
+        if (count_now := count()) != found:
+            found, since = count_now, time.monotonic()
+    if found == 0:
+        logger.warning(
+            "No executor registered within %g s: the pipeline is planned with two tasks per batch", _EXECUTORS_WAIT
+        )
+
+
+def _check_name_is_free(spark: SparkSession, name: str) -> None:
+    """:raises ConfigurationError: a query of this session has the name."""
+    if any(query.name == name for query in spark.streams.active):
+        raise ConfigurationError(
+            f"name is {name!r}, and a query of this name runs in this session",
+            advice="Stop that query or wait for its end; another pipeline needs another name and another checkpoint",
+        )
+
+
+def _stop_query(spark: SparkSession, query: StreamingQuery) -> None:
+    """Stop a query. Spark cancels its jobs only once, so jobs that the batch starts later are cancelled here."""
+    with ThreadPoolExecutor(1, "broker-pipeline-stop") as pool:
+        stopping = pool.submit(query.stop)
+        while wait((stopping,), _POLL_SECONDS).not_done:
+            spark.sparkContext.cancelJobGroup(str(query.runId))
+        stopping.result()
+
+
+def _check_completed(pipeline: Pipeline, query: StreamingQuery) -> None:
+    """Check that a query which ended by itself had read everything.
+
+    :raises ConfigurationError: it was stopped from outside.
+    """
+    if pipeline.trigger == AVAILABLE_NOW and _found_no_more(query):
+        return
+    raise ConfigurationError(
+        f"The query was stopped from outside, or by another run on checkpoint {mask_within(pipeline.checkpoint)!r}",
+        advice="Use a checkpoint in one run at a time; the next run continues after the last committed batch",
+    )
+
+
+def _found_no_more(query: StreamingQuery) -> bool:
+    """Whether the query's last trigger found no new data, which its progress does not show."""
+    inner: Any = query
+    try:
+        return bool(inner._jsq.streamingQuery().noNewData())
+    except Py4JError:
+        # Not a public API of Spark. If it is missing, assume that everything was read.
+        return True
+
+
+def _count_rows(pipeline: Pipeline, kept: DataFrame) -> _Written:
+    """The number of rows for each sink. This reads the batch, and persists it for the writes."""
     columns = cast("StructType", kept.schema[OUT].dataType).names
     flag = unused("__dead", {each.lower() for each in columns})
     is_dead = F.col(flag)
@@ -522,3 +483,22 @@ def _counted(pipeline: Pipeline, kept: DataFrame) -> _Written:
 def _rows_in(progress: Any) -> int:
     observed: Mapping[str, Any] = progress["observedMetrics"] or {}
     return sum(int(row["rows"]) for name, row in observed.items() if name.startswith(ROWS))
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], object]) -> Generator[None]:
+    """SIGTERM and SIGINT call `stop` within the block. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def called(number: int, frame: object) -> None:
+        del number, frame
+        stop()
+
+    before = {number: signal.signal(number, called) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,7 +9,7 @@ from broker.errors import ConfigurationError
 from broker_spark.common.options import as_texts
 from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.ownership import batch_path, claim_table, insert
-from broker_spark.runtime.spark_errors import planned
+from broker_spark.runtime.spark_errors import plan_errors_as
 
 __all__ = ["as_messages", "check_table", "table_writer", "write", "write_files"]
 
@@ -22,8 +22,8 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
     :raises ConfigurationError: an option, or the table, is not what Spark takes.
     """
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
-    mend = "Mend its format or options" if isinstance(sink, FileSink) else "Mend its options, or its table"
-    refused = planned(f"{label}: The rows cannot be written", mend)
+    mend = "Fix its format or options" if isinstance(sink, FileSink) else "Fix its options, or its table"
+    refused = plan_errors_as(f"{label}: The rows cannot be written", mend)
     match sink:
         case TopicSink():
             options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}

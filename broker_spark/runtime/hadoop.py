@@ -1,16 +1,24 @@
-"""The file systems in which Spark has its checkpoints and files, by their own names. Blocking; driver only."""
+"""Paths in the file systems of Spark's JVM, which hold checkpoints and files. Blocking; driver only."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-__all__ = ["bytes_of", "find_place"]
+from broker.errors import ConfigurationError
+from broker.urls import mask_within
+from broker_spark.runtime.spark_errors import first_line
+
+__all__ = ["find_path", "path_errors_as", "read_bytes"]
 
 
-def find_place(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """A path of Hadoop and its file system, as Spark's own writers find it.
+def find_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Hadoop's `Path` and its `FileSystem`, as Spark's own writers find them.
 
     :param spark: a classic session.
     """
@@ -19,10 +27,30 @@ def find_place(spark: SparkSession, path: str) -> tuple[Any, Any]:
     return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
-def bytes_of(path: Any, files: Any) -> bytes:
-    """All that is in a file of `find_place`."""
+def read_bytes(path: Any, files: Any) -> bytes:
+    """The contents of a file.
+
+    :param path, files: from `find_path`.
+    """
     stream = files.open(path)
     try:
         return bytes(stream.readAllBytes())
     finally:
         stream.close()
+
+
+@contextmanager
+def path_errors_as(name: str, path: str) -> Generator[None]:
+    """Turn Java's errors about a directory within the block into errors that name it.
+
+    :param name: the setting that holds the path.
+    :raises ConfigurationError: instead of an error of Java.
+    """
+    try:
+        yield
+    except (Py4JJavaError, IllegalArgumentException) as error:
+        shown = mask_within(path)
+        raise ConfigurationError(
+            f"{name} is {shown!r}: {first_line(error).replace(path, shown)}",
+            advice="It takes a directory that Spark may write to, of a file system that it has the jars of",
+        ) from error

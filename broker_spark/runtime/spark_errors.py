@@ -1,4 +1,4 @@
-"""Spark's errors as those of this package: they name what they are of, without the plans and stacks of Spark."""
+"""Turns Spark's errors into errors of this package, without Spark's plans and stack traces."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.logger import PySparkLogger
 
 from broker import errors
 from broker.errors import BackendError, BrokerError, ConfigurationError, PublishError
-from broker.urls import mask_within
 
-__all__ = ["in_short", "interrupted", "named_place", "ours", "planned", "said"]
+__all__ = ["as_batch_error", "broker_error_in", "first_line", "interrupted", "plan_errors_as"]
 
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Where PySpark writes each error with its plan and stack as JSON, before it raises it."""
+"""PySpark logs each error here with its plan and stack as JSON before raising it."""
 _OURS: Final = re.compile(r"^broker\.errors\.(\w+): (.+)$", re.MULTILINE)
 _INTERRUPTION: Final = "java.lang.InterruptedException"
 _INTERRUPTIONS: Final = (
@@ -28,53 +26,53 @@ _INTERRUPTIONS: Final = (
     "java.nio.channels.ClosedByInterruptException",
 )
 _CALLED: Final = "An error occurred while calling"
-"""How an error of Java begins that came to Python."""
+"""The beginning of a Java error in Python."""
 _SHOWN: Final = 500
 _ANOTHER: Final = re.compile(r"^(The above exception was the direct cause|During handling of the above)", re.MULTILINE)
-"""What a traceback has between an error and the one that it became."""
+"""The line between two chained errors of a traceback."""
 
 
-def ours(error: BaseException) -> BrokerError | None:
-    """The error of this package that a Python process of Spark ended with, told by its text; None if it was another."""
+def broker_error_in(error: BaseException) -> BrokerError | None:
+    """The error of this package with which a Python process of Spark failed, parsed from its text; None if another."""
     text = str(error)
     found = list(_OURS.finditer(text))
     if not found or _ANOTHER.search(text, found[-1].end()):
         return None
     name, message = found[-1].groups()
     kind = getattr(errors, name, BackendError)
-    # That one is made of the fates of messages, which stay where it was raised.
+    # A PublishError needs the outcomes of its messages, which stayed in that process.
     return cast("BrokerError", (BackendError if kind is PublishError else kind)(message, advice=""))
 
 
-def said(error: Exception) -> str:
-    """The first line of what Spark says; of an error of Java its message."""
+def first_line(error: Exception) -> str:
+    """The first line of a Spark or Java error message."""
     java: Any = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java.toString())
     return text.strip().partition("\n")[0].rstrip(";. ")
 
 
 def interrupted() -> InterruptedError:
-    """What Spark takes for the interruption with which it ends a query."""
+    """An error that Spark takes for the interruption by which it stops a query."""
     return InterruptedError(f"py4j.protocol.Py4JJavaError: {_CALLED} sleep: {_INTERRUPTION}")
 
 
-def in_short(error: BaseException) -> Exception:
-    """What a batch that failed tells Spark, which looks through the text for an interruption.
+def as_batch_error(error: BaseException) -> Exception:
+    """The error of a failed batch for Spark, with a short text.
 
-    Its pattern takes some of the stack for each character, and a text as long as a trace of Java takes all of it: then
-    the query stands still for ever. Py4J gives it no answer at all to what is no `Exception`.
+    Spark searches the text for an interruption with a recursive pattern: a text as long as a Java stack trace overflows
+    the stack, and the query hangs for ever. Py4J does not answer at all to an error that is no `Exception`.
     """
     text = str(error)
     if text.startswith(_CALLED) and any(each in text for each in _INTERRUPTIONS):
         return interrupted()
-    return RuntimeError(f"The batch ended with {type(error).__name__}: {text[:_SHOWN]}")
+    return RuntimeError(f"The batch failed with {type(error).__name__}: {text[:_SHOWN]}")
 
 
 @contextmanager
-def planned(what: str, advice: str) -> Generator[None]:
-    """Have what Spark cannot plan name what gave it.
+def plan_errors_as(what: str, advice: str) -> Generator[None]:
+    """Turn Spark's analysis errors within the block into errors that start with `what`.
 
-    :raises ConfigurationError: in place of an error of Spark's analysis.
+    :raises ConfigurationError: instead of an error of Spark's analysis.
     """
     loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     levels = [each.level for each in loggers]
@@ -83,24 +81,7 @@ def planned(what: str, advice: str) -> Generator[None]:
     try:
         yield
     except (AnalysisException, IllegalArgumentException) as error:
-        raise ConfigurationError(f"{what}: {said(error)}", advice=advice) from error
+        raise ConfigurationError(f"{what}: {first_line(error)}", advice=advice) from error
     finally:
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
-
-
-@contextmanager
-def named_place(name: str, path: str) -> Generator[None]:
-    """Have what the file system of a directory refuses name the directory.
-
-    :param name: what gave it, for the error.
-    :raises ConfigurationError: in place of an error of Java.
-    """
-    try:
-        yield
-    except (Py4JJavaError, IllegalArgumentException) as error:
-        shown = mask_within(path)
-        raise ConfigurationError(
-            f"{name} is {shown!r}: {said(error).replace(path, shown)}",
-            advice="It takes a directory that Spark may write to, of a file system that it has the jars of",
-        ) from error

@@ -9,14 +9,14 @@ from typing import Final
 
 from pyspark import TaskContext
 
-__all__ = ["collect_seldom", "keep_what_is_loaded", "take_turns_often"]
+__all__ = ["collect_less_often", "freeze_loaded_objects", "switch_threads_faster"]
 
 _TURN_SECONDS: Final = 0.001
 _YOUNG: Final = 100_000
 """New objects with which the collector begins: some Arrow batches of messages, which are soon freed without it."""
 
 
-def collect_seldom() -> None:
+def collect_less_often() -> None:
     """Have garbage collected more seldom while tasks run, only in Spark's own processes.
 
     Python begins with every 700 new objects, and so looks at each message that is read up to three times. Spark's
@@ -28,7 +28,7 @@ def collect_seldom() -> None:
         gc.set_threshold(max(first, _YOUNG) if first else 0, *others)
 
 
-def take_turns_often() -> None:
+def switch_threads_faster() -> None:
     """Have threads take turns five times as often as Python has it, only in Spark's own processes.
 
     A thread that writes to Spark would wait for 5 ms, after each buffer of a batch, for the one that makes the next.
@@ -38,7 +38,7 @@ def take_turns_often() -> None:
 
 
 @cache
-def keep_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """Have what is in memory now passed over by garbage collection, once per process, and only in Spark's own.
 
     Spark's workers collect garbage after every task, and those of the driver after each plan and commit, which costs

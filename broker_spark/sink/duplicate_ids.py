@@ -13,7 +13,7 @@ import numpy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["GivenIds"]
+__all__ = ["IdCounter"]
 
 _EXACT: Final = 500_000
 
@@ -26,7 +26,7 @@ class _Block:
     counts: NDArray[numpy.uint32]
 
 
-class GivenIds:
+class IdCounter:
     """How often the ids that rows of a task bring came. None is forgotten.
 
     Half a million and those of a batch are held as they are. Of those before only a hash of 64 bits and the count are

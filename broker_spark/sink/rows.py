@@ -21,7 +21,7 @@ import pyarrow
 from broker.errors import ConfigurationError, InvalidMessage
 from broker.outbound import OutboundMessage
 from broker_spark.common.options import topic_name
-from broker_spark.sink.duplicate_ids import GivenIds
+from broker_spark.sink.duplicate_ids import IdCounter
 
 __all__ = ["Outbound", "messages_of"]
 
@@ -42,8 +42,8 @@ def messages_of(
     columns: Sequence[str],
     prefix: str | None,
     first_row: int,
-    given: GivenIds,
-    seen: GivenIds | None = None,
+    given: IdCounter,
+    seen: IdCounter | None = None,
 ) -> Iterator[Outbound]:
     """The messages of a batch, in order.
 
@@ -79,7 +79,7 @@ def messages_of(
 
     hashes: list[str | None] = []
     if prefix and seen is not None:
-        hashes = [None if given_ids[row] else _told(16, *parts(row)) for row in range(count)]
+        hashes = [None if given_ids[row] else _row_hash(16, *parts(row)) for row in range(count)]
         seen.expect(hashes)
     for row in range(count):
         target, key, value, more = parts(row)
@@ -87,13 +87,13 @@ def messages_of(
         if name:
             times = given.times(name)
             if times > 1:
-                name = f"{name}-{times}-{_told(16, target, key, value, more)}"
+                name = f"{name}-{times}-{_row_hash(16, target, key, value, more)}"
         elif prefix:
-            told = hashes[row] if hashes else None
-            if seen is None or told is None:
-                name = f"{prefix}-{first_row + row}-{_told(8, target, key, value, more)}"
+            digest = hashes[row] if hashes else None
+            if seen is None or digest is None:
+                name = f"{prefix}-{first_row + row}-{_row_hash(8, target, key, value, more)}"
             else:
-                name = f"{prefix}-{seen.times(told)}-{told}"
+                name = f"{prefix}-{seen.times(digest)}-{digest}"
         try:
             if bare:
                 message = OutboundMessage(value, key, None, name or None)
@@ -121,12 +121,12 @@ def _list(name: str, column: Any, first_row: int) -> list[Any]:
         return column.to_pylist()
     except (ValueError, OverflowError) as error:
         raise InvalidMessage(
-            f"Row {first_row + _first_untold(column)} of this task: column {name} has a time that Python cannot tell",
-            advice="Give times of the years 1 to 9999",
+            f"Row {first_row + _first_out_of_range(column)} of this task: column {name} has a time that overflows",
+            advice="Write times of the years 1 to 9999 only",
         ) from error
 
 
-def _first_untold(column: Any) -> int:
+def _first_out_of_range(column: Any) -> int:
     for row, value in enumerate(column):
         try:
             value.as_py()
@@ -144,7 +144,7 @@ def _topic(name: str | None, row: int) -> str:
     return topic_name(name)
 
 
-def _told(size: int, topic: str, key: bytes | None, value: bytes | None, more: Sequence[Any]) -> str:
+def _row_hash(size: int, topic: str, key: bytes | None, value: bytes | None, more: Sequence[Any]) -> str:
     """A hash of a row in so many bytes; all that makes it another message, or one at another time, makes another."""
     target = topic.encode()
     # With the lengths no part can pass for the end of another, nor nothing for what is empty.

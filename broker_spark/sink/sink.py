@@ -27,8 +27,8 @@ from broker.outbound import OutboundMessage
 from broker_spark.common.connections import bus_of, check_reachable
 from broker_spark.common.options import canonical, choice, find_url, topic_name, wrong
 from broker_spark.common.schema import nearest
-from broker_spark.runtime.workers import keep_what_is_loaded
-from broker_spark.sink.duplicate_ids import GivenIds
+from broker_spark.runtime.workers import freeze_loaded_objects
+from broker_spark.sink.duplicate_ids import IdCounter
 from broker_spark.sink.rows import Outbound, messages_of
 
 __all__ = ["MessageStreamWriter", "MessageWriter", "SinkOptions", "Written"]
@@ -77,7 +77,7 @@ class SinkOptions:
         if keep and "partition" not in columns:
             raise ConfigurationError(
                 "Option keepPartition is true, and there is no column 'partition'",
-                advice="Bring one of type int, as a source does, or leave the option out",
+                advice="Add one of type int, as a source does, or leave the option out",
             )
         topic = topic_name(found["topic"]) if "topic" in found else None
         if topic is not None:
@@ -90,7 +90,7 @@ class SinkOptions:
         broker = check_reachable(url).capabilities
         able = {"deliver_at": broker.publish.deliver_at, "partition": broker.publish.partitions}
         for column in [name for name, is_able in able.items() if name in columns and not is_able]:
-            way_out = f"Drop it before the write: {mend(column)}"
+            way_out = f"Drop it before the write: {drop_advice(column)}"
             if (needed := broker.settings_needed.get(f"publish.{column}")) is not None:
                 way_out += f"; or give what it takes: {needed}"
             raise Unsupported(f"This broker has no use for column {column!r}", advice=way_out)
@@ -101,7 +101,7 @@ class SinkOptions:
         return cls(url=url, topic=topic, ids=ids, columns=columns, write_id=write_id)
 
 
-def mend(column: str) -> str:
+def drop_advice(column: str) -> str:
     """What to write to be rid of a column."""
     return f"df.drop({column!r})"
 
@@ -115,7 +115,7 @@ def _columns(schema: StructType, *, keep_partition: bool) -> tuple[str, ...]:
         if accepted is None:
             raise ConfigurationError(
                 f"The sink has no column {column.name!r}",
-                advice=f"{nearest(column.name, list(_ACCEPTED))}; or drop it: {mend(column.name)}",
+                advice=f"{nearest(column.name, list(_ACCEPTED))}; or drop it: {drop_advice(column.name)}",
             )
         if column.dataType not in accepted:
             raise ConfigurationError(
@@ -159,7 +159,7 @@ class MessageWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _report(messages, "A write")
-        keep_what_is_loaded()
+        freeze_loaded_objects()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _report_failure(messages, "A write")
@@ -187,7 +187,7 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _report(messages, f"Batch {batchId}")
-        keep_what_is_loaded()
+        freeze_loaded_objects()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _report_failure(messages, f"Batch {batchId}")
@@ -214,14 +214,14 @@ def _publish(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch], prefi
             rows += len(chunk)
         if under_way is not None:
             duplicates += under_way.result()
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     return Written(rows, duplicates if bus.capabilities.publish.tells_duplicates else None)
 
 
 def _rows(options: SinkOptions, batches: Iterable[pyarrow.RecordBatch], prefix: str | None) -> Iterator[Outbound]:
     first = 0
-    given = GivenIds()
-    seen = None if options.write_id is None else GivenIds()
+    given = IdCounter()
+    seen = None if options.write_id is None else IdCounter()
     for batch in batches:
         yield from messages_of(
             batch,

@@ -1,21 +1,22 @@
-"""Queues as a source: messages are received, written durably as Arrow files, and only then acked.
+"""Subscriptions as a streaming source: messages are received, written durably as Arrow files, and only then acked.
 
-| module | its one job | runs in |
+| module | its job | runs in |
 |---|---|---|
-| `lease` | the one query that owns a spool, and who takes over when it is dead | planner |
-| `segments` | Arrow files by number; what they are called, how they are written and read | everywhere |
-| `columns` | messages as an Arrow table, with what tells a message from all others | planner |
-| `recent` | what was written of late, for what comes again although it was acked | planner |
-| `spool` | which segments there are; adds, acks on record, trims | planner |
-| `receiver` | receives in a thread of its own while Spark works on what came before | planner |
-| `positions` | what a source writes into Spark's checkpoint | planner |
-| `looking` | what a spool holds, for who does not own it | driver |
-| `source` | the reader of Spark | planner, executor |
+| `lease` | one query owns a spool; a dead owner is replaced | planner |
+| `metadata` | the file `spool.json`: id and contents of a spool | planner |
+| `segments` | numbered Arrow files: names, writing, reading | everywhere |
+| `columns` | messages as an Arrow table, with an identity per message | planner |
+| `spool` | the segments of a spool: adds, records acks, trims, recognizes redeliveries | planner |
+| `drain_goal` | how much to receive for `Trigger.AvailableNow` | planner |
+| `receiver` | a thread that receives, writes and acks | planner |
+| `positions` | the position in Spark's checkpoint | planner |
+| `shutdown` | releases the spool at SIGTERM | planner |
+| `source` | Spark's stream reader | planner, executor |
 
-Layout of a spool: `spool.json` says what it is of; `owners/` has a file of who owns it; `segments/` the rows, each file
-named by number, owner, rows and bytes; `doubts/` what may come again although it was written.
+Layout of a spool: `spool.json` is its metadata; `owners/` has a file per owner; `segments/` has the rows, in files
+named by number, owner, rows and bytes; `doubts/` has identities of written messages that may be redelivered.
 
-*Failure.* The process may end at any point. What was written and not acked comes again, and is known by its identity.
+*Failure.* The process may end at any point. Messages that are written and not acked are redelivered and recognized.
 """
 
 __all__: list[str] = []

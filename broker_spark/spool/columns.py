@@ -15,7 +15,7 @@ from broker.messages import Message
 from broker_spark.common.schema import arrow_schema
 from broker_spark.spool.segments import IDENTITY
 
-__all__ = ["Places", "Stamps", "first_places", "known_by_id", "place_of", "places_of", "stamps_of", "table_of"]
+__all__ = ["Places", "Stamps", "identified_by_id", "place_of", "places_of", "stamps_of", "table_of", "unseen_rows"]
 
 Messages = Sequence[Message[bytes]]
 Stamps = tuple[list[int], list[int]]
@@ -58,7 +58,7 @@ def table_of(
     return _arrow.Table.from_arrays(arrays, schema=schema.append(_arrow.field(IDENTITY, _arrow.string())))
 
 
-def known_by_id(places: Places | None) -> frozenset[int]:
+def identified_by_id(places: Places | None) -> frozenset[int]:
     """Which messages have an identity that is made of an id, by their numbers.
 
     :param places: None with stamps.
@@ -66,7 +66,7 @@ def known_by_id(places: Places | None) -> frozenset[int]:
     return frozenset(number for number, place in enumerate(places or ()) if place is None)
 
 
-def first_places(
+def unseen_rows(
     messages: Messages, names: Sequence[str], repeated: AbstractSet[str], by_id: AbstractSet[int]
 ) -> list[int]:
     """Which of these are to be written: each message once.
@@ -103,7 +103,7 @@ def _identity(message: Message[bytes], place: Place | None) -> str:
         return f"{message.topic}#{message.id}"
     if place.partition is not None:
         return f"{message.topic}@{place.partition}-{place.offset}"
-    # A subscription that is made anew numbers from the beginning.
+    # A subscription that is recreated numbers from the beginning.
     return f"{message.topic}@{place.offset}@{message.broker_time and message.broker_time.timestamp()!r}"
 
 

@@ -1,4 +1,4 @@
-"""When a queue that is to be drained is: how much waited when it began, as far as the broker tells."""
+"""How much to receive until a subscription is drained: what waited at the start, if the broker counts it."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from broker.errors import BrokerError
 from broker.hooks import logger
 from broker.messages import MessageBatch
 
-__all__ = ["FOREVER", "IDLE", "Goal", "goal_of"]
+__all__ = ["FOREVER", "IDLE", "DrainGoal", "find_drain_goal"]
 
 IDLE: Final = 1.0
-"""Seconds without a message after which a queue counts as empty, if nothing is on its way to somebody."""
+"""Seconds without a message after which a subscription without unsettled messages counts as empty."""
 FOREVER: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """How far a queue is drained.
+class DrainGoal:
+    """When to stop receiving.
 
-    :ivar messages: so many are received, and no more.
-    :ivar patience: seconds without a message that waited after which it ends before that.
-    :ivar began: when it began, where the broker does not tell what waits; None where it does.
+    :ivar messages: the most messages to receive.
+    :ivar patience: stop earlier after this many seconds without a message that waited at the start.
+    :ivar began: the start, if the broker does not count waiting messages; else None.
     """
 
     messages: int
     patience: float
     began: datetime | None
 
-    def waited(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
-        """Whether one of these may have waited when it began, by the broker's clock, or else by the publisher's."""
+    def was_waiting(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
+        """Whether one of these may have waited at the start, by the broker's clock, or else the publisher's."""
         if self.began is None:
             return True
         times = [message.broker_time or message.publish_time for batch in batches for message in batch]
         return any(time is None or time <= self.began for time in times)
 
 
-async def goal_of(bus: Bus, topics: Sequence[str], subscription: str, lease: float) -> Goal:
-    """What to receive now.
+async def find_drain_goal(bus: Bus, topics: Sequence[str], subscription: str, lease: float) -> DrainGoal:
+    """The goal of a drain that starts now.
 
-    :param lease: seconds for which a message belongs to who got it.
+    :param lease: seconds until an unsettled message is redelivered.
     """
     began = datetime.now(UTC)
     try:
         lags = [await bus.admin.lag(topic, subscription) for topic in topics]
     except BrokerError as error:
-        logger.warning(
-            "What waits for subscription %s is not known, so that it is drained for longer: %s", subscription, error
-        )
+        logger.warning("The lag of subscription %s is unknown, so draining it takes longer: %s", subscription, error)
         lags = []
     if not lags or not all(each.current for each in lags):
-        return Goal(FOREVER, lease + IDLE, began)
+        return DrainGoal(FOREVER, lease + IDLE, began)
     unsettled = sum(each.unsettled or 0 for each in lags)
-    # What a process held that was killed comes when its lease is over; who does not tell of it counts it as waiting.
-    untold = any(each.unsettled is None for each in lags)
-    return Goal(sum(each.waiting for each in lags) + unsettled, lease + IDLE if unsettled or untold else IDLE, None)
+    # Messages of a killed consumer come when their leases end. Some brokers count these as waiting.
+    uncounted = any(each.unsettled is None for each in lags)
+    return DrainGoal(
+        sum(each.waiting for each in lags) + unsettled, lease + IDLE if unsettled or uncounted else IDLE, None
+    )

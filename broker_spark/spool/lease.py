@@ -164,7 +164,7 @@ class Lease:
             )
         other = _read(self._files, names[-1])
         raise ConfigurationError(
-            f"Another query took this spool over: {other.shown if other else names[-1]}",
+            f"Another query took over this spool: {other.shown if other else names[-1]}",
             advice="One query owns a spool; stop one of them, or give it a spool and a subscription of its own",
         )
 
@@ -210,7 +210,7 @@ def _read(files: Files, name: str) -> Owner | None:
     except (ValueError, TypeError) as error:
         # Not for nobody: who wrote it may live.
         raise ConfigurationError(
-            f"The spool's file {_DIRECTORY}/{name} is not whole: {error}",
+            f"The spool's file {_DIRECTORY}/{name} is incomplete: {error}",
             advice="Start again, as it may be written just now; remove it if no query uses the spool",
         ) from error
 

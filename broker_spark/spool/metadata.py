@@ -1,4 +1,4 @@
-"""What a spool says of itself in its own file: which one it is, and which messages it is for. Blocking; any thread."""
+"""The metadata file of a spool: its id and the messages that it holds. Blocking; any thread."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from typing import Any, Final, cast
 
 from broker.errors import ConfigurationError
 from broker_spark.common.files import Files
-from broker_spark.common.json_state import object_of
+from broker_spark.common.json_state import parse_object
 
-__all__ = ["VERSION", "WHAT", "check_what", "said"]
+__all__ = ["METADATA", "VERSION", "check_metadata", "read_metadata"]
 
-WHAT: Final = "spool.json"
-"""The file that says which messages a spool is for."""
+METADATA: Final = "spool.json"
 VERSION: Final = 1
-_MEND: Final = (
-    "Bring the file back from a copy. Without it nothing tells whose messages these are: a new spool does not have "
-    "what this one still holds, which is acked"
+_ADVICE: Final = (
+    "Restore the file from a copy. A new spool would not have the messages that this one still holds: they are acked"
 )
 
 
-def check_what(files: Files, place: str, what: Mapping[str, Any]) -> str | None:
-    """The spool's id; None if it is new.
+def check_metadata(files: Files, place: str, what: Mapping[str, Any]) -> str | None:
+    """The id of the spool; None if it is new.
 
-    :param what: which messages it has to be for.
-    :raises ConfigurationError: it is of other messages, by another version, or not whole.
+    :param what: the metadata that the spool must have.
+    :raises ConfigurationError: it differs, is of another version, or incomplete.
     """
     try:
-        found = said(files, place)
+        found = read_metadata(files, place)
     except FileNotFoundError:
         return None
     if found.get("version") != VERSION:
@@ -44,15 +42,15 @@ def check_what(files: Files, place: str, what: Mapping[str, Any]) -> str | None:
     return str(found["spool"])
 
 
-def said(files: Files, place: str) -> dict[str, Any]:
-    """What the spool says of itself.
+def read_metadata(files: Files, place: str) -> dict[str, Any]:
+    """The metadata of a spool.
 
-    :raises FileNotFoundError: there is none.
-    :raises ConfigurationError: it is not whole.
+    :raises FileNotFoundError: there is no spool.
+    :raises ConfigurationError: the file is incomplete.
     """
-    found = object_of(files.read(WHAT), f"{WHAT} of the spool {place}", _MEND)
+    found = parse_object(files.read(METADATA), f"{METADATA} of the spool {place}", _ADVICE)
     if found.get("version") == VERSION and not isinstance(found.get("spool"), str):
-        raise ConfigurationError(f"{WHAT} of the spool {place} is not whole: it has no 'spool'", advice=_MEND)
+        raise ConfigurationError(f"{METADATA} of the spool {place} is incomplete: it has no 'spool'", advice=_ADVICE)
     return found
 
 

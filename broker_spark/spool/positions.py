@@ -1,4 +1,4 @@
-"""What a spool writes into Spark's checkpoint, as JSON; and the refusal of what it did not write. Pure.
+"""The position of a spool in Spark's checkpoint, and how many rows a spool holds behind one.
 
     {"source": "broker-spool", "version": 1, "spool": "6f1c…", "next": 42}
 
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import ConfigurationError
+from broker_spark.common.files import Files
 from broker_spark.common.json_state import check_source
+from broker_spark.spool import segments
+from broker_spark.spool.metadata import read_metadata
 
-__all__ = ["SPOOL_SOURCE", "SpoolPosition"]
+__all__ = ["SPOOL_SOURCE", "SpoolPosition", "rows_behind"]
 
 SPOOL_SOURCE: Final = "broker-spool"
 _VERSION: Final = 1
@@ -24,27 +27,45 @@ _VERSION: Final = 1
 class SpoolPosition:
     """How far a spool was read.
 
-    :ivar spool: which one it is, wherever it lies.
+    :ivar spool: the id of the spool, wherever it lies.
     """
 
     spool: str
     next: int
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark keeps."""
+        """The object that Spark keeps."""
         return {"source": SPOOL_SOURCE, "version": _VERSION, "spool": self.spool, "next": self.next}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> SpoolPosition:
-        """Take apart what Spark kept.
+        """Parse what Spark kept.
 
-        :raises ConfigurationError: another kind of source wrote it, or a newer version of this one, or it is not whole.
+        :raises ConfigurationError: another kind of source or another version wrote it, or it is incomplete.
         """
         check_source(given, SPOOL_SOURCE, _VERSION, "Give this query a checkpointLocation of its own")
         try:
             return cls(str(given["spool"]), int(given["next"]))
         except (LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
-                "The position in the checkpoint is not whole: spool or next is missing",
-                advice="Bring the checkpoint back as it was, or give this query a new checkpointLocation",
+                "The position in the checkpoint is incomplete: spool or next is missing",
+                advice="Restore the checkpoint from a copy, or give this query a new checkpointLocation",
             ) from error
+
+
+def rows_behind(files: Files, place: str, position: SpoolPosition) -> int | None:
+    """The rows from a position on, without owning the spool; None if the spool is another one or missing.
+
+    :param place: the spool's directory, for the error.
+    :raises ConfigurationError: the spool's metadata is incomplete.
+    :raises OSError: the file system does not answer.
+    """
+    try:
+        found = read_metadata(files, place)
+    except FileNotFoundError:
+        return None
+    if found.get("spool") != position.spool:
+        return None
+    # A number may occur twice: an owner that lost the spool may have left a file.
+    rows = {each.number: each.rows for each in segments.listed(files) if each.number >= position.next}
+    return sum(rows.values())

@@ -26,10 +26,10 @@ from broker.consuming.consumer import MessageConsumer
 from broker.errors import BrokerError, ConfigurationError, InvalidName, NotAuthorized, Unsupported
 from broker.hooks import logger
 from broker.messages import Message, MessageBatch, SettleState
-from broker_spark.common.files import told_of
+from broker_spark.common.files import spool_error
 from broker_spark.common.options import SourceOptions
-from broker_spark.spool.columns import Stamps, first_places, known_by_id, places_of, stamps_of, table_of
-from broker_spark.spool.drain_goal import FOREVER, IDLE, Goal, goal_of
+from broker_spark.spool.columns import Stamps, identified_by_id, places_of, stamps_of, table_of, unseen_rows
+from broker_spark.spool.drain_goal import FOREVER, IDLE, DrainGoal, find_drain_goal
 from broker_spark.spool.lease import BEAT
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
@@ -132,7 +132,7 @@ class Receiver:
         except asyncio.CancelledError:
             pass
         except BaseException as error:
-            self.failure = told_of(error, self._options.spool)
+            self.failure = spool_error(error, self._options.spool)
         finally:
             self._spool.on_room = _nothing
             self._opened.set()
@@ -161,7 +161,7 @@ class Receiver:
     def _beats_ended(self, beats: asyncio.Task[None]) -> None:
         if not beats.cancelled() and self._main is not None:
             error = beats.exception()
-            self.failure = error and told_of(error, self._options.spool)
+            self.failure = error and spool_error(error, self._options.spool)
             self._main.cancel()
 
     async def _consume(self) -> None:
@@ -174,7 +174,7 @@ class Receiver:
             async with AsyncExitStack() as stack:
                 consumer, topics = await self._subscribed(bus, stack, confirm)
                 lease = family.lease_seconds or 0.0
-                goal = await goal_of(bus, topics, options.subscription or "", lease) if self._draining else None
+                goal = await find_drain_goal(bus, topics, options.subscription or "", lease) if self._draining else None
                 await self._look(bus, topics)
                 self._opened.set()
                 watch = asyncio.create_task(self._watch_lag(bus, topics))
@@ -219,7 +219,7 @@ class Receiver:
             prefetch=max(self._rows, len(topics)),
         )
 
-    async def _fill(self, consumer: MessageConsumer[bytes], goal: Goal | None) -> None:
+    async def _fill(self, consumer: MessageConsumer[bytes], goal: DrainGoal | None) -> None:
         """:param goal: None is to receive for ever."""
         kept: asyncio.Task[None] | None = None
         most = FOREVER if goal is None else goal.messages
@@ -231,7 +231,7 @@ class Receiver:
                 heard += await self._wait_for_room()
                 batches = await self._gather(consumer, most - self._came)
                 self._came += sum(map(len, batches))
-                if batches and (goal is None or goal.waited(batches)):
+                if batches and (goal is None or goal.was_waiting(batches)):
                     heard = monotonic()
                 is_over = goal is not None and monotonic() - heard >= goal.patience
                 if kept is not None and (batches or kept.done()):
@@ -302,17 +302,17 @@ class Receiver:
         table: Any = table_of(messages, self._columns, stamps, places)
         names: Any = table.column(IDENTITY)
         repeated: set[str] = set()
-        by_id = known_by_id(places)
-        again = not by_id and self._may_come_again(messages, stamps)
+        by_id = identified_by_id(places)
+        again = not by_id and self._may_be_redelivered(messages, stamps)
         if again or self._spool.doubtful or names.length() > len(names.unique()):
             known: list[str] = names.to_pylist()
             repeated = self._spool.known(names, late=again)
-            first = first_places(messages, known, repeated, by_id)
+            first = unseen_rows(messages, known, repeated, by_id)
             table = table.take(cast("Any", pyarrow).array(first, "int64"))
             self._dropped += len(messages) - table.num_rows
         return names, self._spool.add(table, self._options.arrow_rows) if table.num_rows else None, repeated
 
-    def _may_come_again(self, messages: list[Message[bytes]], stamps: Stamps | None) -> bool:
+    def _may_be_redelivered(self, messages: list[Message[bytes]], stamps: Stamps | None) -> bool:
         """Whether some may have come before and were acked: the broker says so, or they lie behind what has come."""
         # What an earlier process wrote may come again too, of a broker that was killed with it.
         self._highest.update(self._spool.inherit())

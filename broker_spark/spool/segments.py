@@ -112,7 +112,7 @@ def _opened(files: Files, segment: Segment) -> Generator[Any]:
             yield cast("Any", pyarrow).ipc.open_file(file)
     except pyarrow.ArrowInvalid as error:
         raise OffsetOutOfRange(
-            f"{segment.name} of the spool is not whole: {error}",
+            f"{segment.name} of the spool is incomplete: {error}",
             native=error,
-            advice="Bring it back if its messages are acked; else remove it, and they come again",
+            advice="Restore it if its messages are acked; else remove it, and they come again",
         ) from error

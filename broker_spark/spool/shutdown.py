@@ -1,7 +1,6 @@
-"""How Spark ends the process of a streaming source: by SIGTERM, at which Python would end without a word.
+"""Releases a spool when Spark ends the process of a streaming source by SIGTERM.
 
-What a reader holds is given back before. *Concurrency.* In the main thread, in which Spark calls the reader. Nothing
-happens in other processes, as where somebody calls a reader himself.
+*Concurrency.* Main thread, in which Spark calls the reader. Does nothing in other processes.
 """
 
 from __future__ import annotations
@@ -13,52 +12,52 @@ import threading
 from types import FrameType
 from typing import Final
 
-__all__ = ["Ending"]
+__all__ = ["Shutdown"]
 
 _PROCESS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
-_LONGEST: Final = 8.0
-"""Seconds for what is given back: storage that does not answer is not to keep a process that Spark has given up."""
+_RELEASE_SECONDS: Final = 8.0
+"""The most that releasing may take: unresponsive storage must not keep a process that Spark has given up."""
 
 
-class Ending:
-    """Has SIGTERM leave what the process does, so that Spark's runner calls the reader's `stop` on the way out."""
+class Shutdown:
+    """Turns SIGTERM into SystemExit, so that Spark's runner calls the reader's `stop` before the process ends."""
 
     def __init__(self) -> None:
-        self._watching = False
-        self._leaving = False
-        self._asked = False
+        self._installed = False
+        self._releasing = False
+        self._requested = False
 
-    def watch(self) -> None:
-        """From now on; only in the process of a streaming source."""
+    def install(self) -> None:
+        """Handle SIGTERM from now on, in the process of a streaming source only."""
         running = getattr(sys.modules.get("__main__"), "__spec__", None)
         if running is not None and running.name == _PROCESS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._leave)
-            self._watching = True
+            signal.signal(signal.SIGTERM, self._on_signal)
+            self._installed = True
 
-    def begin(self) -> None:
-        """What is held is being given back, which no signal is to break off."""
-        self._leaving = True
-        if self._asked:
-            _start_bound()
+    def begin_release(self) -> None:
+        """From now on no signal interrupts the caller, who releases the spool."""
+        self._releasing = True
+        if self._requested:
+            _start_deadline()
 
-    def end(self) -> None:
-        """End the process, if it was asked to: after that Spark's runner would only tell that nobody listens."""
-        if self._watching:
+    def finish(self) -> None:
+        """End the process if a signal came. Spark's runner would only log that its peer is gone."""
+        if self._installed:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self._asked:
+        if self._requested:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
-        # Spark sends it twice, and perhaps when its runner is on the way out already.
-        is_first, self._asked = not self._asked, True
-        if not self._leaving:
-            self._leaving = True
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Spark sends the signal twice, perhaps after its runner began to exit.
+        is_first, self._requested = not self._requested, True
+        if not self._releasing:
+            self._releasing = True
             raise SystemExit(128 + number)
         if is_first:
-            _start_bound()
+            _start_deadline()
 
 
-def _start_bound() -> None:
-    bound = threading.Timer(_LONGEST, os._exit, (128 + signal.SIGTERM,))
-    bound.daemon = True
-    bound.start()
+def _start_deadline() -> None:
+    deadline = threading.Timer(_RELEASE_SECONDS, os._exit, (128 + signal.SIGTERM,))
+    deadline.daemon = True
+    deadline.start()

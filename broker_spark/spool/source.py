@@ -1,7 +1,7 @@
-"""The reader of Spark over a queue.
+"""Spark's stream reader over a subscription.
 
-Spark makes these objects in several processes, so they hold what is picklable until the first call that owns the spool.
-Batches are whole segments, so one that is run again has exactly the same rows.
+Spark pickles the reader into several processes, so the spool is opened by the first call that needs it. A batch is a
+range of whole segments: a batch that is run again has exactly the same rows.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import logger
 from broker.urls import mask_within
 from broker_spark.common.connections import check_reachable
-from broker_spark.common.files import open_files, why
+from broker_spark.common.files import masked_reason, open_files
 from broker_spark.common.options import SourceOptions
-from broker_spark.runtime.workers import collect_seldom, keep_what_is_loaded
+from broker_spark.runtime.workers import collect_less_often, freeze_loaded_objects
 from broker_spark.spool import segments
 from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import Segment
-from broker_spark.spool.shutdown import Ending
+from broker_spark.spool.shutdown import Shutdown
 from broker_spark.spool.spool import Spool
 
 __all__ = ["SpoolPart", "SpoolStreamReader"]
 
 _WAIT: Final = 0.5
-"""Seconds to wait for messages before saying that there are none."""
+"""Seconds to wait for messages before reporting none."""
 _FULLER: Final = 1.0
-"""Seconds to wait for a fuller batch while messages come fast: each batch costs Spark the same, whatever it has."""
+"""Seconds to wait for a fuller batch while messages come fast: a batch has a fixed cost for Spark."""
 
 
 @dataclass(frozen=True)
 class SpoolPart(InputPartition):
-    """What one task reads, in order."""
+    """The segments of one task, in order."""
 
     segments: tuple[Segment, ...]
 
 
 class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what a receiver spools, a batch of whole segments at a time."""
+    """Reads the spool that a receiver fills, in batches of whole segments."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._spool: Spool | None = None
         self._receiver: Receiver | None = None
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._draining = False
-        self._held_since: float | None = None
-        """Since when there are rows, but fewer than minRows."""
+        self._waiting_since: float | None = None
+        """Since when there are fewer rows than minRows."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins: with what the spool still holds.
+        """Where a query without a checkpoint begins: at the first segment of the spool.
 
-        :raises ConfigurationError: another query owns the spool, it is of other messages, or lacks columns.
+        :raises ConfigurationError: another query owns the spool, or it holds other messages or lacks columns.
         :raises BrokerError: the subscription cannot be opened.
         """
         spool, _ = self._begin()
@@ -70,26 +70,26 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark asks twice, and by then this query may have received something.
         if of_others:
             logger.warning(
-                "The query begins without a checkpoint, and the spool %s holds messages: those of the last batches of "
-                "an earlier query come again",
+                "The query has no checkpoint, and the spool %s holds messages: the last batches of an earlier query "
+                "are read again",
                 mask_within(self._options.spool),
             )
         return SpoolPosition(spool.id, spool.first).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what waits now, and end."""
+        """Read the messages that wait now, then end."""
         self._draining = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
+        """The limit for `latestOffset`, which also applies `minRows` and `maxBytes`."""
         return ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes; `start` itself if there is to be none. Waits a little for messages.
+        """The end of the next batch; `start` itself if there is none. Waits a little for messages.
 
-        :raises ConfigurationError: the checkpoint is of another spool, another query took the spool over, or what is
-            still to be read lacks columns.
-        :raises OffsetOutOfRange: what the checkpoint asks for is not there any more.
+        :raises ConfigurationError: the checkpoint is of another spool, another query took over the spool, or unread
+            segments lack columns.
+        :raises OffsetOutOfRange: the checkpoint needs a segment that is deleted.
         :raises BrokerError: the receiver failed.
         """
         spool, receiver = self._begin()
@@ -102,7 +102,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             finished = receiver.finished
             waiting = spool.between(first, spool.next)
             passed = time.monotonic() - began
-            if waiting and (finished or not self._better_later(waiting, limit, receiver, passed)):
+            if waiting and (finished or not self._should_wait(waiting, limit, receiver, passed)):
                 end = first + self._admitted(waiting, limit)
                 spool.plan(end)
                 return SpoolPosition(spool.id, end).to_json()
@@ -113,7 +113,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     spool.changed.wait(_WAIT)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What is received, and what waits at the broker, for the query's progress."""
+        """Rows in the spool and at the broker, for the query's progress."""
         spool, receiver = self._spool, self._receiver
         if spool is None or receiver is None:
             return None
@@ -125,7 +125,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch; the same rows for the same offsets.
 
-        :raises OffsetOutOfRange: a segment is not there any more.
+        :raises OffsetOutOfRange: a segment is deleted.
         """
         spool, _ = self._begin()
         first, last = self._position(spool, start).next, self._position(spool, end).next
@@ -141,10 +141,10 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = open_files(options.spool)
         for segment in partition.segments:
             yield from segments.read(files, mask_within(options.spool), segment, options.columns)
-        keep_what_is_loaded()
+        freeze_loaded_objects()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete what is read. Never raises: what is left is deleted the next time."""
+        """Delete the segments of committed batches. Never raises: the next call deletes the rest."""
         try:
             spool, _ = self._begin()
             spool.trim(self._position(spool, end).next)
@@ -152,12 +152,12 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("Old segments of the spool %s were not deleted: %s", mask_within(self._options.spool), error)
 
     def stop(self) -> None:
-        """Give messages back that are not written yet, and the spool to the next owner."""
-        self._give_back()
-        self._ending.end()
+        """Give back messages that are not written yet, and release the spool."""
+        self._release()
+        self._shutdown.finish()
 
-    def _give_back(self) -> None:
-        self._ending.begin()
+    def _release(self) -> None:
+        self._shutdown.begin_release()
         spool, receiver = self._spool, self._receiver
         self._spool = self._receiver = None
         if receiver is not None:
@@ -166,29 +166,29 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spool.release()
 
     def _begin(self) -> tuple[Spool, Receiver]:
-        """Own the spool and receive, from the first call on."""
+        """Claim the spool and start the receiver, on the first call."""
         if self._spool is None or self._receiver is None:
             options = self._options
             shown = mask_within(options.spool)
             try:
-                spool = Spool.open(open_files(options.spool), shown, _what(options))
+                spool = Spool.open(open_files(options.spool), shown, _metadata(options))
             except OSError as error:
                 if isinstance(error, BrokerError):
                     raise
                 raise ConfigurationError(
-                    f"Option spool is {shown!r}, which cannot be used: {why(error, options.spool)}",
-                    advice="It takes a directory, or a URI such as s3://bucket/spools/orders, that can be written to",
+                    f"Option spool is {shown!r}, which cannot be used: {masked_reason(error, options.spool)}",
+                    advice="It takes a writable directory, or a URI such as s3://bucket/spools/orders",
                 ) from error
-            collect_seldom()
-            self._ending.watch()
+            collect_less_often()
+            self._shutdown.install()
             self._spool, self._receiver = spool, receiver = spool, Receiver(options, spool)
             if self._draining:
                 receiver.drain()
             try:
                 receiver.start()
             except BaseException:
-                # Also where the signal by which Spark ends this process came while it was opened.
-                self._give_back()
+                # Also on SIGTERM during the start.
+                self._release()
                 raise
         return self._spool, self._receiver
 
@@ -201,10 +201,10 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return found
 
-    def _better_later(self, waiting: Sequence[Segment], limit: ReadLimit, receiver: Receiver, passed: float) -> bool:
+    def _should_wait(self, waiting: Sequence[Segment], limit: ReadLimit, receiver: Receiver, passed: float) -> bool:
         """Whether to wait for more rows.
 
-        :param passed: seconds that this call took.
+        :param passed: seconds since `latestOffset` was called.
         """
         rows = sum(segment.rows for segment in waiting)
         if (
@@ -212,18 +212,18 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             or not receiver.has_room
             or self._admitted(waiting, limit) < len(waiting)
         ):
-            self._held_since = None
+            self._waiting_since = None
             return False
         least = self._options.min_rows
         if least is None or rows >= least or self._draining:
-            self._held_since = None
+            self._waiting_since = None
             return receiver.busy and passed < _FULLER and rows < self._most(limit)
         now = time.monotonic()
-        if self._held_since is None:
-            self._held_since = now
-        if now - self._held_since < self._options.max_delay:
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since < self._options.max_delay:
             return True
-        self._held_since = None
+        self._waiting_since = None
         return False
 
     def _most(self, limit: ReadLimit) -> int:
@@ -244,8 +244,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return len(waiting)
 
 
-def _what(options: SourceOptions) -> dict[str, Any]:
-    """Which messages a spool is for."""
+def _metadata(options: SourceOptions) -> dict[str, Any]:
+    """The metadata of a spool."""
     return {
         "backend": check_reachable(options.url).capabilities.backend,
         "subscription": options.subscription,
@@ -259,7 +259,7 @@ def _parts(found: Sequence[Segment], tasks: int) -> list[SpoolPart]:
     parts: list[list[Segment]] = []
     rows = 0
     for segment in found:
-        # Each segment goes where its middle lies.
+        # A segment belongs to the part in which its middle lies.
         if not parts or (rows + segment.rows / 2) * tasks >= total * len(parts):
             parts.append([])
         parts[-1].append(segment)

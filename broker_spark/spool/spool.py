@@ -1,8 +1,11 @@
-"""Which segments a spool has: adds them, records what is acked, and trims what Spark has committed.
+"""The segments of a spool: adds them, records which are acked, and deletes those that Spark has committed.
 
-*Concurrency.* One thread adds, another plans and trims; `changed` is notified of what they wait for. *Failure.* Every
-state on disk between two calls is one that `open` goes on from. What is written and not on record as acked is in doubt:
-it may come again, and is known by its identity for `KEPT` seconds.
+A segment that is written and not yet recorded as acked is in doubt: the broker may redeliver its messages. They are
+recognized by their identities, which are kept for `KEPT` seconds. A killed broker may also redeliver messages whose
+acks it had confirmed; so the identities of the last rows are remembered.
+
+*Concurrency.* One thread adds, another one plans and trims; `changed` is notified of both. *Failure.* The process may
+end between any two writes: `open` continues from each state on disk.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 import uuid
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -23,14 +27,15 @@ from broker_spark.common.files import Files
 from broker_spark.spool import segments
 from broker_spark.spool.columns import place_of
 from broker_spark.spool.lease import Lease
-from broker_spark.spool.metadata import VERSION, WHAT, check_what, said
-from broker_spark.spool.recently_acked import Recent
+from broker_spark.spool.metadata import METADATA, VERSION, check_metadata, read_metadata
 from broker_spark.spool.segments import IDENTITY, Segment
 
 __all__ = ["Spool"]
 
 KEPT: Final = 24 * 3600.0
-"""Seconds for which a message that may come again is remembered."""
+"""Seconds for which the identity of a message that may be redelivered is kept."""
+REMEMBERED: Final = 1_000_000
+"""Rows whose identities are kept in memory, about 40 bytes each."""
 _DOUBTS: Final = "doubts"
 _IDENTITIES: Final = "identities"
 
@@ -38,10 +43,10 @@ _IDENTITIES: Final = "identities"
 class Spool:
     """Made by `open`.
 
-    :ivar id: tells it from all other spools.
-    :ivar changed: notified when there are more segments, or more is planned.
-    :ivar on_room: called when there may be room for more.
-    :ivar added: how many rows this owner has written.
+    :ivar id: unique among all spools.
+    :ivar changed: notified when a segment is added or the receiver ends.
+    :ivar on_room: called after planning, when the receiver may continue.
+    :ivar added: the rows that this owner has written.
     """
 
     def __init__(
@@ -61,44 +66,44 @@ class Spool:
         self._files = files
         self._lease = lease
         self._place = place
-        self._saying = Lock()
+        self._heartbeat_lock = Lock()
         self._segments = {segment.number: segment for segment in found}
         self._next = following
         self._acked = following
         self._planned = found[0].number if found else following
         self._doubts = doubts
         self._doubt_files = 0
-        self._recent = Recent()
+        self._recent = RecentlyAcked()
         self._found = list(found)
-        """Segments of earlier owners whose identities were not looked at."""
+        """Segments of earlier owners whose identities are not loaded yet."""
         self._unchecked = list(found)
-        """Those whose columns were not looked at."""
+        """Segments whose columns are not checked yet."""
 
     @classmethod
     def open(cls, files: Files, place: str, what: Mapping[str, Any]) -> Spool:
-        """Own the spool and find out what is in it.
+        """Claim the spool and load its state.
 
-        :param what: which messages it is for; the same each time.
-        :raises ConfigurationError: it is of other messages, another query owns it, or a file beside the segments is not
-            whole.
-        :raises OffsetOutOfRange: a segment is missing, or not whole.
+        :param what: backend, subscription and topics whose messages the spool holds.
+        :raises ConfigurationError: the spool holds other messages, another query owns it, or one of its files is
+            incomplete.
+        :raises OffsetOutOfRange: a segment is missing or incomplete.
         """
-        check_what(files, place, what)
+        check_metadata(files, place, what)
         lease = Lease.claim(files, place)
         try:
-            name = check_what(files, place, what)
+            name = check_metadata(files, place, what)
             if name is None:
                 name = uuid.uuid4().hex
                 text = json.dumps({"spool": name, "version": VERSION, **what}).encode()
-                files.write(WHAT, lambda file: file.write(text))
+                files.write(METADATA, lambda file: file.write(text))
             before = lease.before
             epochs = list(before.epochs or []) if before is not None else []
             acked = before.acked if before is not None else 0
             every = segments.listed(files)
             if before is None and every:
                 raise OffsetOutOfRange(
-                    f"The spool {place} has segments, and nothing in owners/ tells whose they are",
-                    advice="Bring the file in owners/ back; if another query was started just now, start again",
+                    f"The spool {place} has segments, but no file in owners/ that names their owner",
+                    advice="Restore the file in owners/; if another query was started just now, start again",
                 )
             found = [each for each in every if each.token == _token_of(epochs, each.number)]
             _check_whole(found, place, acked)
@@ -121,34 +126,32 @@ class Spool:
         return cls(files, lease, place, name, found, following, doubts)
 
     def check_topics(self, identities: Mapping[str, str | None]) -> None:
-        """Make sure that these are the topics whose messages it holds, and keep what they are.
+        """Check that the spool holds messages of these topics, and record their identities.
 
-        :param identities: by name, as the broker tells them; None if it does not.
-        :raises ConfigurationError: one was made anew since, or is that of another broker.
+        :param identities: by topic; None where the broker provides none.
+        :raises ConfigurationError: a topic was recreated, or is one of another broker.
         """
-        what = said(self._files, self._place)
+        what = read_metadata(self._files, self._place)
         kept: dict[str, str] = what.get(_IDENTITIES, {})
-        told = {topic: identity for topic, identity in identities.items() if identity is not None}
-        for topic, identity in told.items():
+        known = {topic: identity for topic, identity in identities.items() if identity is not None}
+        for topic, identity in known.items():
             if kept.get(topic, identity) != identity:
                 raise ConfigurationError(
-                    f"The spool {self._place} is of another broker, or topic {topic!r} was deleted and made anew since "
+                    f"The spool {self._place} is of another broker, or topic {topic!r} was deleted and recreated "
                     f"({kept[topic]} then, {identity} now)",
                     advice=(
-                        "Give this query a spool and a checkpointLocation of its own; or, if the queue was made anew "
-                        f"and its spool shall go on, remove {_IDENTITIES!r} from {WHAT} there"
+                        "Give this query a spool and a checkpointLocation of its own; or, to continue this spool "
+                        f"with the recreated topic, remove {_IDENTITIES!r} from its {METADATA}"
                     ),
                 )
-        if told.keys() - kept.keys():
-            text = json.dumps({**what, _IDENTITIES: {**kept, **told}}).encode()
-            self._files.write(WHAT, lambda file: file.write(text))
+        if known.keys() - kept.keys():
+            text = json.dumps({**what, _IDENTITIES: {**kept, **known}}).encode()
+            self._files.write(METADATA, lambda file: file.write(text))
 
     def check_columns(self, columns: Sequence[str], start: int) -> None:
-        """Make sure that the rows of a segment on which are there have these columns.
+        """Check that the segments from `start` on have these columns. Earlier ones are read already.
 
-        What lies before was read: it stays until the batch after it, and may have others.
-
-        :raises ConfigurationError: one is missing.
+        :raises ConfigurationError: a column is missing.
         """
         while self._unchecked:
             segment = self._unchecked[-1]
@@ -160,16 +163,16 @@ class Spool:
 
     @property
     def first(self) -> int:
-        """The number of the first segment that is there; for who holds `changed` where other threads work."""
+        """The number of the first segment. Hold `changed` if other threads run."""
         return next(iter(self._segments), self._next)
 
     @property
     def next(self) -> int:
-        """The number that the next segment gets."""
+        """The number of the next segment."""
         return self._next
 
     def ahead(self) -> tuple[int, int]:
-        """Rows and bytes that no batch was planned for yet."""
+        """Rows and bytes that no batch is planned for yet."""
         with self.changed:
             waiting = [self._segments[number] for number in range(self._planned, self._next)]
         return sum(each.rows for each in waiting), sum(each.bytes for each in waiting)
@@ -177,7 +180,7 @@ class Spool:
     def between(self, start: int, end: int) -> list[Segment]:
         """The segments of a batch.
 
-        :raises OffsetOutOfRange: some are not there any more, or never were.
+        :raises OffsetOutOfRange: one is deleted, or never existed.
         """
         with self.changed:
             found = [self._segments.get(number) for number in range(start, end)]
@@ -185,16 +188,16 @@ class Spool:
         if None in found or start > following:
             missing = start + (found.index(None) if found else 0)
             raise OffsetOutOfRange(
-                f"The checkpoint asks for segment {missing}, and the spool has {first} to {following - 1}",
+                f"The checkpoint needs segment {missing}, and the spool has {first} to {following - 1}",
                 advice=(
-                    "Checkpoint and spool are not of the same time: bring the other one back, or give the query a new "
-                    "checkpointLocation, which begins with what the spool still holds"
+                    "Restore checkpoint and spool from the same time, or give the query a new checkpointLocation: it "
+                    "starts with the messages that the spool still holds"
                 ),
             )
         return cast("list[Segment]", found)
 
     def plan(self, end: int) -> None:
-        """Say how far batches are planned."""
+        """Record how far batches are planned."""
         with self.changed:
             self._planned = max(self._planned, end)
         self.on_room()
@@ -203,14 +206,14 @@ class Spool:
 
     @property
     def doubtful(self) -> bool:
-        """Whether messages may come that were written before."""
+        """Whether written messages may be redelivered."""
         return bool(self._doubts)
 
     def known(self, identities: Any, *, late: bool) -> set[str]:
-        """Which of these messages were written before, as far as that is in doubt.
+        """Which of these messages are written already.
 
         :param identities: an array of pyarrow.
-        :param late: they may have been acked, so that those which were written of late count too.
+        :param late: they may be acked already, so that the remembered rows count too.
         """
         found = self._doubts.intersection(identities.to_pylist()) if self._doubts else set[str]()
         if late:
@@ -219,14 +222,14 @@ class Spool:
         return found
 
     def inherit(self) -> dict[str, int]:
-        """Remember what earlier owners wrote that is still there; how far it came in the log of each topic.
+        """Remember the rows of earlier owners; the highest offset of each topic among them.
 
-        Empty from the second call on, and of identities that do not tell.
+        Empty from the second call on, and for identities without offsets.
         """
         highest: dict[str, int] = {}
         found, self._found = self._found, []
         for segment in found:
-            # One that is trimmed by now was read long ago.
+            # A segment that is deleted meanwhile was committed.
             with suppress(FileNotFoundError):
                 names = segments.identities_of(self._files, segment)
                 self._recent.add(pyarrow.array(names, pyarrow.string()))
@@ -235,16 +238,16 @@ class Spool:
         return highest
 
     def add(self, table: pyarrow.Table, batch_rows: int) -> int:
-        """Write a segment; its number. When this returns it is durable, and ours to ack.
+        """Write a segment and return its number. Then it is durable and may be acked.
 
-        :raises ConfigurationError: another query took the spool over, so that nothing may be acked.
+        :raises ConfigurationError: another query took over the spool: nothing may be acked.
         """
         size: Any = table
         segment = Segment(self._next, self._lease.token, size.num_rows, size.nbytes)
         try:
             segments.write(self._files, segment, table, batch_rows)
         except FileNotFoundError:
-            # Who took over sweeps away what is half written.
+            # A new owner deletes incomplete files.
             self._lease.check()
             raise
         self._lease.check()
@@ -257,10 +260,10 @@ class Spool:
         return segment.number
 
     def acked(self, number: int | None, unsure: Sequence[str]) -> None:
-        """All up to this segment is acked, but for what is unsure: that may come again.
+        """Record that everything up to this segment is acked, except `unsure`.
 
-        :param number: None if nothing was written, since all came again.
-        :param unsure: identities.
+        :param number: None if all messages were duplicates and nothing was written.
+        :param unsure: identities of messages that may be redelivered.
         """
         if unsure:
             self._doubt_files += 1
@@ -270,24 +273,24 @@ class Spool:
             self._acked = number + 1
 
     def settled(self, identities: Iterable[str]) -> None:
-        """These came again and are acked now."""
+        """Forget redelivered messages that are acked now."""
         self._doubts.difference_update(identities)
 
     # -- keeping -----------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Give a sign of life, and put on record what is acked.
+        """Write a heartbeat with the last acked segment.
 
-        :raises ConfigurationError: another query took the spool over.
+        :raises ConfigurationError: another query took over the spool.
         """
-        with self._saying:
+        with self._heartbeat_lock:
             with self.changed:
                 first = self.first
             self._lease.beat(acked=self._acked, epochs=_since(self._lease.epochs, first))
         self._lease.check()
 
     def trim(self, end: int) -> None:
-        """Delete the segments below `end`, whose rows Spark has committed; those that are not acked yet stay."""
+        """Delete the segments below `end`, which Spark has committed, except those not acked yet."""
         end = min(end, self._acked)
         with self.changed:
             gone = [number for number in self._segments if number < end]
@@ -295,7 +298,7 @@ class Spool:
             return
         self._lease.check()
         if self._lease.acked < end:
-            # Else they would be forgotten, although they may come again.
+            # Otherwise their identities would be lost although they may be redelivered.
             self.beat()
         with self.changed:
             for number in gone:
@@ -305,8 +308,8 @@ class Spool:
                 self._files.delete(each.name)
 
     def release(self) -> None:
-        """Let the next owner have it at once; as `Lease.release`."""
-        with self._saying:
+        """Let the next owner claim the spool at once; see `Lease.release`."""
+        with self._heartbeat_lock:
             self._lease.release(acked=self._acked)
 
 
@@ -315,13 +318,13 @@ def _nothing() -> None:
 
 
 def _token_of(epochs: Sequence[Sequence[Any]], number: int) -> str | None:
-    """Who was the owner when this segment was due."""
+    """The owner at the time of this segment."""
     place = bisect_right(epochs, number, key=lambda each: each[0])
     return str(epochs[place - 1][1]) if place else None
 
 
 def _since(epochs: list[list[Any]], number: int) -> list[list[Any]]:
-    """Without the owners of what is gone."""
+    """The epochs without the owners of deleted segments."""
     return epochs[max(0, bisect_right(epochs, number, key=lambda each: each[0]) - 1) :]
 
 
@@ -329,13 +332,13 @@ def _check_whole(found: Sequence[Segment], place: str, acked: int) -> None:
     for before, after in pairwise(found):
         if after.number != before.number + 1:
             raise OffsetOutOfRange(
-                f"The spool {place} has no segment {before.number + 1}, and has later ones",
-                advice="Bring the file back: its messages are acked, and nowhere else",
+                f"The spool {place} has no segment {before.number + 1}, but later ones",
+                advice="Restore the file: its messages are acked, and exist nowhere else",
             )
     if found and found[-1].number + 1 < acked:
         raise OffsetOutOfRange(
-            f"The spool {place} ends with segment {found[-1].number}, and {acked - 1} was written",
-            advice="Bring the files back: their messages are acked, and nowhere else",
+            f"The spool {place} ends with segment {found[-1].number}, but segment {acked - 1} was written",
+            advice="Restore the files: their messages are acked, and exist nowhere else",
         )
 
 
@@ -344,8 +347,8 @@ def _check_columns(files: Files, place: str, segment: Segment, columns: Sequence
     missing = [name for name in columns if name not in has]
     if missing:
         raise ConfigurationError(
-            f"What the spool {place} holds has no column {missing[0]!r}, but {', '.join(has)}",
-            advice="Run the query with those columns until that is read, or leave the new one out",
+            f"The messages in the spool {place} have no column {missing[0]!r}, only {', '.join(has)}",
+            advice="Run the query with these columns until the spool is read, or leave the new column out",
         )
 
 
@@ -371,8 +374,35 @@ def _remembered(files: Files, place: str) -> set[str]:
                 found.update(cast("Any", pyarrow).ipc.open_file(file).read_all().column(IDENTITY).to_pylist())
         except pyarrow.ArrowInvalid as error:
             raise ConfigurationError(
-                f"{path} of the spool {place} is not whole: {error}",
+                f"{path} of the spool {place} is incomplete: {error}",
                 native=error,
-                advice="Bring it back from a copy; or remove it, and messages in it that come again are there twice",
+                advice="Restore it from a copy; or delete it: then its messages are duplicated if redelivered",
             ) from error
     return found
+
+
+class RecentlyAcked:
+    """The identities of the last `REMEMBERED` rows, at least of the last segment. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[Any] = deque()
+        self._rows = 0
+
+    def add(self, identities: Any) -> None:
+        """Remember the identities of a segment, an array of pyarrow."""
+        self._chunks.append(identities)
+        self._rows += len(identities)
+        while self._rows > REMEMBERED and len(self._chunks) > 1:
+            self._rows -= len(self._chunks.popleft())
+
+    def known(self, identities: Any) -> set[str]:
+        """Which of these are remembered. Takes some milliseconds per segment, so call it for suspects only."""
+        from pyarrow import compute
+
+        arrow: Any = compute
+        found: set[str] = set()
+        for chunk in self._chunks:
+            there = arrow.is_in(identities, value_set=chunk)
+            if arrow.any(there).as_py():
+                found.update(arrow.filter(identities, there).to_pylist())
+        return found

@@ -13,7 +13,7 @@ from typing import Self
 
 import pyspark
 
-from broker_spark.runtime.home import home_without_archive
+from broker_spark.runtime.local import home_without_archive
 from tests.servers.process import ChildProcess
 from tests.servers.server_process import Servers
 

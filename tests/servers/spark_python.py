@@ -76,7 +76,7 @@ def spark_home() -> Path:
     # Not above: what forks Python processes imports this too, and then what it is told.
     from pyspark.find_spark_home import _find_spark_home
 
-    from broker_spark.runtime.home import _caches, home_without_archive
+    from broker_spark.runtime.local import _caches, home_without_archive
 
     real = Path(_find_spark_home())
     return home_without_archive(real, _caches()) or real

@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 from broker.blocking import Bus
-from broker_spark.runtime.home import home_without_archive
+from broker_spark.runtime.local import home_without_archive
 from tests.fault_matrix import Books
 from tests.servers.spark import SparkCluster
 from tests.spark.conftest import MakeTopic

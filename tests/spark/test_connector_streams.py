@@ -21,7 +21,7 @@ from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
 from broker.outbound import OutboundMessage
 from broker_spark import lag, read, read_stream
-from broker_spark.checkpoint.topic_ids import Identities
+from broker_spark.checkpoint.topic_ids import TopicIds
 from broker_spark.pipeline import CallSink, Pipeline, Source, run
 from tests.fault_matrix import Books
 from tests.servers import kafka
@@ -247,13 +247,13 @@ def test_a_topic_that_is_made_anew_ends_its_stream(
 
     stream.on_batch = renew
     query = stream.start(topic=topic)
-    told = f"'{topic}' was deleted and made anew"
+    told = f"'{topic}' was deleted and recreated"
     with pytest.raises(StreamingQueryException, match="not committed" if is_planned else told):
         query.awaitTermination(60)
     # The next run too, which Spark would begin with the planned batch.
     with pytest.raises((ConfigurationError, StreamingQueryException), match=told):
         stream.run(topic=topic)
-    case = f"the topic is made anew {'under a planned batch' if is_planned else 'under a query'}; {NAMES[connector]}"
+    case = f"the topic is recreated {'under a planned batch' if is_planned else 'under a query'}; {NAMES[connector]}"
     sent = numbered(30) + numbered(50, 100)
     books.balance(case, "kafka", sent, stream.values, lost=50, why="the query ends")
     assert stream.values == numbered(30)
@@ -279,7 +279,7 @@ def test_a_topic_that_joined_a_pattern_is_known_to_a_batch_that_was_planned(
     options: dict[str, Any] = {"topicPattern": rf"{stem}\..*"}
     with pytest.raises(StreamingQueryException, match="not committed"):
         stream.start(**options).awaitTermination(60)
-    with pytest.raises((ConfigurationError, StreamingQueryException), match=f"'{second}' was deleted and made anew"):
+    with pytest.raises((ConfigurationError, StreamingQueryException), match=f"'{second}' was deleted and recreated"):
         stream.run(**options)
     assert sorted(stream.values) == sorted(numbered(5) + numbered(10, 100))
 
@@ -360,12 +360,12 @@ def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
             checkpoint=str(tmp_path / "checkpoint"),
         )
         renew(first, 5)
-        told = f"Topic '{second}' was deleted and made anew"
+        told = f"Topic '{second}' was deleted and recreated"
         with pytest.raises(ConfigurationError, match=told):
             run(pipeline, spark=spark)
         # What it was is kept for the next run too.
         with pytest.raises(ConfigurationError, match=told):
-            Identities(spark, pipeline.checkpoint).check("log", pipeline.parsed_options("log"))
+            TopicIds(spark, pipeline.checkpoint).check("log", pipeline.parsed_options("log"))
     assert taken == [[first] * 5, [second] * 10]
 
 

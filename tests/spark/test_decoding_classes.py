@@ -199,7 +199,7 @@ def test_a_frame_may_have_any_names(spark: SparkSession) -> None:
 def test_a_frame_that_cannot_be_decoded_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="The frame has two columns 'a'"):
         decode(spark.createDataFrame([("", 1, 2)], ["value", "a", "a"]), Number)
-    with pytest.raises(ConfigurationError, match="Column 'value' is bigint, and binary or string is due"):
+    with pytest.raises(ConfigurationError, match="Column 'value' is bigint, expected binary or string"):
         decode(spark.createDataFrame([(1,)], ["value"]), Number)
 
 

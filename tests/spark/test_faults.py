@@ -63,11 +63,11 @@ def test_a_topic_that_changes_under_a_query(
     # With more rows than the one before had, so that its offsets would fit.
     bus.admin.ensure_topic(source, partitions=4)
     publish(bus, source, numbered(900, 1000))
-    with pytest.raises(StreamingQueryException, match="was deleted and made anew"):
+    with pytest.raises(StreamingQueryException, match="was deleted and recreated"):
         copy(spark, url, source, target, tmp_path / "one")
-    books.balance("the topic is made anew; its checkpoint", backend, numbered(500), bodies(bus, target))
+    books.balance("the topic is recreated; its checkpoint", backend, numbered(500), bodies(bus, target))
     anew = [row for batch in Query(url, source).batches() for row in batch]
-    books.balance("the topic is made anew; a new one", backend, numbered(900, 1000), anew)
+    books.balance("the topic is recreated; a new one", backend, numbered(900, 1000), anew)
 
 
 @pytest.mark.deep

@@ -17,14 +17,13 @@ from broker_spark.common.files import LocalFiles, StoredFiles
 from broker_spark.common.options import SourceOptions
 from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
 from broker_spark.pipeline.inspecting import parts, status
-from broker_spark.runtime.configured import configured
+from broker_spark.session import configured
 from broker_spark.sink.sink import SinkOptions
-from broker_spark.spool.backlog import rows_behind
-from broker_spark.spool.positions import SpoolPosition
+from broker_spark.spool.positions import SpoolPosition, rows_behind
 from broker_spark.spool.segments import Segment, columns_of, identities_of, read
 from broker_spark.spool.spool import Spool
 
-WHAT = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
+METADATA = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
 
 
 def test_every_directory_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +65,8 @@ for _ in range(2):
 def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
     place = LocalFiles(str(tmp_path))
     place.write("owners/00000001-abc.json", lambda file: file.write(b'{"epoch": 1, "tok'))
-    with pytest.raises(ConfigurationError, match=r"owners/00000001-abc\.json is not whole.*Start again"):
-        Spool.open(place, str(tmp_path), WHAT)
+    with pytest.raises(ConfigurationError, match=r"owners/00000001-abc\.json is incomplete.*Start again"):
+        Spool.open(place, str(tmp_path), METADATA)
 
 
 @pytest.mark.parametrize(
@@ -83,24 +82,24 @@ def test_what_a_spool_says_of_itself_is_whole(tmp_path: Path, text: bytes, told:
     place = LocalFiles(str(tmp_path))
     place.write("spool.json", lambda file: file.write(text))
     for look in (
-        lambda: Spool.open(place, str(tmp_path), WHAT),
+        lambda: Spool.open(place, str(tmp_path), METADATA),
         lambda: rows_behind(place, str(tmp_path), SpoolPosition("6f1c", 3)),
     ):
         with pytest.raises(ConfigurationError) as caught:
             look()
-        assert f"spool.json of the spool {tmp_path} is not whole: {told}. Bring the file back" in str(caught.value)
+        assert f"spool.json of the spool {tmp_path} is incomplete: {told}. Restore the file" in str(caught.value)
 
 
 def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
     place, segment = LocalFiles(str(tmp_path)), Segment(7, "abc", 1, 10)
     place.write(segment.name, lambda file: file.write(b"ARROW1\0\0half of it"))
     for look in (columns_of, identities_of, lambda files, each: list(read(files, "", each, ["value"]))):
-        with pytest.raises(OffsetOutOfRange, match=r"segments/000000000007-abc-1-10\.arrow of the spool is not whole"):
+        with pytest.raises(OffsetOutOfRange, match=r"segments/000000000007-abc-1-10\.arrow of the spool is incomplete"):
             look(place, segment)
 
 
 def test_a_sign_of_life_does_not_look_while_segments_change(tmp_path: Path) -> None:
-    spool = Spool.open(LocalFiles(str(tmp_path)), str(tmp_path), WHAT)
+    spool = Spool.open(LocalFiles(str(tmp_path)), str(tmp_path), METADATA)
     looked: list[bool] = []
 
     class Watched(dict[Any, Any]):

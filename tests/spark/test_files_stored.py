@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from broker_spark.common.files import StoredFiles
 from broker_spark.spool.spool import Spool
-from tests.spark.test_files import WHAT
+from tests.spark.test_files import METADATA
 
 NAME = "owners/one"
 Handler: type[Any] = getattr(fs, "FileSystemHandler")  # noqa: B009 - the stubs do not have it
@@ -144,7 +144,7 @@ def test_what_a_process_left_that_ended_at_any_step_is_one_of_the_two(handler: R
 
 def test_a_spool_lives_there(handler: Renaming, tmp_path: Path) -> None:
     for identity in ("a", "b"):
-        spool = Spool.open(files_of(handler, tmp_path), str(tmp_path), WHAT)
+        spool = Spool.open(files_of(handler, tmp_path), str(tmp_path), METADATA)
         spool.check_topics({f"orders-{identity}": identity})
         spool.beat()
         spool.release()

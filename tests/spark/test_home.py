@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 
-from broker_spark.runtime.home import compiled_home, home_without_archive
+from broker_spark.runtime.local import compiled_home, home_without_archive
 
 
 def test_a_home_is_made_once_and_has_no_python_of_its_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
 from broker_spark.checkpoint.topic_ids import _read, _write
-from broker_spark.runtime.hadoop import find_place
+from broker_spark.runtime.hadoop import find_path
 
 CHANGES = frozenset({"create", "delete", "rename"})
 
@@ -42,7 +42,7 @@ def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSes
     old, new, last = ({"orders": {"version": number}} for number in range(3))
     deaths = 0
     for changes in range(20):
-        path, files = find_place(spark, f"{tmp_path}/{changes}/anybroker-topics.json")
+        path, files = find_path(spark, f"{tmp_path}/{changes}/anybroker-topics.json")
         assert _read(path, files) == {}
         _write(path, Dying(files, 100), old)
         dying = Dying(files, changes)
@@ -61,7 +61,7 @@ def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSes
 
 
 def test_a_rename_that_is_refused_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    path, files = find_place(spark, f"{tmp_path}/anybroker-topics.json")
+    path, files = find_path(spark, f"{tmp_path}/anybroker-topics.json")
 
     class Refusing(Dying):
         def rename(self, old: Any, new: Any) -> bool:
@@ -83,7 +83,7 @@ def test_a_file_that_is_not_whole_is_named_with_the_mend(
     spark: SparkSession, tmp_path: Path, text: str, told: str
 ) -> None:
     (tmp_path / "anybroker-topics.json").write_text(text)
-    path, files = find_place(spark, f"file://{tmp_path}/anybroker-topics.json")
+    path, files = find_path(spark, f"file://{tmp_path}/anybroker-topics.json")
     with pytest.raises(ConfigurationError) as caught:
         _read(path, files)
-    assert f"{tmp_path}/anybroker-topics.json is not whole: {told}. Bring it back from a copy" in str(caught.value)
+    assert f"{tmp_path}/anybroker-topics.json is incomplete: {told}. Restore it from a copy" in str(caught.value)

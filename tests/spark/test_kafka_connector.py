@@ -200,7 +200,7 @@ def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, t
     bus.admin.delete_topic(topic)
     bus.admin.ensure_topic(topic, partitions=2)
     publish(bus, topic, numbered(90))
-    with pytest.raises(ConfigurationError, match=f"'{topic}' was deleted and made anew"):
+    with pytest.raises(ConfigurationError, match=f"'{topic}' was deleted and recreated"):
         run()
     other = f"{topic}.other"
     bus.admin.ensure_topic(other)

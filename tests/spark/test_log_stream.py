@@ -291,7 +291,7 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
         query.restart()
         if available_now:
             query.reader.prepareForTriggerAvailableNow()
-        with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted.*make it anew.*checkpointLocation of its own"):
+        with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted.*create it again.*checkpointLocation of its own"):
             query.batch()
     assert isinstance(planned[0], Range)
     with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted since the read was planned.*Begin a new checkpoint"):
@@ -306,7 +306,7 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
         fresh.batch()
     bus.admin.ensure_topic(topic, partitions=2)
     publish(bus, topic, numbered(20))
-    with pytest.raises(ConfigurationError, match="was deleted and made anew"):
+    with pytest.raises(ConfigurationError, match="was deleted and recreated"):
         query.batch()
     assert sorted(row for batch in Query(url, topic).batches() for row in batch) == sorted(numbered(20))
 
@@ -320,7 +320,7 @@ def test_a_topic_that_is_made_anew_behind_who_catches_up_is_told(url: str, bus: 
     bus.admin.ensure_topic(topic, partitions=1)
     publish(bus, topic, numbered(200))
     # Whether or not the logs are looked at before this batch.
-    with pytest.raises(ConfigurationError, match="was deleted and made anew"):
+    with pytest.raises(ConfigurationError, match="was deleted and recreated"):
         query.batch()
 
 
@@ -370,7 +370,7 @@ def test_where_a_group_cannot_be_told_the_log_warns_and_the_query_goes_on(
     assert len(batches) > 1
     assert sorted(row for batch in batches for row in batch) == sorted(numbered(10))
     told = [(each.levelname, each.message) for each in caplog.records if group in each.message]
-    assert told == [("WARNING", f"Option group '{group}' does nothing: jetstream has no groups to tell a position to")]
+    assert told == [("WARNING", f"Option group '{group}' does nothing: jetstream has no groups that keep positions")]
     # Nor is anything of that name left there, which a tool would take for a position.
     assert bus.admin.subscriptions(topic) == []
     with pytest.raises(Unsupported, match="has no group administration"):

@@ -74,9 +74,12 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
         ({"maxRows": "9" * 20}, "Option maxRows is '99999999999999999999'. It takes a whole number"),
         ({"maxRows": "9" * 5000}, "It takes a whole number"),
         ({"aheadBytes": "9" * 5000}, "It takes a size"),
-        ({"start": '{"a":' * 100_000}, "Option start is not whole: it is no JSON, but nests too deeply"),
-        ({"start": '{"0": 17'}, "Option start is not whole: it ends after 8 characters, in the middle of its JSON. It"),
-        ({"start": "{0: 17}"}, "Option start is not whole: it is no JSON from line 1, character 2 on (Expecting"),
+        ({"start": '{"a":' * 100_000}, "Option start is incomplete: it is no JSON, but nests too deeply"),
+        (
+            {"start": '{"0": 17'},
+            "Option start is incomplete: it ends after 8 characters, in the middle of its JSON. It",
+        ),
+        ({"start": "{0: 17}"}, "Option start is incomplete: it is no JSON from line 1, character 2 on (Expecting"),
         ({"start": "{}"}, "Option start names no partition"),
         ({"start": "2026-02-01T00:00Z", "end": "2026-01-31T23:00Z"}, "end is '2026-01-31T23:00:00+00:00'. It takes a"),
         ({"start": '{"orders": "%s"}' % ("x" * 999)}, f"Option start has '{'x' * 27}...{'x' * 28}' for 'orders'"),
@@ -147,14 +150,17 @@ def test_offsets_come_back_and_strangers_are_refused() -> None:
                 source.from_json(cast("Any", stranger))
             assert f"the positions of another kind of source: {whose}" in str(caught.value)
     for broken, told in (
-        ({"source": "broker-log", "version": 1}, "not whole: 'topics' is missing. Bring the checkpoint back"),
-        ({**mine.to_json(), "topics": {"orders": {"identity": "a"}}}, "not whole: 'next' is missing. Bring"),
-        ({**mine.to_json(), "topics": {"orders": 5}}, "not whole: something else is where numbers are due. Bring"),
+        ({"source": "broker-log", "version": 1}, "incomplete: 'topics' is missing. Restore the checkpoint"),
+        ({**mine.to_json(), "topics": {"orders": {"identity": "a"}}}, "incomplete: 'next' is missing. Restore"),
+        (
+            {**mine.to_json(), "topics": {"orders": 5}},
+            "incomplete: a value is no number. Restore",
+        ),
     ):
         with pytest.raises(ConfigurationError) as caught:
             Offsets.from_json(broken)
         assert told in str(caught.value)
-    with pytest.raises(ConfigurationError, match="position in the checkpoint is not whole: spool or next is missing"):
+    with pytest.raises(ConfigurationError, match="position in the checkpoint is incomplete: spool or next is missing"):
         SpoolPosition.from_json({"source": "broker-spool", "version": 1})
     with pytest.raises(ConfigurationError, match="another version of broker_spark: 2"):
         SpoolPosition.from_json({"source": "broker-spool", "version": 2})
@@ -164,7 +170,7 @@ def test_offsets_come_back_and_strangers_are_refused() -> None:
         mine.check("jetstream", {"orders": "a"}, named=True)
     with pytest.raises(ConfigurationError, match="on topic 'orders', and this one reads refunds"):
         mine.check("kafka", {"refunds": "a"}, named=True)
-    with pytest.raises(ConfigurationError, match="deleted and made anew"):
+    with pytest.raises(ConfigurationError, match="deleted and recreated"):
         mine.check("kafka", {"orders": "b"}, named=True)
 
 

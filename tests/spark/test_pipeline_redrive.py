@@ -14,7 +14,7 @@ from broker.blocking import Bus
 from broker.cli import main
 from broker.outbound import OutboundMessage
 from broker_spark.pipeline import Source, TopicSink, run
-from broker_spark.pipeline.frames import as_letters, frames_of
+from broker_spark.pipeline.frames import as_dead_letters, frames_of
 from tests.spark.conftest import MakeTopic
 from tests.spark.test_pipeline import Order, make, orders
 
@@ -44,7 +44,7 @@ def row(
 
 
 def test_a_letter_tells_no_more_than_each_broker_takes(spark: SparkSession) -> None:
-    letters = as_letters(spark.createDataFrame([row("ä" * 256), row("ä" * 257)], DEAD), "shop").collect()
+    letters = as_dead_letters(spark.createDataFrame([row("ä" * 256), row("ä" * 257)], DEAD), "shop").collect()
     told = {letter.attributes["dead-letter-reason"] for letter in letters}
     assert told == {"ä" * 256, f"{'ä' * 255}…"}
 
@@ -52,7 +52,7 @@ def test_a_letter_tells_no_more_than_each_broker_takes(spark: SparkSession) -> N
 def test_a_letter_tells_the_place_of_its_row_as_far_as_it_is_known(spark: SparkSession) -> None:
     before = {"dead-letter-offset": "7", "table": "3"}
     rows = [row(partition=2, offset=71), row(offset=71), row(attributes=before)]
-    letters = as_letters(spark.createDataFrame(rows, DEAD), "shop").collect()
+    letters = as_dead_letters(spark.createDataFrame(rows, DEAD), "shop").collect()
     told = {"dead-letter-topic": "orders", "dead-letter-reason": "?", "dead-letter-subscription": "shop"}
     assert [letter.attributes for letter in letters] == [
         {**told, "dead-letter-partition": "2", "dead-letter-offset": "71"},

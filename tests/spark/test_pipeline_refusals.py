@@ -16,7 +16,7 @@ from broker.errors import BrokerError, ConfigurationError, OffsetOutOfRange, Top
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Source, TableSink, TopicSink, run
 from broker_spark.pipeline.frames import Frames, frames_of
 from broker_spark.pipeline.preflight import check_rows
-from broker_spark.runtime.spark_errors import ours
+from broker_spark.runtime.spark_errors import broker_error_in
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, values
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_fewer_sources_is_told(
     pipeline = make(sources=both, transform=lambda numbers, more: numbers.union(more))
     with pytest.raises(ConfigurationError) as caught:
         run(pipeline, spark=spark)
-    assert str(caught.value).startswith("checkpoint was made with other sources, another decode or")
+    assert str(caught.value).startswith("checkpoint belongs to a pipeline with other sources, another decode or")
 
 
 @pytest.mark.parametrize(
@@ -231,12 +231,12 @@ def test_a_directory_that_cannot_be_one_is_told_by_its_name(spark: SparkSession,
         (FileSink("HERE/out", options={"compression": "zippy"}), "sinks.out: The rows cannot be written: .*zippy"),
         (
             FileSink("HERE/out", format="text"),
-            "sinks.out: The rows cannot be written: .*Text datasource .*Mend its format",
+            "sinks.out: The rows cannot be written: .*Text datasource .*Fix its format",
         ),
         (FileSink("HERE/out", format="csv"), "sinks.out: The rows cannot be written: .*CSV datasource doesn't support"),
         (TableSink("nowhere_at_all.t"), "sinks.out: The rows cannot be written: .*SCHEMA_NOT_FOUND"),
         (TableSink("no_table", options={"compression": "zippy"}), "sinks.out: The rows cannot be written: .*zippy"),
-        (TableSink("no_table", format="text"), "sinks.out: The rows cannot be written: .*Text datasource .*Mend its"),
+        (TableSink("no_table", format="text"), "sinks.out: The rows cannot be written: .*Text datasource .*Fix its"),
     ],
 )
 def test_what_spark_does_not_write_names_the_sink(
@@ -282,5 +282,5 @@ def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSes
     ],
 )
 def test_an_error_of_ours_is_known_by_its_text(url: str, text: str, told: str | None) -> None:
-    found = ours(Exception(text))
+    found = broker_error_in(Exception(text))
     assert (found and f"{type(found).__name__}: {found}") == told

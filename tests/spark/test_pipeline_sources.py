@@ -124,7 +124,7 @@ def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkS
         bus.admin.ensure_topic(topic, partitions=1)
         # More than there were, so that the old offsets would fit.
         publish(bus, topic, numbered(9))
-        with pytest.raises(ConfigurationError, match=rf"sources\.log: Topic '{topic}' was deleted and made anew"):
+        with pytest.raises(ConfigurationError, match=rf"sources\.log: Topic '{topic}' was deleted and recreated"):
             run(pipeline, spark=spark)
     assert rows == [3]
 
@@ -147,7 +147,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_query_over_the_conn
         pipeline = over_connector(topic, tmp_path, take, maxRows=10)
         bus.admin.ensure_topic(topic, partitions=1)
         publish(bus, topic, numbered(30))
-        with pytest.raises(ConfigurationError, match=rf"Topic '{topic}' was deleted and made anew"):
+        with pytest.raises(ConfigurationError, match=rf"Topic '{topic}' was deleted and recreated"):
             run(pipeline, spark=spark)
     assert rows == [10]
 
@@ -192,11 +192,11 @@ def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession
         run(pipeline, spark=spark)
     told = str(caught.value)
     assert "checkpoint/offsets/0 of the checkpoint cannot be read: " in told
-    assert "Bring the checkpoint back from a copy" in told
+    assert "Restore the checkpoint from a copy" in told
     # As on a file system without sums.
     (file.parent / ".0.crc").unlink()
     with pytest.raises(
-        ConfigurationError, match=r"Line 3 of .*/offsets/0 of the checkpoint is not whole: it ends after"
+        ConfigurationError, match=r"Line 3 of .*/offsets/0 of the checkpoint is incomplete: it ends after"
     ):
         run(pipeline, spark=spark)
     file.write_text(text)
@@ -205,7 +205,7 @@ def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession
     whole = identity.read_text()
     identity.write_text(whole[:-10])
     (identity.parent / ".metadata.crc").unlink()
-    with pytest.raises(ConfigurationError, match="checkpoint/metadata of the checkpoint is not whole: it ends after"):
+    with pytest.raises(ConfigurationError, match="checkpoint/metadata of the checkpoint is incomplete: it ends after"):
         run(pipeline, spark=spark)
     identity.write_text(whole)
     assert run(pipeline, spark=spark) == 0

@@ -58,7 +58,7 @@ def test_a_source_that_came_up_too_late_is_started_again(
     late_python.with_name("late-python.late").touch()
     with caplog.at_level(logging.WARNING, "broker"):
         assert run(copied(url, topic, tmp_path), spark=spark) == 1
-    assert "late: a source did not come up in Spark's ten seconds; started again" in caplog.messages
+    assert "late: a source did not start within Spark's ten seconds; starting again" in caplog.messages
     assert sorted(values(spark.read.parquet(str(tmp_path / "files")))) == sorted(numbered(20))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_spark.pipeline import running as tasks
-from broker_spark.pipeline.running import tasks_of
+from broker_spark.pipeline.running import task_count
 
 
 class _Cluster:
@@ -57,6 +57,6 @@ def test_a_cluster_is_counted_once_it_is_there(
     cluster: Any, found: int, waited: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: cluster.now, sleep=cluster.sleep))
-    assert tasks_of(cluster) == found
+    assert task_count(cluster) == found
     assert cluster.now == pytest.approx(waited, abs=0.25)
-    assert ("No executor has come" in caplog.text) is (cluster.now > 29)
+    assert ("No executor registered" in caplog.text) is (cluster.now > 29)

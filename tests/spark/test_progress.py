@@ -91,11 +91,11 @@ def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
     under_way = Run(idle_pipeline(tmp_path), reports.append)
     under_way._written[1] = _Written(0, {"nothing": 5})
     query: Any = SimpleNamespace(lastProgress=idle, recentProgress=[idle])
-    under_way._report(query)
+    under_way._report_batches(query)
     assert not reports
     assert not under_way._may_end(query)
     query.lastProgress, query.recentProgress = done, [idle, done]
-    under_way._report(query)
+    under_way._report_batches(query)
     assert [(report.batch, report.rows_in, report.seconds) for report in reports] == [(1, 5, 1.5)]
     assert under_way._may_end(query)
 
@@ -108,9 +108,9 @@ def test_what_is_behind_a_batch_of_an_earlier_run_is_asked_for(bus: Bus, url: st
     pipeline = replace(idle_pipeline(Path("idle")), url=url, sources={"orders": Source(topic)})
     # Of a plan that has the source twice.
     planned = {"sources": [{"startOffset": None, "endOffset": end, "latestOffset": None}] * 2}
-    assert Run(pipeline)._behind(planned) == 70
+    assert Run(pipeline)._lag(planned) == 70
     bus.admin.delete_topic(topic)
-    assert Run(pipeline)._behind(planned) == 0
+    assert Run(pipeline)._lag(planned) == 0
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
@@ -136,9 +136,9 @@ def test_what_is_behind_a_batch_of_a_subscription_is_asked_for(
     pipeline = replace(idle_pipeline(Path("idle")), url=url, sources=sources, sql="select * from jobs")
     source = {"startOffset": None, "endOffset": json.dumps(end), "latestOffset": None}
     # Of a plan that has the source twice.
-    assert Run(pipeline)._behind({"sources": [source, source]}) == 70 - sum(each.rows for each in part.segments)
+    assert Run(pipeline)._lag({"sources": [source, source]}) == 70 - sum(each.rows for each in part.segments)
     bus.admin.delete_topic(topic)
-    assert Run(pipeline)._behind({"sources": [source]}) == 0
+    assert Run(pipeline)._lag({"sources": [source]}) == 0
 
 
 def test_what_was_committed_before_a_failure_is_told(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def inspected(directory: Path, *lines: str) -> Status:
         ("", "sources.orders: The checkpoint has no position of it"),
         ("5", "sources.orders: The checkpoint has no position of it"),
         ('{"logOffset":3}', "sources.orders: The checkpoint has no position of it"),
-        (POSITION, "was deleted and made anew, or is that of another broker"),
+        (POSITION, "was deleted and recreated, or is that of another broker"),
         (POSITION.replace("jetstream", "kafka"), "is of a query on kafka, and this one reads jetstream"),
     ],
 )
@@ -243,12 +243,12 @@ def test_positions_of_something_else_tell_no_lag(tmp_path: Path, line: str, prob
     [
         (
             POSITION[:50],
-            "offsets/0, line 3 is not whole: it ends after 50 characters, in the middle of its JSON. Bring",
+            "offsets/0, line 3 is incomplete: it ends after 50 characters, in the middle of its JSON. Restore",
         ),
-        ('{"source":"broker-spool"', "offsets/0, line 3 is not whole: it ends after 24 characters"),
+        ('{"source":"broker-spool"', "offsets/0, line 3 is incomplete: it ends after 24 characters"),
         (
             POSITION.replace('"next": {"0": 3}', '"next": [3]'),
-            "The positions in the checkpoint are not whole: something else is where numbers",
+            "The positions in the checkpoint are incomplete: something else is where numbers",
         ),
         (POSITION.replace('"version": 1', '"version": 2'), "by another version of broker_spark: 2"),
     ],

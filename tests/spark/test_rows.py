@@ -12,11 +12,11 @@ import pytest
 
 from broker.errors import InvalidMessage
 from broker_spark.sink import duplicate_ids as given_ids
-from broker_spark.sink.duplicate_ids import GivenIds
+from broker_spark.sink.duplicate_ids import IdCounter
 from broker_spark.sink.rows import messages_of
 
 
-def ids(given: GivenIds, batch: dict[str, list[str | None]], prefix: str | None = "query-7-0") -> list[str | None]:
+def ids(given: IdCounter, batch: dict[str, list[str | None]], prefix: str | None = "query-7-0") -> list[str | None]:
     found = pyarrow.RecordBatch.from_pydict(batch)
     made = messages_of(found, topic="t", columns=list(batch), prefix=prefix, first_row=0, given=given)
     return [message.id for _, message in made]
@@ -24,7 +24,7 @@ def ids(given: GivenIds, batch: dict[str, list[str | None]], prefix: str | None 
 
 def test_rows_that_share_an_id_do_not_pass_for_copies() -> None:
     batch: dict[str, list[str | None]] = {"value": ["a", "b", "a", "c", "d"], "id": ["mine", "mine", "mine", "", None]}
-    given = GivenIds()
+    given = IdCounter()
     first = ids(given, batch)
     # The first keeps it, as a row does that is copied from a topic.
     assert first[0] == "mine"
@@ -32,12 +32,12 @@ def test_rows_that_share_an_id_do_not_pass_for_copies() -> None:
     # Nor in the next batch of the task; and another attempt has the same ones.
     second = ids(given, batch)
     assert len({*first[:3], *second[:3]}) == 6
-    again = GivenIds()
+    again = IdCounter()
     assert (ids(again, batch), ids(again, batch)) == (first, second)
 
 
 def test_ids_that_rows_bring_stay_apart_where_none_are_made() -> None:
-    found = ids(GivenIds(), {"value": ["a", "b", "c"], "id": ["mine", "mine", None]}, prefix=None)
+    found = ids(IdCounter(), {"value": ["a", "b", "c"], "id": ["mine", "mine", None]}, prefix=None)
     assert found[0] == "mine" != found[1]
     assert found[2] is None
 
@@ -48,7 +48,7 @@ def test_no_id_of_a_long_task_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     task = [[f"{places.randrange(150)}" for _ in range(4)] for _ in range(300)]
 
     def times() -> list[int]:
-        given = GivenIds()
+        given = IdCounter()
         found: list[int] = []
         for batch in task:
             given.expect([*batch, None, ""])
@@ -64,7 +64,7 @@ def test_no_id_of_a_long_task_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_row_is_no_copy_of_one_that_lies_far_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_ids, "_EXACT", 3)
-    given = GivenIds()
+    given = IdCounter()
     batches = (["mine", "mine", "other"], ["a", "b", "c"], ["mine", None, ""], ["d", "e", "f"], ["mine", "other"])
     found = [ids(given, {"value": ["same"] * len(batch), "id": [*batch]}) for batch in batches]
     told = "dd4d7e46f54cef7e46ef3eafc3c25f28"
@@ -80,12 +80,12 @@ def test_equal_rows_of_a_long_task_are_counted_whatever_their_order(monkeypatch:
     rows = [f"{places.randrange(40)}" for _ in range(400)]
 
     def made() -> list[str | None]:
-        seen = GivenIds()
+        seen = IdCounter()
         found: list[str | None] = []
         for at in range(0, len(rows), 4):
             batch = pyarrow.RecordBatch.from_pydict({"value": rows[at : at + 4]})
             every = messages_of(
-                batch, topic="t", columns=["value"], prefix="w", first_row=at, given=GivenIds(), seen=seen
+                batch, topic="t", columns=["value"], prefix="w", first_row=at, given=IdCounter(), seen=seen
             )
             found += [message.id for _, message in every]
         assert len(seen._blocks) > 1
@@ -102,7 +102,7 @@ def test_equal_rows_of_a_long_task_are_counted_whatever_their_order(monkeypatch:
 def test_a_time_that_python_cannot_tell_is_told_by_its_row() -> None:
     times = pyarrow.array([0, 253_402_300_800_000_000], pyarrow.timestamp("us", "UTC"))
     found = pyarrow.RecordBatch.from_arrays([pyarrow.array([b"a", b"b"]), times], ["value", "publish_time"])
-    every = messages_of(found, topic="t", columns=found.column_names, prefix=None, first_row=40, given=GivenIds())
+    every = messages_of(found, topic="t", columns=found.column_names, prefix=None, first_row=40, given=IdCounter())
     with pytest.raises(InvalidMessage, match=r"^Row 41 of this task: column publish_time has a time that"):
         list(every)
 
@@ -129,9 +129,9 @@ def test_rows_that_differ_at_all_never_pass_for_each_other(batch: dict[str, list
 
     def made(order: list[int]) -> dict[int, str | None]:
         found = pyarrow.RecordBatch.from_pydict({name: [each[row] for row in order] for name, each in batch.items()})
-        seen = GivenIds() if named else None
+        seen = IdCounter() if named else None
         every = messages_of(
-            found, topic="t", columns=list(batch), prefix="w-0", first_row=0, given=GivenIds(), seen=seen
+            found, topic="t", columns=list(batch), prefix="w-0", first_row=0, given=IdCounter(), seen=seen
         )
         return {row: message.id for row, (_, message) in zip(order, every, strict=True)}
 
@@ -144,7 +144,7 @@ def test_rows_that_differ_at_all_never_pass_for_each_other(batch: dict[str, list
 def test_a_row_has_the_id_that_it_had_from_the_version_before() -> None:
     # A batch may be run again by a newer version, and has to be known for what it is. The ids are those of the first.
     batch: dict[str, list[str | None]] = {"key": [None, "", "k"], "value": ["v", None, "abc"]}
-    assert ids(GivenIds(), batch) == [
+    assert ids(IdCounter(), batch) == [
         "query-7-0-0-14e4ce3903cd4d0f",
         "query-7-0-1-e5f8dc481aa03a33",
         "query-7-0-2-4fd6b7a372fb8e45",
@@ -156,7 +156,7 @@ def test_a_row_has_the_id_that_it_had_from_the_version_before() -> None:
             "partition": pyarrow.array([None, 0, 2], pyarrow.int32()),
         }
     )
-    made = messages_of(whole, topic="tòp", columns=whole.schema.names, prefix="p", first_row=0, given=GivenIds())
+    made = messages_of(whole, topic="tòp", columns=whole.schema.names, prefix="p", first_row=0, given=IdCounter())
     assert [message.id for _, message in made] == [
         "p-0-94545ea722871550",
         "p-1-63f24df131a69c27",

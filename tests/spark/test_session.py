@@ -103,13 +103,13 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"config": 5}, "config is 5"),
     ({"config": {"spark.executor.cores": None}}, "config['spark.executor.cores'] is None"),
     ({"master": 5}, "master is 5"),
-    ({"master": "local[2]", "remote": "sc://there"}, "master 'local[2]' and remote are given"),
+    ({"master": "local[2]", "remote": "sc://there"}, "master 'local[2]' and remote are both given"),
     (
         {"master": "local[1]", "config": {"spark.remote": "sc://there"}},
         "Spark does not start with spark.remote=sc://there, spark.master=local[1]: ",
     ),
-    ({"remote": "http://there"}, "remote is no URL of a server: [INVALID_CONNECT_URL]"),
-    ({"remote": "sc://there:x"}, "remote is no URL of a server"),
+    ({"remote": "http://there"}, "remote is not the URL of a server: [INVALID_CONNECT_URL]"),
+    ({"remote": "sc://there:x"}, "remote is not the URL of a server"),
     ({"remote": "sc://127.0.0.1:1/;token=verysecret"}, "No server of Spark Connect answers at 127.0.0.1:1"),
     ({"master": "local[x]"}, "spark.master=local[x]: Could not parse Master URL: 'local[x]'"),
     (
@@ -126,7 +126,7 @@ def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
         "import json, sys\n"
         "import broker_spark\n"
         "from broker.errors import ConfigurationError\n"
-        "sys.modules['broker_spark.session']._REACH = 1.0\n"
+        "sys.modules['broker_spark.session']._CONNECT_SECONDS = 1.0\n"
         "told = []\n"
         "for options in json.loads(sys.argv[1]):\n"
         "    try:\n"
@@ -354,8 +354,8 @@ def test_a_java_that_does_not_start_is_told_with_the_mend(java: str, config: dic
     before, _, error = done.stderr.rpartition("ConfigurationError: ")
     assert said in before
     asked = "".join(f"{key}={value}, " for key, value in config.items())
-    told = f"Spark's Java did not start with {asked}spark.master=local; what it said is above. "
-    assert error.startswith(f"{told}Spark needs Java 17 or newer")
+    told = f"Spark's JVM did not start with {asked}spark.master=local; its own message is above. "
+    assert error.startswith(f"{told}Install Java 17 or newer")
 
 
 def test_a_worker_loads_nothing_that_only_drivers_spools_and_stores_need() -> None:

@@ -40,7 +40,7 @@ def writing(
         (
             "kafka",
             {"keepPartition": "true"},
-            "Option keepPartition is true, and there is no column 'partition'. Bring one of type int, as a source does",
+            "Option keepPartition is true, and there is no column 'partition'. Add one of type int, as a source does",
         ),
         (
             "jetstream",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from broker_spark.runtime.spark_errors import in_short
+from broker_spark.runtime.spark_errors import as_batch_error
 
 
 def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:
     """By a long text its search for an interruption takes all of a thread's stack, and the query stands still."""
-    told = in_short(ValueError("wrong\n" + "at org.apache.spark\n" * 10_000))
+    told = as_batch_error(ValueError("wrong\n" + "at org.apache.spark\n" * 10_000))
     assert str(told).startswith("The batch ended with ValueError: wrong\n")
     assert len(str(told)) < 600
-    assert isinstance(in_short(SystemExit(1)), Exception)
+    assert isinstance(as_batch_error(SystemExit(1)), Exception)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,6 @@ def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:
     ],
 )
 def test_an_interruption_is_told_as_one(text: str, is_one: bool) -> None:
-    told = str(in_short(RuntimeError(text)))
+    told = str(as_batch_error(RuntimeError(text)))
     expected = "Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
     assert told.endswith(expected) is is_one

@@ -110,7 +110,7 @@ def test_only_messages_of_an_earlier_query_are_warned_of(
     query.reader.stop()
     assert make_query(topic, query.options.spool).begin().at["next"] == 0
     (warning,) = caplog.messages
-    assert "come again" in warning
+    assert "are read again" in warning
 
 
 def test_few_rows_wait_for_more(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_who_was_taken_for_dead_acks_nothing_more(
     second.begin()
     publish(bus, topic, numbered(200, 5))
     got = second.until(1)
-    with pytest.raises(ConfigurationError, match="Another query took this spool over: process"):
+    with pytest.raises(ConfigurationError, match="Another query took over this spool: process"):
         for _ in range(20):
             first.batch()
     first.reader.commit(first.at)

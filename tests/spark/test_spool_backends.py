@@ -15,7 +15,7 @@ from broker import Lag
 from broker.admin import AdminFacade
 from broker.blocking import connect
 from broker.errors import ConnectionFailed, Unsupported
-from broker_spark.spool.drain_goal import FOREVER, Goal, goal_of
+from broker_spark.spool.drain_goal import FOREVER, DrainGoal, find_drain_goal
 from tests.servers import kafka, pubsub
 from tests.servers.servicebus import double
 from tests.spark.spool_query import SECONDS, Query
@@ -164,7 +164,7 @@ async def test_how_far_a_queue_is_drained(
     monkeypatch.setattr(AdminFacade, "lag", lag)
     began = datetime.now(UTC)
     async with broker.connect("inmem://") as bus:
-        goal = await goal_of(bus, [str(each) for each in range(max(1, len(lags)))], "spark", 30.0)
+        goal = await find_drain_goal(bus, [str(each) for each in range(max(1, len(lags)))], "spark", 30.0)
     assert (goal.messages, goal.patience) == expected
     assert (goal.began is not None and began <= goal.began) is (expected[0] == FOREVER)
 
@@ -180,10 +180,10 @@ async def test_what_is_published_after_a_drain_began_did_not_wait() -> None:
             after = await consumer.next_batch(1)
     began = before[0].broker_time
     assert began is not None
-    assert Goal(FOREVER, 1.0, began).waited([before])
-    assert Goal(FOREVER, 1.0, began).waited([after, before])
-    assert not Goal(FOREVER, 1.0, began).waited([after])
-    assert Goal(FOREVER, 1.0, None).waited([after])
+    assert DrainGoal(FOREVER, 1.0, began).was_waiting([before])
+    assert DrainGoal(FOREVER, 1.0, began).was_waiting([after, before])
+    assert not DrainGoal(FOREVER, 1.0, began).was_waiting([after])
+    assert DrainGoal(FOREVER, 1.0, None).was_waiting([after])
 
 
 def test_a_queue_of_kafka_tells_the_places_of_its_messages(tmp_path: Path) -> None:

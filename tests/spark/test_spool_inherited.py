@@ -17,17 +17,17 @@ from broker.errors import ConfigurationError
 from broker.messages import Message, MessageBatch
 from broker_spark.common.files import Fill, LocalFiles
 from broker_spark.common.options import SourceOptions
-from broker_spark.spool.columns import first_places, known_by_id, places_of, table_of
-from broker_spark.spool.drain_goal import Goal
+from broker_spark.spool.columns import identified_by_id, places_of, table_of, unseen_rows
+from broker_spark.spool.drain_goal import DrainGoal
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 
-WHAT = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
+METADATA = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
 
 
 def opened(directory: Path) -> Spool:
-    return Spool.open(LocalFiles(str(directory)), str(directory), WHAT)
+    return Spool.open(LocalFiles(str(directory)), str(directory), METADATA)
 
 
 def rows(*identities: str) -> pyarrow.Table:
@@ -45,7 +45,9 @@ def test_what_was_read_needs_no_columns_that_are_new(tmp_path: Path) -> None:
     assert (again.first, again.next) == (0, 2)
     again.check_columns(("value", "key"), 2)
     again.release()
-    with pytest.raises(ConfigurationError, match=r"has no column 'key', but value\. Run the query with those columns"):
+    with pytest.raises(
+        ConfigurationError, match=r"have no column 'key', only value\. Run the query with these columns"
+    ):
         opened(tmp_path).check_columns(("value", "key"), 1)
 
 
@@ -70,7 +72,7 @@ def test_what_is_in_doubt_is_told_by_its_file_if_it_is_not_whole(tmp_path: Path,
     (file,) = (tmp_path / "doubts").iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
-    told = rf"^doubts/{file.name} of the spool {tmp_path} is not whole: .*\. Bring it back from a copy; or remove it"
+    told = rf"^doubts/{file.name} of the spool {tmp_path} is incomplete: .*\. Restore it from a copy; or delete it"
     with pytest.raises(ConfigurationError, match=told):
         opened(tmp_path)
     file.write_bytes(whole)
@@ -124,13 +126,13 @@ def test_two_messages_of_one_id_are_two_unless_one_comes_again() -> None:
     by_id = [message("1", None), message("1", None), message("1", None, 2), message("2", None), message("3", None, 2)]
     names = ["orders#1", "orders#1", "orders#1", "orders#2", "orders#3"]
     assert table_of(by_id, ["value"], None).column(IDENTITY).to_pylist() == names
-    everyone = known_by_id(places_of(by_id))
-    assert first_places(by_id, names, set(), everyone) == [0, 1, 3, 4]
+    everyone = identified_by_id(places_of(by_id))
+    assert unseen_rows(by_id, names, set(), everyone) == [0, 1, 3, 4]
     # What is delivered for the first time was not written before, whatever has its id.
-    assert first_places(by_id, names, {"orders#2", "orders#3"}, everyone) == [0, 1, 3]
+    assert unseen_rows(by_id, names, {"orders#2", "orders#3"}, everyone) == [0, 1, 3]
     # A place in the log is of one message only.
-    assert known_by_id(None) == frozenset()
-    assert first_places(by_id, names, set(), frozenset()) == [0, 3, 4]
+    assert identified_by_id(None) == frozenset()
+    assert unseen_rows(by_id, names, set(), frozenset()) == [0, 3, 4]
 
 
 def test_a_message_is_known_by_its_place_and_not_by_its_id(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_a_message_is_known_by_its_place_and_not_by_its_id(tmp_path: Path) -> No
     spool.release()
     again = opened(tmp_path)
     receiver = Receiver(source, again)
-    # Delivered again, another message of that id, and the first of a subscription that was made anew.
+    # Delivered again, another message of that id, and the first of a subscription that was recreated.
     come = [message("a", Place(0, 7), 2), message("a", Place(0, 8)), message("b", Place(None, 7), second=10)]
     names, number, repeated = receiver._write(come)
     assert repeated == {"orders@0-7"}
@@ -174,7 +176,7 @@ def test_a_queue_is_not_taken_for_empty_while_nobody_listened(tmp_path: Path) ->
     async def fill() -> None:
         receiver._in_hand = 1
         consumer: Any = SimpleNamespace(next_batch=next_batch)
-        filling = asyncio.create_task(receiver._fill(consumer, Goal(1, 0.05, None)))
+        filling = asyncio.create_task(receiver._fill(consumer, DrainGoal(1, 0.05, None)))
         await asyncio.sleep(0.1)
         receiver._in_hand = 0
         receiver._room.set()

@@ -60,5 +60,5 @@ def test_an_owner_whose_sign_of_life_is_swept_away_hears_who_took_over(
         write(files, name, fill_late)
 
     monkeypatch.setattr(LocalFiles, "write", write_late)
-    with pytest.raises(ConfigurationError, match="Another query took this spool over"):
+    with pytest.raises(ConfigurationError, match="Another query took over this spool"):
         first.beat()

@@ -1,4 +1,4 @@
-"""Checkpoints and spools that do not belong together, or are not whole, are refused with the mend."""
+"""Checkpoints and spools that do not belong together, or are incomplete, are refused with the mend."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_spool_and_checkpoint_of_another_broker_or_queue_are_refused(
     publish(bus, topic, numbered(5))
     assert len(query.until(5)) == 5
     query.reader.stop()
-    refused = rf"of another broker, or topic '{topic}' was deleted and made anew since \(.* now\).* Give this query a"
+    refused = rf"of another broker, or topic '{topic}' was deleted and recreated \(.* now\).* Give this query a"
     with nats.NatsServer() as server, connect(server.url) as elsewhere:
         elsewhere.admin.ensure_topic(topic)
         publish(elsewhere, topic, numbered(3))
@@ -69,7 +69,7 @@ def test_a_spool_and_checkpoint_of_another_broker_or_queue_are_refused(
     bus.admin.delete_topic(topic)
     bus.admin.ensure_topic(topic)
     publish(bus, topic, numbered(7, 5))
-    with pytest.raises(ConfigurationError, match=rf"{refused}.*remove 'identities' from spool\.json there"):
+    with pytest.raises(ConfigurationError, match=rf"{refused}.*remove 'identities' from its spool\.json"):
         query.begin().batch()
     # Who wants to go on with the new queue says so.
     file = tmp_path / "spool" / "spool.json"
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_is_older_than_the_spool_is_refused(
     query.reader.commit(query.at)
     query.at = old
     with pytest.raises(
-        OffsetOutOfRange, match=r"The checkpoint asks for segment 0, and the spool has .*not of the same time"
+        OffsetOutOfRange, match=r"The checkpoint needs segment 0, and the spool has .*from the same time"
     ):
         query.batch()
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_is_newer_than_the_spool_is_refused(
     topic = make_topic()
     query = make_query(topic).begin()
     query.at = {**query.at, "next": 7}
-    with pytest.raises(OffsetOutOfRange, match="asks for segment 7, and the spool has 0 to -1"):
+    with pytest.raises(OffsetOutOfRange, match="needs segment 7, and the spool has 0 to -1"):
         query.batch()
 
 
@@ -117,7 +117,7 @@ def test_segments_without_an_owner_are_not_deleted(
     for path in (tmp_path / "spool" / "owners").iterdir():
         path.unlink()
     before = segments(tmp_path / "spool")
-    with pytest.raises(OffsetOutOfRange, match="Bring the file in owners/ back"):
+    with pytest.raises(OffsetOutOfRange, match="Restore the file in owners/"):
         make_query(topic).begin()
     assert segments(tmp_path / "spool") == before
 
@@ -135,7 +135,7 @@ def test_segments_are_missed(bus: Bus, make_topic: MakeTopic, make_query: MakeQu
         list(query.reader.read(part))
     query.reader.stop()
     (tmp_path / "spool" / "segments" / names[-1]).unlink()
-    with pytest.raises(OffsetOutOfRange, match=r"ends with segment \d, and \d was written.*nowhere else"):
+    with pytest.raises(OffsetOutOfRange, match=r"ends with segment \d, but segment \d was written.*nowhere else"):
         make_query(topic).begin()
 
 
@@ -145,7 +145,7 @@ def test_columns_that_the_spool_has_not_are_refused(bus: Bus, make_topic: MakeTo
     publish(bus, topic, numbered(3))
     assert settled(bus, topic)
     query.reader.stop()
-    with pytest.raises(ConfigurationError, match=r"has no column 'key', but value.*Run the query with those columns"):
+    with pytest.raises(ConfigurationError, match=r"have no column 'key', only value.*Run the query with these columns"):
         make_query(topic, columns="value,key").begin()
 
 
@@ -156,6 +156,7 @@ def test_a_spool_that_cannot_be_written_is_told_by_its_option(
     (tmp_path / "file").touch()
     spool = tmp_path / place
     with pytest.raises(
-        ConfigurationError, match=rf"Option spool is '{spool}', which cannot be used: .*It takes a directory, or a URI"
+        ConfigurationError,
+        match=rf"Option spool is '{spool}', which cannot be used: .*It takes a writable directory",
     ):
         make_query(make_topic(), spool).begin()

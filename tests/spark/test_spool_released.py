@@ -71,22 +71,22 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
 
 PROCESS = """
 import signal, sys, threading, time
-from broker_spark.spool.shutdown import Ending
+from broker_spark.spool.shutdown import Shutdown
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": sys.argv[1]})
-ending, when = Ending(), sys.argv[2]
-ending.watch()
+shutdown, when = Shutdown(), sys.argv[2]
+shutdown.install()
 try:
     if when == "at once":
         print("ready", flush=True)
         sys.stdin.read()
 finally:
-    ending.begin()
+    shutdown.begin_release()
     if when == "meanwhile":
         print("ready", flush=True)
-        while not ending._asked:
+        while not shutdown._requested:
             time.sleep(0.01)
     print("given back", flush=True)
-    ending.end()
+    shutdown.finish()
     if when == "after":
         print("ready", flush=True)
         signal.pause()
@@ -119,7 +119,7 @@ def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, when: 
 
 
 def test_what_cannot_be_given_back_does_not_keep_the_process() -> None:
-    bound = "import broker_spark.spool.shutdown as own; own._LONGEST = 0.2\n"
+    bound = "import broker_spark.spool.shutdown as own; own._RELEASE_SECONDS = 0.2\n"
     hanging = (bound + PROCESS).replace('print("given back", flush=True)', "threading.Event().wait()")
     with subprocess.Popen(
         [sys.executable, "-c", hanging, SPARKS, "meanwhile"], stdout=subprocess.PIPE, text=True

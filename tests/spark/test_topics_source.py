@@ -57,7 +57,7 @@ def test_topics_of_a_pattern_come_and_are_known_from_then_on(url: str, bus: Bus)
     with pytest.raises(ConfigurationError, match=f"'{second}' of the checkpoint does not exist any more"):
         latest(reader, both)
     bus.admin.ensure_topic(second)
-    with pytest.raises(ConfigurationError, match=f"'{second}' was deleted and made anew"):
+    with pytest.raises(ConfigurationError, match=f"'{second}' was deleted and recreated"):
         latest(reader, both)
     assert latest(reader, none)["ids"].keys() == both["ids"].keys()
 
@@ -105,9 +105,9 @@ def test_one_that_nobody_may_ask_about_keeps_what_it_was(
     [
         ({"source": "broker-log", "version": 1}, "another kind of source: of source 'broker-log'"),
         ({"source": "broker-topics", "version": 2}, "another version of broker_spark: 2"),
-        ({"source": "broker-topics", "version": 1, "ids": {}}, "not whole: 'backend'"),
-        ({"source": "broker-topics", "version": 1, "backend": "kafka", "ids": []}, "not whole"),
-        ({"source": "broker-topics", "version": 1, "backend": "kafka"}, "not whole: 'ids'"),
+        ({"source": "broker-topics", "version": 1, "ids": {}}, "incomplete: 'backend'"),
+        ({"source": "broker-topics", "version": 1, "backend": "kafka", "ids": []}, "incomplete"),
+        ({"source": "broker-topics", "version": 1, "backend": "kafka"}, "incomplete: 'ids'"),
     ],
 )
 def test_what_it_did_not_write_is_refused(url: str, make_topic: MakeTopic, given: dict[str, Any], told: str) -> None:
@@ -145,7 +145,7 @@ def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on
     bus.admin.ensure_topic(topic, partitions=1)
     publish(bus, topic, numbered(50))
     query = start()
-    with pytest.raises(StreamingQueryException, match=f"'{topic}' was deleted and made anew"):
+    with pytest.raises(StreamingQueryException, match=f"'{topic}' was deleted and recreated"):
         query.awaitTermination(60)
     assert not any(each["numInputRows"] for each in query.recentProgress)
 
@@ -208,11 +208,11 @@ def kept_by(source: str, ids: dict[str, str | None], backend: str = "kafka") -> 
     [
         ([], {"topic": "orders"}, ""),
         ([{}, {"orders": "1"}], {"topic": "orders"}, ""),
-        ([{}, {"orders": "9"}], {"topic": "orders"}, "'orders' was deleted and made anew"),
+        ([{}, {"orders": "9"}], {"topic": "orders"}, "'orders' was deleted and recreated"),
         # The two branches of a join of two streams, as the one and the other look.
         ([{"orders": "1"}, {}, {"refunds": "2"}], {"topic": "refunds"}, ""),
         ([{"orders": "1"}, {"refunds": "2"}], {"topic": "refunds,orders"}, ""),
-        ([{"orders": "1"}, {"refunds": "3"}], {"topic": "refunds"}, "'refunds' was deleted and made anew"),
+        ([{"orders": "1"}, {"refunds": "3"}], {"topic": "refunds"}, "'refunds' was deleted and recreated"),
         # Of one name in two clusters.
         ([{"orders": "7"}, {"orders": "1"}], {"topic": "orders"}, ""),
         ([{"orders": "1"}], {"topic": "refunds"}, "is of a query on topic 'orders', and this one reads refunds"),

@@ -9,11 +9,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from pyspark import TaskContext
 
-from broker_spark.runtime.workers import collect_seldom, keep_what_is_loaded, take_turns_often
+from broker_spark.runtime.workers import collect_less_often, freeze_loaded_objects, switch_threads_faster
 
 
 def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = keep_what_is_loaded.__wrapped__
+    keep = freeze_loaded_objects.__wrapped__
     frozen = gc.get_freeze_count()
     keep()
     assert gc.get_freeze_count() == frozen
@@ -37,17 +37,17 @@ def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyP
 def test_only_processes_of_spark_collect_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     before = gc.get_threshold()
     try:
-        collect_seldom()
+        collect_less_often()
         assert gc.get_threshold() == before
         monkeypatch.setattr(TaskContext, "get", object)
         gc.set_threshold(0, 10, 10)
-        collect_seldom()
+        collect_less_often()
         assert gc.get_threshold() == (0, 10, 10), "who turned it off wants none"
         gc.set_threshold(1_000_000, 10, 10)
-        collect_seldom()
+        collect_less_often()
         assert gc.get_threshold() == (1_000_000, 10, 10)
         gc.set_threshold(*before)
-        collect_seldom()
+        collect_less_often()
         assert gc.get_threshold() == (100_000, *before[1:])
     finally:
         gc.set_threshold(*before)
@@ -56,13 +56,13 @@ def test_only_processes_of_spark_collect_seldom(monkeypatch: pytest.MonkeyPatch)
 def test_only_threads_of_sparks_processes_take_turns_often(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.getswitchinterval()
     try:
-        take_turns_often()
+        switch_threads_faster()
         assert sys.getswitchinterval() == before
         monkeypatch.setattr(TaskContext, "get", object)
-        take_turns_often()
+        switch_threads_faster()
         assert sys.getswitchinterval() == pytest.approx(0.001, rel=0.01)
         sys.setswitchinterval(0.0001)
-        take_turns_often()
+        switch_threads_faster()
         assert sys.getswitchinterval() < 0.00011, "somebody wants them more often"
     finally:
         sys.setswitchinterval(before)
