@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 import broker
-from broker_jetstream.server import Place
+from broker_jetstream.server import ServerAddress
 
 __all__ = ["PULL", "RawNats"]
 
@@ -54,7 +54,7 @@ class RawNats:
         self._numbers = counting()
 
     @classmethod
-    async def connect(cls, place: Place, topic: str) -> RawNats:
+    async def connect(cls, place: ServerAddress, topic: str) -> RawNats:
         """:param topic: the topic of ours that is consumed or published to."""
         client = _QuickClient()
         await client.connect(place.url, token=place.token)

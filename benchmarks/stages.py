@@ -13,7 +13,7 @@ from itertools import count as counting
 import broker
 from benchmarks.null_backend import BODY, NullBackend
 from broker.hooks import Hooks
-from broker_jetstream.server import EmbeddedServer, Place
+from broker_jetstream.server import EmbeddedServer, ServerAddress
 
 __all__ = ["FILLED", "TARGET", "Stage", "open_stage", "outbound"]
 
@@ -33,7 +33,7 @@ class Stage:
     :ivar count: how many messages FILLED holds.
     """
 
-    def __init__(self, name: str, bus: broker.Bus, count: int, server: Place | None) -> None:
+    def __init__(self, name: str, bus: broker.Bus, count: int, server: ServerAddress | None) -> None:
         self.name = name
         self.bus = bus
         self.count = count
@@ -64,7 +64,7 @@ class Stage:
             await self.bus.admin.ensure_topic(TARGET, partitions=1)
 
     @property
-    def server(self) -> Place:
+    def server(self) -> ServerAddress:
         """Where other clients of the JetStream stage connect, and their token."""
         if self._server is None:
             raise ValueError(f"The stage {self.name} has no server")

@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if (name := _promised(item)) in refused:
                 # Strictly: a promise that is kept after all is to lose its entry.
                 item.add_marker(pytest.mark.xfail(reason=f"{name} is refused: {refused[name]}", strict=True))
-            if item.cls.harness_class.name not in _QUICK_TO_RECOVER and _DISTURBANCES & _required(item):
+            harness_class = item.cls.harness_class
+            if harness_class and harness_class.name not in _QUICK_TO_RECOVER and _DISTURBANCES & _required(item):
                 item.add_marker(pytest.mark.deep)
             together = cast("str | None", getattr(item.function, "__together__", None))
             harness_class = item.cls.harness_class

@@ -21,8 +21,8 @@ from confluent_kafka.admin import AclOperation  # pyright: ignore[reportPrivateI
 from broker import BrokerError, NotAuthorized, TopicNotFound, TopicPartition
 from broker.driver import logger
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.cluster.group_requests import committed_offsets
+from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.errors import translate
 from broker_kafka.queue.markers.wire import MessageId
