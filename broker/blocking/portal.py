@@ -230,7 +230,7 @@ async def _await(awaitable: Awaitable[R]) -> R:
 
 
 def _closed_meanwhile() -> Closed:
-    return Closed("The bus was closed during the call")
+    return Closed("The bus was closed during the call", advice="Create a new one with broker.blocking.connect(...)")
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
