@@ -1,4 +1,4 @@
-"""The same surface as `broker`, without `await`: for scripts, notebooks, and the workers of other frameworks.
+"""The API of `broker` without `await`, for scripts, notebooks and the workers of other frameworks.
 
     with broker.blocking.connect("nats://localhost") as bus:
         bus.topic("orders").publish(b"...", key="42")
@@ -7,8 +7,8 @@
                 with message:
                     bill(message.data)
 
-Each bus runs an event loop in a thread of its own; a call is a round trip to it, which costs some tens of
-microseconds: prefer batches where speed matters. See `broker.blocking.bus` for threads, interrupts and processes.
+Each bus has an event loop in a thread. A call is a round trip to this thread, which costs tens of microseconds: use
+batches for speed. `broker.blocking.bus` documents threads, interrupts and processes.
 """
 
 from broker.blocking.admin import Admin

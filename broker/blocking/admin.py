@@ -1,7 +1,4 @@
-"""`Admin` without `await`: provisioning and operations, from any number of threads.
-
-An interrupted call may have taken effect. A redrive is described in `broker.redrive`.
-"""
+"""`Admin` without `await`: provisioning and operations, from any thread. An interrupted call may have taken effect."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ __all__ = ["Admin"]
 
 
 class Admin:
-    """What `bus.admin` is."""
+    """The type of `bus.admin`."""
 
     def __init__(self, admin: asynchronous.AdminFacade, portal: Portal) -> None:
         self._admin = admin
@@ -28,74 +25,95 @@ class Admin:
     def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
     ) -> TopicInfo:
-        """Create the topic if it is missing.
+        """Create the topic, or change an existing one to the given options.
 
-        :param partitions: how many; None is the broker's default, or what the topic has. They can only be added.
-        :param retention: how long messages are kept; None is the broker's default.
-        :param options: the broker's own, as its page of the documentation lists them.
-        :raises ConfigurationError: the name or an option cannot be used.
+        :param partitions: number of partitions, which can only grow. None is the broker's default for a new topic, and
+            keeps an existing one.
+        :param retention: how long the broker keeps messages; None as for `partitions`.
+        :param options: options of this broker only; see its page of the documentation.
+        :raises ConfigurationError: the name or an option is invalid.
+        :raises Unsupported: the broker cannot change the existing topic.
         """
         return self._portal.call(self._admin.ensure_topic, name, partitions=partitions, retention=retention, **options)
 
     def delete_topic(self, name: str) -> None:
-        """Delete the topic with all that is in it; no error if there is none."""
+        """Delete the topic and its messages. A missing topic is no error."""
         self._portal.call(self._admin.delete_topic, name)
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """The names of all topics, sorted. Names that are not portable are native names, which all calls accept."""
         return self._portal.call(self._admin.topics)
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """What the broker says of it. :raises TopicNotFound: there is none."""
+        """Partitions, number of messages, size and settings of a topic.
+
+        :raises TopicNotFound: the topic does not exist.
+        """
         return self._portal.call(self._admin.describe_topic, name)
 
     def topic_identity(self, name: str) -> str | None:
-        """What tells the topic from another that has its name at another time; None if the broker does not tell.
+        """An id that differs from that of an earlier or later topic of the same name; None if the broker has none.
 
-        It is that of `describe_topic`, for fewer requests where the backend can.
+        The same as `describe_topic(name).identity`, with fewer requests on some backends.
 
-        :raises TopicNotFound: there is none.
+        :raises TopicNotFound: the topic does not exist.
         """
         return self._portal.call(self._admin.topic_identity, name)
 
     def ensure_subscription(
         self, topic: str, name: str, *, start: Start = "earliest", **options: Any
     ) -> SubscriptionInfo:
-        """Create the subscription if it is missing; an existing one keeps its position.
+        """Create the subscription; an existing one keeps its position.
 
-        :param start: where a new one begins: "earliest", "latest" or a timezone-aware time.
-        :param options: the broker's own.
-        :raises TopicNotFound: there is no such topic.
-        :raises Unsupported: the backend cannot begin there.
+        :param start: where a new subscription begins: "earliest", "latest" or a timezone-aware time.
+        :param options: options of this broker only; see its page of the documentation.
+        :raises TopicNotFound: the topic does not exist.
+        :raises Unsupported: the broker cannot start there.
         """
         return self._portal.call(self._admin.ensure_subscription, topic, name, start=start, **options)
 
     def delete_subscription(self, topic: str, name: str) -> None:
-        """Delete the subscription and its position; no error if there is none."""
+        """Delete the subscription and its position. A missing subscription is no error."""
         self._portal.call(self._admin.delete_subscription, topic, name)
 
     def subscriptions(self, topic: str) -> list[str]:
-        """The names of a topic's subscriptions and groups, sorted. :raises TopicNotFound: there is no such topic."""
+        """The names of the subscriptions and groups of a topic, sorted; native names as in `topics`.
+
+        :raises TopicNotFound: the topic does not exist.
+        """
         return self._portal.call(self._admin.subscriptions, topic)
 
     def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """What the broker says of it. :raises NotFound: there is no such topic or subscription."""
+        """Settings and state of a subscription.
+
+        :raises NotFound: the topic or subscription does not exist.
+        """
         return self._portal.call(self._admin.describe_subscription, topic, name)
 
     def purge(self, topic: str) -> int | None:
-        """Remove all messages of the topic; how many there were, if the broker tells."""
+        """Remove all messages of the topic; return their number, or None if the broker does not report it."""
         return self._portal.call(self._admin.purge, topic)
 
     def lag(self, topic: str, subscription: str) -> Lag:
-        """How far behind a subscription or group is. :raises NotFound: there is no such topic or subscription."""
+        """How far a subscription or group is behind.
+
+        :raises NotFound: the topic or subscription does not exist.
+        """
         return self._portal.call(self._admin.lag, topic, subscription)
 
     def groups(self) -> list[GroupInfo]:
-        """All groups of record consumers and their state, by name. :raises Unsupported: the backend cannot tell."""
+        """All groups of record consumers and their state, sorted by name; native names as in `topics`.
+
+        :raises Unsupported: the backend has no group administration.
+        """
         return self._portal.call(self._admin.groups)
 
     def describe_group(self, name: str) -> GroupInfo:
-        """Members, positions and lag of a group, over all topics. :raises SubscriptionNotFound: there is none."""
+        """Members, positions and lag of a group over all topics.
+
+        :raises SubscriptionNotFound: the group does not exist.
+        :raises Unsupported: the backend has no group administration.
+        """
         return self._portal.call(self._admin.describe_group, name)
 
     def reset_group(
@@ -108,41 +126,51 @@ class Admin:
         partitions: Sequence[int] = (),
         dry_run: bool = False,
     ) -> list[PositionChange]:
-        """Put the positions of a group that does not run elsewhere; what becomes of each partition.
+        """Move the positions of a group without members; return the change of each partition.
 
         :param to: "earliest", "latest", a timezone-aware time, or the offset to read next.
-        :param shift: instead of `to`: so many offsets on, or back if negative; it ends at the bounds of the log.
-        :param topics: of these topics, and a missing group is made; of all that it has positions on if empty.
-        :param partitions: only these of each topic.
-        :param dry_run: change nothing, and tell what would become of it.
-        :raises ConfigurationError: neither or both of `to` and `shift` are given, or one cannot be used.
+        :param shift: instead of `to`: the number of offsets to move, negative to go back; bounded by the log.
+        :param topics: only these topics, and create a missing group; by default all topics with a position.
+        :param partitions: only these partitions of each topic.
+        :param dry_run: return the changes without making them.
+        :raises ConfigurationError: `to` and `shift` are both given or both missing, or an argument is invalid.
+        :raises SubscriptionNotFound: the group does not exist, and `topics` is empty.
+        :raises NotFound: a topic or partition does not exist.
+        :raises OffsetOutOfRange: a partition does not hold the offset.
         :raises BackendError: the group has members.
+        :raises Unsupported: the backend has no group administration.
         """
         return self._portal.call(
             self._admin.reset_group, name, to=to, shift=shift, topics=topics, partitions=partitions, dry_run=dry_run
         )
 
     def delete_group(self, name: str) -> None:
-        """Delete a group with its positions on all topics; no error if there is none."""
+        """Delete a group and its positions on all topics. A missing group is no error.
+
+        :raises BackendError: the group has members.
+        :raises Unsupported: the backend has no group administration.
+        """
         self._portal.call(self._admin.delete_group, name)
 
     def redrive(
         self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
     ) -> Redriven:
-        """Publish dead letters to the topic each came from; every subscription of that topic sees them.
+        """Publish each dead letter to the topic it came from; every subscription of that topic receives the message.
 
-        A letter is settled after its message was published: an interruption may repeat some and loses none. What
-        cannot be moved stays in place and is counted in the report.
+        A letter is settled after its message was published: an interruption may repeat messages and loses none. Letters
+        that cannot be moved stay, and the report counts them. See `broker.redrive`.
 
-        :param limit: stop after so many moved; None moves all.
-        :param progress: called with the number moved so far, on the bus's loop.
-        :raises TopicNotFound: there is no such dead-letter topic.
+        :param limit: stop after this many letters were moved; None moves all.
+        :param progress: called on the event loop of the bus, with the number of letters moved so far.
+        :raises TopicNotFound: the dead-letter topic does not exist.
         """
         return self._portal.call(self._admin.redrive, dead_letter_topic, limit=limit, progress=progress)
 
     def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
-        """The oldest dead letters that a redrive would look at, with their reasons; none is settled or moved.
+        """The oldest dead letters that `redrive` would move. None is settled or moved.
 
-        :raises TopicNotFound: there is no such dead-letter topic.
+        Do not call this while a redrive of the topic runs: both use one subscription and take letters from each other.
+
+        :raises TopicNotFound: the dead-letter topic does not exist.
         """
         return self._portal.call(self._admin.list_dead, dead_letter_topic, limit=limit)

@@ -1,12 +1,12 @@
-"""`connect` and `Bus` without `await`: one connection to one broker, on an event loop in a thread of its own.
+"""`connect` and `Bus` without `await`: a connection to a broker, with an event loop in a thread.
 
-*Concurrency.* A bus and all that it makes may be used from several threads, and from one that runs an event loop of
-its own. Hooks, and callbacks of futures, run on the bus's loop: they return at once and make no blocking calls.
+*Concurrency.* Several threads may share a bus and its objects, including threads that run an event loop. Hooks and
+callbacks of futures run on the loop of the bus: they must return at once and make no blocking calls.
 
-*Cancellation.* KeyboardInterrupt ends a waiting call and gives back what was not handed over.
+*Cancellation.* KeyboardInterrupt ends a waiting call and releases undelivered messages.
 
-*Processes.* A bus is for the process that opened it. It cannot be pickled, and in a forked child its calls raise
-`Closed`: send the settings, or the URL, and connect there.
+*Processes.* A bus belongs to the process that opened it. It cannot be pickled, and in a forked child its calls raise
+`Closed`: pass the settings or the URL, and connect in the child.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 OnRevoking = Callable[[Sequence[TopicPartition]], object]
-"""Called with the partitions that are about to be given up."""
+"""Called with the partitions that are about to be revoked."""
 
 
 class RecordOptions(AnyRecordOptions, total=False):
-    """The options of `bus.records(...)`, described at `broker.Bus.records`."""
+    """The options of `bus.records(...)`; see `broker.Bus.records`."""
 
     on_revoking: OnRevoking | None
 
 
 def connect(target: str | BackendSettings | None = None) -> Bus:
-    """Choose a broker: `with broker.blocking.connect("nats://localhost:4222") as bus:`. No I/O before the block.
+    """Create a bus: `with broker.blocking.connect("nats://localhost:4222") as bus:`. Entering the block connects.
 
-    :param target: a URL, a settings object of a backend, or None for the environment variable BROKER_URL.
-    :raises UnknownScheme, UnknownSetting, InvalidSetting, MissingClient: what is wrong and how to mend it.
+    :param target: a URL, the settings object of a backend, or None for the URL in the environment variable BROKER_URL.
+    :raises UnknownScheme, UnknownSetting, InvalidSetting, MissingClient: the error says what to correct.
     """
     return Bus(asynchronous.connect(target))
 
 
 class Bus:
-    """One connection to one broker.
+    """A connection to a broker.
 
-    :ivar hooks: where observers of this bus register.
-    :ivar url: the URL it was made from, with secrets masked; only the scheme if it was made from settings.
+    :ivar hooks: the listeners and interceptors of this bus.
+    :ivar url: the URL, with secrets masked; only the scheme if the bus was created from a settings object.
     """
 
     def __init__(self, bus: asynchronous.Bus) -> None:
@@ -86,11 +86,11 @@ class Bus:
     # -- life --------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connect; `with` does it.
+        """Connect; `with` calls this.
 
         :raises ConnectionFailed: the server cannot be reached.
-        :raises AuthenticationFailed: it refused the credentials.
-        :raises Closed: it was closed before.
+        :raises AuthenticationFailed: the server rejected the credentials.
+        :raises Closed: the bus was closed before.
         """
         with self._lock:
             started = not self._portal.running
@@ -104,9 +104,9 @@ class Bus:
                 raise
 
     def close(self) -> None:
-        """Close consumers, flush and close topics, disconnect, end the thread. May be called twice.
+        """Close all consumers, flush and close all topics, disconnect, and end the thread. May be called twice.
 
-        :raises PublishError: something enqueued was not published and nobody looked at its future.
+        :raises PublishError: queued messages failed, and the outcomes of their futures were not retrieved.
         """
         if not self._portal.running:
             return
@@ -136,14 +136,17 @@ class Bus:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("A bus cannot be pickled: send its settings object, or its URL, and connect there")
+        raise TypeError("A bus cannot be pickled: pass its settings object or URL, and connect in the other process")
 
     def health(self) -> asynchronous.Health:
-        """One round trip to the server; raises only `Closed`, where the bus is not open."""
+        """Make one round trip to the server.
+
+        :raises Closed: the bus is not open.
+        """
         return self._portal.call(self._bus.health)
 
     def call(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Await a coroutine function on the bus's loop, for what only asynchronous code can do there.
+        """Run a coroutine function on the loop of the bus, and return its result.
 
         :raises Closed: the bus is not open.
         """
@@ -151,7 +154,7 @@ class Bus:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this broker can do."""
+        """The capabilities of this broker."""
         return self._bus.capabilities
 
     # -- publishing --------------------------------------------------------------------------------------
@@ -161,9 +164,9 @@ class Bus:
     @overload
     def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
     def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
-        """A topic to publish to, without I/O; a missing one shows at the first publish.
+        """A topic to publish to. Does no I/O: a missing topic raises at the first publish.
 
-        The same object for the same name and an equal codec until it is closed, at the latest with the bus.
+        Calls with the same name and an equal codec return the same object until it is closed.
 
         :raises InvalidName: the name is not portable.
         :raises Closed: the bus is not open.
@@ -174,11 +177,11 @@ class Bus:
             with self._lock:
                 topic = self._topics.get(key)
                 if topic is None or topic.closed:
-                    topic = self._topics[key] = Topic(self._made("topic", name, codec), self._portal)
+                    topic = self._topics[key] = Topic(self._create("topic", name, codec), self._portal)
         return topic
 
     def transactional_publisher(self, transactional_id: str) -> TransactionalPublisher:
-        """A publisher whose transactions carry this id; opening it fences an older one of the same id.
+        """A transactional publisher, for `with`. Opening it fences an older publisher with the same id.
 
         :raises Unsupported: the broker has no transactions.
         """
@@ -208,17 +211,17 @@ class Bus:
         codec: Codec[Any] | None = None,
         **options: Unpack[MessageOptions],
     ) -> MessageConsumer[Any]:
-        """A consumer of individually settled messages; opened by `with`, without I/O before.
+        """A consumer of messages that are settled one by one. Does no I/O: `with` opens the consumer.
 
-        :param topics: one or several; `max_outstanding` is shared evenly between them.
-        :param subscription: consumers of one subscription share its messages; each subscription gets all.
-            It persists after the close; `ephemeral()` gives this consumer one of its own.
+        :param topics: one or several topics; they share `max_outstanding` evenly.
+        :param subscription: consumers of a subscription share its messages; every subscription receives all messages.
+            The subscription persists after the close; `ephemeral()` is one for this consumer only.
         :param options: as for `broker.Bus.messages`.
-        :raises ConfigurationError: a name or an option cannot be used.
-        :raises Unsupported: the broker cannot honour an option.
+        :raises ConfigurationError: a name or an option is invalid.
+        :raises Unsupported: the broker does not support an option.
         :raises Closed: the bus is not open.
         """
-        consumer = self._made("messages", topics, subscription=subscription, codec=codec, **options)
+        consumer = self._create("messages", topics, subscription=subscription, codec=codec, **options)
         return MessageConsumer(consumer, self._portal, self.hooks)
 
     @overload
@@ -242,12 +245,13 @@ class Bus:
         codec: Codec[Any] | None = None,
         **options: Unpack[RecordOptions],
     ) -> RecordConsumer[Any]:
-        """A consumer of an ordered, partitioned log; opened by `with`, without I/O before.
+        """A consumer of records of a partitioned log. Does no I/O: `with` joins the group.
 
-        :param group: its members share the partitions; its committed positions persist.
+        :param group: its members share the partitions; its committed positions persist. `ephemeral()` is a group for
+            this consumer only.
         :param options: as for `broker.Bus.records`; `on_revoking` is called in a thread, and may commit there.
-        :raises ConfigurationError: a name or an option cannot be used.
-        :raises Unsupported: the broker has no log, or cannot honour an option.
+        :raises ConfigurationError: a name or an option is invalid.
+        :raises Unsupported: the broker has no log, or does not support an option.
         :raises Closed: the bus is not open.
         """
         inner: dict[str, Any] = {**options}
@@ -255,17 +259,18 @@ class Bus:
             check_callable("on_revoking", on_revoking)
             if inspect.iscoroutinefunction(on_revoking):
                 raise ConfigurationError(
-                    "on_revoking is a coroutine function", advice="Use a plain function here, or broker.connect"
+                    "on_revoking is a coroutine function",
+                    advice="Pass a plain function, or use the asynchronous broker.connect",
                 )
             inner["on_revoking"] = in_thread(on_revoking)
-        consumer = self._made("records", topics, group=group, codec=codec, **inner)
+        consumer = self._create("records", topics, group=group, codec=codec, **inner)
         return RecordConsumer(consumer, self._portal, self.hooks)
 
     @cached_property
     def log(self) -> LogReader:
-        """Reads of a topic's log without a group.
+        """Reads topics by position, without a group.
 
-        :raises Unsupported: the broker has no log that can be read so.
+        :raises Unsupported: the broker has no readable log.
         """
         return LogReader(self._bus.log, self._portal)
 
@@ -274,6 +279,6 @@ class Bus:
         """Provisioning and operations."""
         return Admin(self._bus.admin, self._portal)
 
-    def _made(self, maker: str, *args: Any, **options: Any) -> Any:
-        """What the asynchronous bus makes, made on its own loop."""
-        return self._portal.run(getattr(self._bus, maker), *args, **options)
+    def _create(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the asynchronous bus on its loop."""
+        return self._portal.run(getattr(self._bus, method), *args, **options)

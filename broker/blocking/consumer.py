@@ -1,10 +1,10 @@
-"""`MessageConsumer` without `await`: one subscription, consumed in whichever shape suits, from any number of threads.
+"""`MessageConsumer` without `await`: consumes a subscription from any number of threads.
 
-*Cancellation.* KeyboardInterrupt in a waiting call gives back what was not handed over. In `receive` it lets the
-handlers that run come to their end, whose outcome counts, and gives back all else; a second one leaves at once. The
-consumer can be used on.
+*Cancellation.* KeyboardInterrupt in a waiting call releases undelivered messages. In `receive` it waits for running
+handlers, settles their messages and releases the others; a second KeyboardInterrupt ends `receive` at once. The
+consumer stays usable.
 
-*Failure.* As in the asynchronous consumer: a retriable error is an event, a fatal one is raised once.
+*Failure.* A retriable error is an event, a fatal error is raised once.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ T = TypeVar("T", default=bytes)
 logger = logging.getLogger("broker")
 
 Handler = Callable[[BlockingMessage[T]], object]
-"""Handles one message in a thread: returning acks it, raising settles it by the retry policy."""
+"""Handles one message in a thread. Returning acks the message; raising settles it by the retry policy."""
 BatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException | None] | None"]
-"""Handles a batch: None acks all that it left open; a sequence tells per message None (ack) or the failure."""
+"""Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
 
 
 class MessageConsumer(Generic[T]):
-    """Made by `bus.messages(...)`; opened and closed by `with`."""
+    """Created by `bus.messages(...)`; opened and closed by `with`."""
 
     def __init__(self, consumer: asynchronous.MessageConsumer[T], portal: Portal, hooks: Hooks) -> None:
         self._consumer = consumer
@@ -53,22 +53,22 @@ class MessageConsumer(Generic[T]):
         return self._consumer.closed
 
     def open(self) -> None:
-        """Subscribe and begin to fetch; `with` does it.
+        """Subscribe and start to fetch; `with` calls this.
 
-        :raises NotFound: the topic, or the subscription with `create=False`, does not exist.
-        :raises Unsupported: the backend cannot honour an option.
+        :raises NotFound: the topic, or with `create=False` the subscription, does not exist.
+        :raises Unsupported: the broker does not support an option.
         """
         self._portal.call(self._consumer.open)
 
     def stop(self) -> None:
-        """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits.
+        """Stop delivering: iterations end, and `receive` returns after its running handlers. Never waits.
 
         May be called in a signal handler.
         """
         self._portal.call_soon(self._consumer.stop)
 
     def close(self) -> None:
-        """Wait for running handlers, at most `close_timeout` seconds; give everything else back at once.
+        """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
 
         Never deletes a subscription. May be called twice.
         """
@@ -87,16 +87,16 @@ class MessageConsumer(Generic[T]):
     # -- one by one --------------------------------------------------------------------------------------
 
     def next_message(self, timeout: float | None = None) -> BlockingMessage[T] | None:
-        """The next message; None after `timeout` idle seconds, or when `stop_when_idle` ended the consumer.
+        """The next message, or None after `timeout` idle seconds or when `stop_when_idle` ended the consumer.
 
         :raises Closed: the consumer was closed.
-        :raises BrokerError: a fatal error, once.
+        :raises BrokerError: a fatal error, raised once.
         """
         message = self._portal.wait(Call(self._consumer.next_message, (timeout,), undelivered=_release_one))
         return None if message is None else BlockingMessage(message, self._portal, self._hooks)
 
     def __iter__(self) -> Iterator[BlockingMessage[T]]:
-        """The messages one by one, until the consumer is stopped, closed or idle. Leaving the loop loses none."""
+        """Iterate over messages until the consumer is stopped, closed or idle. Leaving the loop loses no message."""
         messages = aiter(self._consumer)
         while True:
             message = self._portal.wait(Call(anext, (messages, None), undelivered=_release_one))
@@ -107,7 +107,7 @@ class MessageConsumer(Generic[T]):
     # -- by batch ----------------------------------------------------------------------------------------
 
     def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> BlockingMessageBatch[T]:
-        """What is there, at least one and at most `max_messages`; empty after `timeout` idle seconds.
+        """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds.
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         :raises Closed: the consumer was closed.
@@ -116,7 +116,7 @@ class MessageConsumer(Generic[T]):
         return BlockingMessageBatch(self._portal.wait(call), self._portal, self._hooks)
 
     def batches(self, max_messages: int = 100) -> Iterator[BlockingMessageBatch[T]]:
-        """`for batch in consumer.batches():`; each has at least one message.
+        """Iterate over batches of at least one message: `for batch in consumer.batches():`.
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
@@ -132,19 +132,19 @@ class MessageConsumer(Generic[T]):
     # -- by handler --------------------------------------------------------------------------------------
 
     def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
-        """Run the handler on every message, in `concurrency` threads, until the consumer is stopped, closed or idle.
+        """Call the handler with every message, in `concurrency` threads, until the consumer is stopped, closed or idle.
 
-        Returning acks the message, raising settles it by the retry policy; a handler may settle it itself.
-        `Retry(timeout=)` settles a message whose handler takes too long and goes on with another thread; the
-        late handler cannot be stopped, and its outcome is dropped.
+        Returning acks the message; raising settles it by the retry policy; the handler may also settle it. After
+        `Retry(timeout=)` the message counts as failed and another thread continues; the late handler keeps running, and
+        its outcome is ignored.
 
         :raises ConfigurationError: the handler is a coroutine function.
-        :raises BrokerError: a fatal error, once.
+        :raises BrokerError: a fatal error, raised once.
         """
         self._receive(handler, lambda receiving: self._consumer.receive(receiving.handle, concurrency=concurrency))
 
     def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
-        """Run the handler on batches; it returns None to ack all, or per message None or its failure.
+        """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
@@ -162,7 +162,8 @@ class MessageConsumer(Generic[T]):
     def _receive(self, handler: Callable[[Any], Any], start: Callable[[_Receiving[T]], Any]) -> None:
         if inspect.iscoroutinefunction(handler):
             raise ConfigurationError(
-                "The handler is a coroutine function", advice="Use a plain function here, or broker.connect"
+                "The handler is a coroutine function",
+                advice="Pass a plain function, or use the asynchronous broker.connect",
             )
         receiving = _Receiving[T](handler, self._portal, self._hooks)
         try:
@@ -174,7 +175,7 @@ class MessageConsumer(Generic[T]):
 
 
 class _Receiving(Generic[T]):
-    """One `receive` under way; all of it runs on the loop, but the handlers."""
+    """A running `receive`. Runs on the loop of the bus, except for the handlers."""
 
     def __init__(self, handler: Callable[[Any], Any], portal: Portal, hooks: Hooks) -> None:
         self.exit: BaseException | None = None
@@ -192,7 +193,7 @@ class _Receiving(Generic[T]):
             self._threads.close()
 
     def interrupt(self, task: asyncio.Task[None]) -> None:
-        """Cancel, but let handlers that run come to their end."""
+        """Cancel, but wait for running handlers."""
         self._threads.finish = True
         task.cancel()
 
@@ -208,7 +209,7 @@ class _Receiving(Generic[T]):
         try:
             return await self._threads.run(partial(self._handler, argument), late=late)
         except HandlerExit as raised:
-            # It ends `receive` in the thread that called it, as it would end a loop written there.
+            # SystemExit and the like end `receive` in the calling thread.
             self.exit = raised.error
             if self._task is not None:
                 self.interrupt(self._task)
@@ -241,11 +242,11 @@ async def _release(messages: Sequence[Message[Any]] | None) -> None:
 
 
 async def _finish_late(messages: Sequence[Message[Any]], results: Sequence[BaseException | None]) -> None:
-    """Settle by the outcome of a handler that ended after its `receive` was interrupted."""
+    """Settle messages whose handler ended after `receive` was interrupted."""
     for message, error in zip(messages, results, strict=False):
         message.in_use = False
         if message.owner is not None:
             try:
                 await message.owner.finish(message, error)
             except SettleError as refused:
-                logger.warning("A message settled at the end of receive was refused: %s", refused)
+                logger.warning("Settling a message at the end of receive failed: %s", refused)

@@ -1,11 +1,13 @@
-"""Runs synchronous handlers in threads, at most so many at once, and lets go of those that never return.
+"""`HandlerThreads`: runs synchronous handlers in reusable threads, and abandons those that never return.
 
-*Concurrency.* `run` is awaited on the portal's loop; each call has a thread to itself, which is used again afterwards.
-*Cancellation.* A thread cannot be stopped. When `run` is cancelled its thread is abandoned: the handler goes on to
-its end, its outcome is dropped, and another thread takes its place. With `finish` set, the end is waited for and given
-to `late` first; a second cancellation abandons then. *Failure.* What the handler raises is raised by `run`, also
-`SystemExit` and the like, wrapped in `HandlerExit` because these would end the loop. Threads are daemons: a handler
-that never returns does not keep the process alive.
+*Concurrency.* `run` is awaited on the loop of the portal; each running call has its own thread.
+
+*Cancellation.* A thread cannot be stopped. A cancelled `run` abandons its thread: the handler keeps running, and its
+outcome is ignored. With `finish` set, `run` first waits for the handler and passes the outcome to `late`; a second
+cancellation abandons the thread.
+
+*Failure.* `run` raises the handler's exception. `SystemExit` and the like are wrapped in `HandlerExit`, since they
+would end the loop. Threads are daemons: a handler that never returns does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Late = Callable[[R | None, BaseException | None], Awaitable[object]]
-"""Is awaited with the result or the error of a handler that ended after its caller was cancelled."""
+"""Awaited with the result or the error of a handler that ended after `run` was cancelled."""
 
 
 class HandlerExit(Exception):
-    """A handler raised what is no `Exception`."""
+    """A handler raised a `BaseException` that is not an `Exception`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(repr(error))
@@ -38,7 +40,7 @@ class HandlerExit(Exception):
 
 
 class _Job:
-    """One call of a handler, its outcome, and the future that wakes whoever waits for it."""
+    """A call of a handler, its outcome, and the future that wakes the waiting task."""
 
     __slots__ = ("_call", "_context", "_loop", "_result", "done", "error", "woken")
 
@@ -62,32 +64,32 @@ class _Job:
         except BaseException as raised:
             error = HandlerExit(raised)
         try:
-            self._loop.call_soon_threadsafe(self._tell, result, error)
+            self._loop.call_soon_threadsafe(self._finish, result, error)
         except RuntimeError:
-            # The loop is closed: nobody is left to be told.
+            # The loop is closed, so no task waits.
             return
 
-    def _tell(self, result: Any, error: Exception | None) -> None:
+    def _finish(self, result: Any, error: Exception | None) -> None:
         self._result, self.error, self.done = result, error, True
         if not self.woken.done():
             self.woken.set_result(None)
 
     async def wait(self) -> None:
-        """Return when there is an outcome; may be cancelled and called again."""
+        """Return when the call has ended; may be cancelled and called again."""
         while not self.done:
             if self.woken.done():
                 self.woken = self._loop.create_future()
             await self.woken
 
     def outcome(self) -> Any:
-        """Return or raise what the handler did."""
+        """Return the result or raise the error of the handler."""
         if self.error is not None:
             raise self.error
         return self._result
 
 
 class _Worker:
-    """One thread and the queue that feeds it; None ends it."""
+    """A thread with a queue of jobs; None ends the thread."""
 
     __slots__ = ("jobs",)
 
@@ -119,7 +121,7 @@ class HandlerThreads:
         *,
         late: Callable[[R | None, BaseException | None], Awaitable[object]] | None = None,
     ) -> R:
-        """Call it in a thread, in a copy of this task's context."""
+        """Run the call in a thread, in a copy of this task's context."""
         job = _Job(call, asyncio.get_running_loop())
         worker = self._idle.pop() if self._idle else _Worker(self._name)
         worker.jobs.put(job)
@@ -131,7 +133,7 @@ class HandlerThreads:
                     await job.wait()
                 finally:
                     worker.jobs.put(None)
-                await _tell_late(job, late)
+                await _pass_on(job, late)
             else:
                 worker.jobs.put(None)
             raise
@@ -142,14 +144,14 @@ class HandlerThreads:
         return job.outcome()
 
     def close(self) -> None:
-        """End the idle threads now, and the others as they become idle."""
+        """End idle threads now, and the others when they become idle."""
         self._closed = True
         for worker in self._idle:
             worker.jobs.put(None)
         self._idle.clear()
 
 
-async def _tell_late(job: _Job, late: Callable[[Any, BaseException | None], Awaitable[object]]) -> None:
+async def _pass_on(job: _Job, late: Callable[[Any, BaseException | None], Awaitable[object]]) -> None:
     error = job.error
     if error is None:
         await late(job.outcome(), None)
@@ -158,7 +160,7 @@ async def _tell_late(job: _Job, late: Callable[[Any, BaseException | None], Awai
 
 
 def in_thread(function: Callable[P, R]) -> Callable[P, Awaitable[R]]:
-    """The function as a coroutine function that runs it in a thread of its own."""
+    """Wrap a function in a coroutine function that runs it in a new thread."""
 
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
         threads = HandlerThreads("broker-callback")

@@ -1,8 +1,4 @@
-"""`LogReader` without `await`: reads a topic's log by position, without a group, from any number of threads.
-
-*Cancellation.* A loop that is left, or interrupted, loses nothing, since nothing was settled. *Failure.* What the log
-does not hold raises `OffsetOutOfRange`, never a silent gap.
-"""
+"""`LogReader` without `await`: reads the log of a topic by position, without a group, from any thread."""
 
 from __future__ import annotations
 
@@ -19,25 +15,28 @@ __all__ = ["LogReader"]
 
 
 class LogReader:
-    """What `bus.log` is."""
+    """The type of `bus.log`."""
 
     def __init__(self, reader: asynchronous.LogReaderFacade, portal: Portal) -> None:
         self._reader = reader
         self._portal = portal
 
     def partitions(self, topic: str) -> Sequence[int]:
-        """The numbers of the topic's partitions. :raises TopicNotFound: there is no such topic."""
+        """The numbers of the topic's partitions.
+
+        :raises TopicNotFound: the topic does not exist.
+        """
         return self._portal.call(self._reader.partitions, topic)
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """The first readable offset of each partition, and the position after its last.
+        """The first readable offset of each partition, and the position after its last record.
 
-        :raises TopicNotFound: there is no such topic.
+        :raises TopicNotFound: the topic does not exist.
         """
         return self._portal.call(self._reader.bounds, topic)
 
     def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
-        """The first position of each partition whose broker time is not before `time`; the end if there is none.
+        """The first position of each partition whose broker time is not before `time`, otherwise the end.
 
         :raises ConfigurationError: the time has no timezone.
         :raises Unsupported: the backend cannot search by time.
@@ -45,9 +44,9 @@ class LogReader:
         return self._portal.call(self._reader.position_at, topic, time)
 
     def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """Where between two positions records lie, for planning; offsets that count records are one span of step 1.
+        """The spans of offsets between two positions that hold records, for planning. Dense offsets are one span.
 
-        :raises NotFound: there is no such topic or partition.
+        :raises NotFound: the topic or partition does not exist.
         """
         return self._portal.call(self._reader.spans, topic, partition, start, stop)
 
@@ -56,11 +55,11 @@ class LogReader:
     ) -> Iterator[BlockingRecordBatch[bytes]]:
         """The records with start <= offset < stop, in batches of at most `max_records`.
 
-        None as start or stop is the bound that the log has when the reading begins. It ends when all below `stop` were
-        read and never waits for records that are not there yet. The records cannot be committed.
+        None as start or stop is the bound of the log at the start of the read. The read never waits for new records.
+        The records cannot be committed. Leaving or interrupting the loop has no effect on the log.
 
-        :raises OffsetOutOfRange: retention removed `start`, or `stop` lies beyond the end.
-        :raises NotFound: there is no such topic or partition.
+        :raises OffsetOutOfRange: retention removed `start`, or `stop` is beyond the end.
+        :raises NotFound: the topic or partition does not exist.
         :raises ConfigurationError: the arguments contradict each other.
         """
         return self._iterate(self._reader.read(topic, partition, start, stop, max_records=max_records))
@@ -70,5 +69,5 @@ class LogReader:
             while (batch := self._portal.call(anext, batches, None)) is not None:
                 yield BlockingRecordBatch(batch, self._portal)
         finally:
-            # Left early it is closed on its own loop, soon: this may be the garbage collector, in any thread.
+            # The garbage collector may run this in any thread, so the close runs later on the loop.
             self._portal.spawn(batches.aclose)

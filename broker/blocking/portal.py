@@ -1,13 +1,12 @@
-"""`Portal`: an event loop in a thread of its own, and calls into it from any other thread.
+"""`Portal`: an event loop in a thread, and calls into the loop from other threads.
 
-*Concurrency.* Calls may come from several threads at once, also from one that runs an event loop of its own, which
-then stands still meanwhile. A call from the portal's own loop would wait for itself, so it raises.
+*Concurrency.* Several threads may call at once. A call from a thread with an event loop blocks that loop. A call from
+the portal's own loop would deadlock, so it raises.
 
-*Cancellation.* An exception that interrupts a waiting caller, such as KeyboardInterrupt, cancels what it waited for,
-and is raised when that has ended; a result that came too late to be handed over goes to `undelivered`. A second
-interrupt does not wait for that.
+*Cancellation.* An exception in a waiting caller, such as KeyboardInterrupt, cancels the call and is raised when the
+call has ended. A result that arrives too late is passed to `undelivered`. A second interrupt does not wait.
 
-*Processes.* A portal lives in the process that opened it; in a forked child every call raises `Closed`.
+*Processes.* A portal belongs to the process that opened it; in a forked child every call raises `Closed`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GLANCE: Final = 0.5
-"""Seconds after which a waiting thread looks up: some platforms deliver Ctrl-C only then."""
+"""Seconds between wake-ups of a waiting thread: some platforms deliver Ctrl-C only then."""
 _LONGEST_END: Final = 5.0
-"""Seconds that what is cancelled by `stop` may take to end."""
+"""Seconds that cancelled tasks have to end after `stop`."""
 
 
 class Portal:
@@ -50,11 +49,11 @@ class Portal:
         self._pid = os.getpid()
         self._loop = loop
         self._thread.start()
-        # A loop that still runs while the interpreter is torn down fails in ways that tell nobody anything.
+        # A loop that runs during the shutdown of the interpreter fails with obscure errors.
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """End the loop, cancelling what still runs on it. May be called twice, and from a forked child."""
+        """Stop the loop and cancel its tasks. May be called twice, and in a forked child."""
         loop, self._loop = self._loop, None
         if loop is None or self._pid != os.getpid():
             return
@@ -65,13 +64,13 @@ class Portal:
 
     @property
     def running(self) -> bool:
-        """Whether calls are taken, in this process."""
+        """Whether this process can make calls."""
         return self._loop is not None and self._pid == os.getpid()
 
     def call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Await `function(*args, **kwargs)` on the loop, in the caller's context; return or raise what it does.
+        """Await `function(*args, **kwargs)` on the loop, in the caller's context; return its result.
 
-        :raises Closed: the portal is not open, is closed meanwhile, or was opened by another process.
+        :raises Closed: the portal is not open, was closed during the call, or belongs to another process.
         """
         return self.wait(Call(function, args, kwargs))
 
@@ -99,7 +98,7 @@ class Portal:
         return call.result  # pyright: ignore[reportReturnType]
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a plain function on the loop, and return or raise what it does."""
+        """Run a plain function on the loop, and return its result."""
 
         async def run() -> R:
             return function(*args, **kwargs)
@@ -107,12 +106,12 @@ class Portal:
         return self.wait(Call(run))
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
-        """Run a plain function on the loop some time soon, without waiting; nothing happens if there is no loop."""
+        """Schedule a plain function on the loop; does nothing without a loop."""
         if self._loop is not None and self.running:
             self._loop.call_soon_threadsafe(function, *args)
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run a coroutine on the loop some time soon, without waiting; nothing happens if there is no loop."""
+        """Schedule a coroutine function on the loop; does nothing without a loop."""
         loop = self._loop
         if loop is not None:
             self.call_soon(lambda: loop.create_task(function()))
@@ -123,13 +122,13 @@ class Portal:
             raise Closed("The bus is not open", advice="Use it as `with broker.blocking.connect(...) as bus:`")
         if self._pid != os.getpid():
             raise Closed(
-                f"The bus was opened by process {self._pid} and this is its child {os.getpid()}",
-                advice="Open a bus in the child; its settings object may be passed on",
+                f"The bus belongs to process {self._pid}, and this is its child {os.getpid()}",
+                advice="Open a bus in the child, with the same URL or settings object",
             )
         if self._thread is threading.current_thread():
             raise BrokerError(
-                "A blocking call was made on the bus's own event loop, where it would wait for itself",
-                advice="Make it from another thread; hooks and callbacks of futures run on that loop",
+                "A blocking call was made on the event loop of the bus, where it would wait for itself",
+                advice="Make the call in another thread; hooks and callbacks of futures run on that loop",
             )
         return loop
 
@@ -139,11 +138,11 @@ def _cancel(task: asyncio.Task[Any]) -> None:
 
 
 class Call(Generic[R]):
-    """One call into a portal.
+    """A call into a portal.
 
-    :param undelivered: awaited with a result that an interrupted caller cannot have any more.
-    :param on_interrupt: called on the loop instead of cancelling, when the caller is interrupted; gets the task.
-    :param context: what it runs in; a copy of the caller's unless given.
+    :param undelivered: awaited with the result if the caller was interrupted.
+    :param on_interrupt: called on the loop with the task if the caller is interrupted; by default cancels the task.
+    :param context: the context of the call; by default a copy of the caller's.
     """
 
     __slots__ = (
@@ -179,19 +178,19 @@ class Call(Generic[R]):
         self._interrupted = False
         self.result: R | None = None
         self.error: BaseException | None = None
-        # A bare lock is the cheapest thing that a signal can interrupt the wait for.
+        # A bare lock is the cheapest wait that a signal can interrupt.
         self.done = threading.Lock()
         self.done.acquire()
         self.wound_up = threading.Lock()
         self.wound_up.acquire()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On the loop: begin."""
+        """Start the task. Runs on the loop."""
         self._task = loop.create_task(self._run(), context=self._context)
         self._task.add_done_callback(self._ended)
 
     def interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On the loop: nobody waits for the result any more; `wound_up` is released when all has ended."""
+        """Abandon the result, and release `wound_up` when the task has ended. Runs on the loop."""
         if self._task is None:
             self.wound_up.release()
         elif self._finished:
@@ -206,7 +205,7 @@ class Call(Generic[R]):
             self.result = await function(*args, **kwargs)
         except Exception as error:
             self.error = error
-        # The caller need not wait until the loop has come round to the callbacks of this task.
+        # Earlier than the done callback of the task, so that the caller wakes sooner.
         self._finished = True
         self.done.release()
 
@@ -231,7 +230,7 @@ async def _await(awaitable: Awaitable[R]) -> R:
 
 
 def _closed_meanwhile() -> Closed:
-    return Closed("The bus was closed during the call")
+    return Closed("The bus was closed during the call", advice="Create a new one with broker.blocking.connect(...)")
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,9 +1,9 @@
 """`RecordConsumer` without `await`: reads partitions of a log as a member of a group, from any number of threads.
 
-*Cancellation.* KeyboardInterrupt in a waiting call takes no record: what had been handed over is read again, by a seek
-back to it, after which `commit()` counts from there.
+*Cancellation.* KeyboardInterrupt in a waiting call loses no record: the consumer seeks back to the records that the
+call would have returned, and `commit()` commits only up to there.
 
-*Failure.* As in the asynchronous consumer: a retriable error is an event, any other is raised once.
+*Failure.* A retriable error is an event, any other error is raised once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T", default=bytes)
 
 
 class AsMessagesOptions(TypedDict, total=False):
-    """The options of `as_messages(...)`, described at `broker.RecordConsumer.as_messages`."""
+    """The options of `as_messages(...)`; see `broker.RecordConsumer.as_messages`."""
 
     retry: Retry | None
     retry_topics: RetryTopics | None
@@ -48,7 +48,7 @@ class AsMessagesOptions(TypedDict, total=False):
 
 
 class RecordConsumer(Generic[T]):
-    """A member of a group; made by `bus.records`, joins when it is entered with `with`."""
+    """A member of a group; created by `bus.records`. Joins the group when its `with` block is entered."""
 
     def __init__(self, consumer: asynchronous.RecordConsumer[T], portal: Portal, hooks: Hooks) -> None:
         self.asynchronous = consumer
@@ -57,12 +57,12 @@ class RecordConsumer(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or ended by an error."""
+        """Whether the consumer was closed, or ended by an error."""
         return self.asynchronous.closed
 
     @property
     def healthy(self) -> bool:
-        """Whether it is open and its last fetch got an answer from the broker."""
+        """Whether the consumer is open and its last fetch succeeded."""
         return self.asynchronous.healthy
 
     def __enter__(self) -> Self:
@@ -81,10 +81,10 @@ class RecordConsumer(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Leave the group; the calls that wait raise Closed, iterations end.
+        """Leave the group: waiting calls raise Closed, iterations end.
 
-        Waits for the commits that were asked for, at most `close_timeout` seconds in all, and commits nothing by
-        itself. The group stays. May be called twice.
+        Waits for pending commits, at most `close_timeout` seconds, and commits nothing itself. The group persists.
+        May be called twice.
         """
         if self._portal.running:
             self._portal.call(self.asynchronous.close)
@@ -92,26 +92,25 @@ class RecordConsumer(Generic[T]):
     # -- reading -----------------------------------------------------------------------------------------
 
     def next_record(self, timeout: float | None = None) -> BlockingRecord[T] | None:
-        """The next record; None after `timeout` idle seconds. None as timeout waits for ever, or for `stop_when_idle`.
+        """The next record, or None after `timeout` idle seconds; without a timeout, after `stop_when_idle` or never.
 
-        :raises DecodeError: its payload cannot be read (only with `on_decode_error='raise'`).
+        :raises DecodeError: the payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
         record = self._portal.wait(Call(self.asynchronous.next_record, (timeout,), undelivered=self._unread_one))
         return None if record is None else BlockingRecord(record, self._portal)
 
     def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> BlockingRecordBatch[T]:
-        """What is there, at least one and at most `max_records`; empty after `timeout` idle seconds.
+        """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
-        :raises DecodeError: the next payload cannot be read (only with `on_decode_error='raise'`).
+        :raises DecodeError: the next payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
         call = Call(self.asynchronous.next_batch, (max_records, timeout), undelivered=self._unread)
         return BlockingRecordBatch(self._portal.wait(call), self._portal)
 
     def __iter__(self) -> Iterator[BlockingRecord[T]]:
-        """The records one by one, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
-        none."""
+        """Iterate over the records until the consumer is closed or idle. Leaving the loop loses no record."""
         records = aiter(self.asynchronous)
         while True:
             record = self._portal.wait(Call(anext, (records, None), undelivered=self._unread_one))
@@ -120,8 +119,7 @@ class RecordConsumer(Generic[T]):
             yield BlockingRecord(record, self._portal)
 
     def batches(self, max_records: int = 1000) -> Iterator[BlockingRecordBatch[T]]:
-        """Batches of what is there, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
-        none."""
+        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
         batches: Any = self.asynchronous.batches(max_records)
         while True:
             batch = self._portal.wait(Call(anext, (batches, None), undelivered=self._unread))
@@ -134,7 +132,7 @@ class RecordConsumer(Generic[T]):
             await self._unread((record,))
 
     async def _unread(self, records: Sequence[Record[T]] | None) -> None:
-        """Go back to before these; a partition that was taken away is read by its new owner anyway."""
+        """Seek back to these records, except in revoked partitions."""
         first: dict[tuple[str, int], int | None] = {}
         for record in records or ():
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
@@ -145,31 +143,31 @@ class RecordConsumer(Generic[T]):
                 continue
 
     def as_messages(self, **options: Unpack[AsMessagesOptions]) -> MessageConsumer[T]:
-        """Serve the records as messages that are settled one by one; it takes the place of this consumer.
+        """A consumer that serves the records as messages, which are settled one by one. It replaces this consumer.
 
         :param options: as for `broker.RecordConsumer.as_messages`.
         :raises ConfigurationError: the options contradict each other.
-        :raises Closed: this consumer was opened or closed before.
+        :raises Closed: this consumer was already opened or closed.
         """
         return MessageConsumer(self._portal.run(self.asynchronous.as_messages, **options), self._portal, self._hooks)
 
     # -- committing and positions ------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Settle everything handed over so far.
+        """Commit the positions after all records delivered so far.
 
-        :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
+        :raises LeaseLost: a partition with uncommitted records was revoked since the last call; the others are
             committed.
-        :raises BrokerError: the broker did not take a commit; it can be repeated.
+        :raises BrokerError: the commit failed; it may be repeated.
         """
         self._portal.call(self.asynchronous.commit)
 
     def committed(self, partitions: Iterable[tuple[str, int]] | None = None) -> Mapping[TopicPartition, int | None]:
-        """The committed position of each partition, None where there is none; of all that are assigned unless named."""
+        """The committed position of each partition, or None; by default of all assigned partitions."""
         return self._portal.call(self.asynchronous.committed, partitions)
 
     def seek(self, positions: Mapping[tuple[str, int], int | None]) -> None:
-        """Read on from these positions; None is the committed one, or the start if there is none.
+        """Continue reading at these positions; None is the committed position, otherwise `start`.
 
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
@@ -178,16 +176,19 @@ class RecordConsumer(Generic[T]):
         self._portal.call(self.asynchronous.seek, positions)
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost.
+        """Stop delivering records of these partitions (by default of all assigned ones) until `resume`.
 
         :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """
         self._portal.run(self.asynchronous.pause, partitions)
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Undo `pause`. :raises LeaseLost: a partition is not assigned to this member; nothing is resumed."""
+        """Undo `pause`.
+
+        :raises LeaseLost: a partition is not assigned to this member; nothing is resumed.
+        """
         self._portal.run(self.asynchronous.resume, partitions)
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions of this member, without those that it is about to give up."""
+        """The partitions of this member, without those that are being revoked."""
         return self._portal.run(self.asynchronous.assignment)

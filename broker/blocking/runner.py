@@ -1,7 +1,7 @@
 """`run` without `await`: the main function of a consuming process, with signals.
 
-SIGTERM and SIGINT stop intake; running handlers finish within `close_timeout`, everything else is given back,
-and `run` returns. A second signal ends the process the usual way.
+SIGTERM and SIGINT stop the consumers: running handlers have `close_timeout` seconds to end, other messages are
+released, and `run` returns. A second signal ends the process as usual.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _GLANCE: Final = 0.5
 
 
 def run(*services: Service) -> None:
-    """Serve until a signal comes, all services are idle or stopped, or one fails; then stop them all.
+    """Run services until a signal arrives, all are idle or stopped, or one fails; then stop all of them.
 
     `broker.blocking.run(bus.messages(...).handled_by(handle, concurrency=8))`, in the main thread.
 
-    :raises ConfigurationError: there is no service, or this is not the main thread.
-    :raises BrokerError: the first service that failed, after the others were stopped and closed.
+    :raises ConfigurationError: `services` is empty, or this is not the main thread.
+    :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
     failures: list[BaseException] = []

@@ -1,8 +1,7 @@
-"""`BlockingMessage`, `BlockingRecord` and their batches: what is received, settled without `await`.
+"""`BlockingMessage`, `BlockingRecord` and their batches: settled without `await`.
 
-Thin views of the objects of the bus's event loop. Reading them takes no detour and may be done in any thread, in
-one at a time; each settlement is one round trip to the loop. An interrupted settlement goes on, because it belongs to
-the consumer.
+Any thread may use them, one at a time. Reading an attribute is direct; settling is a round trip to the loop of the bus.
+Interrupting a call that settles does not stop the settlement.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ T = TypeVar("T", default=bytes)
 
 
 class BlockingMessage(Generic[T]):
-    """A unit that is settled on its own; see `broker.Message`.
+    """A delivered message, settled on its own; see `broker.Message`.
 
-    Used as `with message:` it is acked when the block ends, and settled by the consumer's retry policy
-    when the block raises an `Exception`, which is reported to the hooks and not raised further. KeyboardInterrupt
-    and the like give it back and go on.
+    A `with message:` block acks the message at its end. If the block raises an `Exception`, the retry policy settles
+    the message, and the exception is an event, not raised. KeyboardInterrupt and the like release the message and are
+    raised.
     """
 
     __slots__ = ("_context", "_hooks", "_message", "_portal", "_tokens")
@@ -55,12 +54,12 @@ class BlockingMessage(Generic[T]):
 
     @property
     def payload(self) -> T:
-        """The body as the consumer's codec decoded it; the bytes themselves without a codec."""
+        """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
         return self._message.payload
 
     @property
     def id(self) -> str:
-        """The publisher's id if it gave one, else the broker's; the same on every redelivery."""
+        """The publisher's id, otherwise the broker's; the same on every redelivery."""
         return self._message.id
 
     @property
@@ -83,68 +82,73 @@ class BlockingMessage(Generic[T]):
 
     @property
     def delivery_attempt(self) -> int | None:
-        """How many times it was delivered, this time included; None where nobody counts."""
+        """Number of deliveries, including this one and retries from memory; None if the broker does not count."""
         return self._message.delivery_attempt
 
     @property
     def native(self) -> Any:
-        """The client library's own object; it belongs to the bus's loop."""
+        """The client library's own object; it belongs to the loop of the bus."""
         return self._message.native
 
     @property
     def asynchronous(self) -> Message[T]:
-        """The message of the bus's loop, to be used there alone."""
+        """The `broker.Message`, to be used only on the loop of the bus."""
         return self._message
 
     @property
     def state(self) -> SettleState:
-        """Where it stands."""
+        """The state of the message."""
         return self._message.state
 
     @property
     def lease_lost(self) -> bool:
-        """Whether somebody else may have it by now: stop the work, an ack will be refused."""
+        """Whether another consumer may have the message: stop the work, an ack will fail."""
         return self._message.lease_lost
 
     def ack(self) -> None:
-        """Say that it was handled. Harmless when it was acked before.
+        """Acknowledge the message as handled. A second ack does nothing.
 
-        :raises LeaseLost: its lease ended, or the broker refused the ack; it comes again.
-        :raises AlreadySettled: it was settled another way.
-        :raises SettleError: the broker did not confirm (only where acks are confirmed).
+        :raises LeaseLost: the lease ended, or the broker refused the ack; the message is redelivered.
+        :raises AlreadySettled: the message was settled differently.
+        :raises SettleError: the broker did not confirm the ack (only with confirmed acks).
         """
         self._portal.call(self._message.ack)
 
     def nack(self, delay: float | None = None) -> None:
-        """Have it delivered again, after `delay` seconds; None leaves that to the retry policy's first step.
+        """Have the message redelivered.
 
-        :raises Unsupported: nobody can keep a delay that long.
+        :param delay: seconds until redelivery; None is the first delay of the retry policy.
+        :raises Unsupported: the delay exceeds the longest one that the broker or the lease supports.
         :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
         """
         self._portal.call(self._message.nack, delay)
 
     def reject(self, reason: str = "rejected") -> None:
-        """Give up on it: it goes to the dead letters with this reason.
+        """Dead-letter the message with this reason. Returns when the letter is written and the message settled.
 
-        :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
+        :raises ConfigurationError: the reason is not a str.
+        :raises LeaseLost: the lease ended; the message is redelivered, even if its letter was already written.
+        :raises AlreadySettled: the message was settled differently.
+        :raises SettleError: the letter is written but the message may be redelivered, or the consumer closed first.
         """
         self._portal.call(self._message.reject, reason)
 
     def extend(self, seconds: float) -> None:
-        """Keep the lease renewed until `seconds` from now, beyond `max_lease` if need be.
+        """Renew the lease until `seconds` from now, even beyond `max_lease`.
 
-        :raises LeaseLost: it was lost before.
+        :raises LeaseLost: the lease has already ended.
+        :raises Unsupported: leases cannot be renewed (`capabilities.messages.lease` is "fixed").
         """
         self._portal.call(self._message.extend, seconds)
 
     def __enter__(self) -> Self:
         if not self._hooks.handling:
-            # Without interceptors entering sets one flag, which is not worth a round trip.
+            # Without interceptors this only sets a flag, which needs no round trip.
             self._message.in_use = True
             return self
         self._context = contextvars.copy_context()
         self._portal.wait(Call(self._message.__aenter__, context=self._context))
-        # What interceptors set on the loop, such as the current trace, is seen in this thread's block too.
+        # Context variables that interceptors set, such as the current trace, apply to the block in this thread.
         for variable, value in self._context.items():
             if variable.get(_MISSING) is not value:
                 self._tokens.append(variable.set(value))
@@ -164,7 +168,7 @@ class BlockingMessage(Generic[T]):
 
 
 class BlockingMessageBatch(Sequence[BlockingMessage[T]], Generic[T]):
-    """Messages handed over together, to be settled together or one by one."""
+    """Messages delivered together, to be settled together or one by one."""
 
     __slots__ = ("_batch", "_hooks", "_portal")
 
@@ -190,16 +194,16 @@ class BlockingMessageBatch(Sequence[BlockingMessage[T]], Generic[T]):
             yield BlockingMessage(message, self._portal, self._hooks)
 
     def ack(self) -> None:
-        """Ack those that are still open.
+        """Ack the messages that are still open.
 
-        :raises SettleError: the first failure, after all were tried; each message's `state` tells its own.
+        :raises SettleError: the first failure, after all messages were tried; `state` has the result of each.
         """
         self._portal.call(self._batch.ack)
 
     def nack(self, delay: float | None = None) -> None:
-        """Have those that are still open delivered again, after `delay` seconds.
+        """Have the messages that are still open redelivered after `delay` seconds.
 
-        :raises SettleError: the first failure, after all were tried.
+        :raises SettleError: the first failure, after all messages were tried.
         """
         self._portal.call(self._batch.nack, delay)
 
@@ -238,12 +242,12 @@ class BlockingRecord(Generic[T]):
 
     @property
     def payload(self) -> T:
-        """The body as the consumer's codec decoded it; the bytes themselves without a codec."""
+        """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
         return self._record.payload
 
     @property
     def id(self) -> str:
-        """The publisher's id if it gave one, else one made of partition and offset."""
+        """The publisher's id, otherwise one made of partition and offset."""
         return self._record.id
 
     @property
@@ -262,14 +266,14 @@ class BlockingRecord(Generic[T]):
 
     @property
     def native(self) -> Any:
-        """The client library's own object; it belongs to the bus's loop."""
+        """The client library's own object; it belongs to the loop of the bus."""
         return self._record.native
 
     def commit(self) -> None:
-        """Settle this record and every lower offset of its partition.
+        """Commit the position after this record, which settles all lower offsets of the partition.
 
-        :raises LeaseLost: the partition was taken away since; its new owner reads the record again.
-        :raises SettleError: the broker did not take the commit.
+        :raises LeaseLost: the partition was revoked; its new owner reads the record again.
+        :raises BrokerError: the commit failed; it may be repeated.
         """
         self._portal.call(self._record.commit)
 
@@ -303,21 +307,30 @@ class BlockingRecordBatch(Sequence[BlockingRecord[T]], Generic[T]):
             yield BlockingRecord(record, self._portal)
 
     def commit(self) -> None:
-        """Settle all records of the batch and every lower offset of their partitions.
+        """Commit the positions after the batch, which settles all lower offsets of its partitions.
 
-        :raises LeaseLost: a partition was taken away since; the commits of the others were carried out.
+        :raises LeaseLost: a partition was revoked; the other partitions are committed.
+        :raises BrokerError: the commit failed; it may be repeated.
         """
         self._portal.call(self._batch.commit)
 
     def rows(self, *columns: str) -> Iterator[tuple[Any, ...]]:
-        """As `RecordBatch.rows`: these columns of each record, without making records where the backend can."""
+        """Iterate over the records as tuples of these columns: the fastest way to read a batch.
+
+        `for key, data, offset in batch.rows("key", "data", "offset")` creates no `Record` objects on some backends.
+
+        :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time or broker_time.
+        :raises ConfigurationError: a column does not exist, or `columns` is empty.
+        """
         return self._batch.rows(*columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """The batch as columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
+        """The batch as a `pyarrow.Table`.
 
-        :param columns: only these, in this order. Ids, attributes and times cost several times what the others do.
-        :raises ConfigurationError: there is no such column.
+        Columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
+
+        :param columns: only these columns, in this order; ids, attributes and times are the slow ones.
+        :raises ConfigurationError: a column does not exist.
         :raises MissingClient: pyarrow is not installed.
         """
         return self._batch.to_arrow(columns)

@@ -1,8 +1,8 @@
 """`Topic` without `await`: publishes one message, a batch, or through the pipeline, from any number of threads.
 
-*Concurrency.* Calls of one thread keep their order per key. *Cancellation.* An interrupted `publish` may have
-published. *Failure.* As in the asynchronous topic; a failed future of `enqueue` that nobody looked at is raised by
-`flush` or `close`.
+*Concurrency.* Messages of a key are published in the order of the calls of a thread. *Cancellation.* An interrupted
+`publish` may have published. *Failure.* `flush` and `close` raise the failures of `enqueue` whose futures were not
+looked at.
 """
 
 from __future__ import annotations
@@ -29,28 +29,34 @@ _KEPT_FAILURES: Final = 1000
 
 
 class ReceiptFuture(Future[Receipt]):
-    """The receipt of an enqueued message. Asking for the result or the exception, or a callback, counts as a look."""
+    """The future receipt of a queued message. Retrieving the outcome, or adding a callback, counts as looking at it."""
 
     looked_at = False
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt, or the failure raised. :raises TimeoutError: there is neither after `timeout` seconds."""
+        """Return the receipt, or raise the failure.
+
+        :raises TimeoutError: there is no outcome after `timeout` seconds.
+        """
         self.looked_at = True
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The failure, or None. :raises TimeoutError: there is no outcome after `timeout` seconds."""
+        """The failure, or None.
+
+        :raises TimeoutError: there is no outcome after `timeout` seconds.
+        """
         self.looked_at = True
         return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Receipt]], object]) -> None:
-        """Call it with this future when there is an outcome; on the bus's loop, so it returns at once."""
+        """Call `fn` with this future when there is an outcome, on the loop of the bus. It must return at once."""
         self.looked_at = True
         super().add_done_callback(fn)
 
 
 class Topic(Generic[T]):
-    """A place to publish to; made by `bus.topic`, without I/O."""
+    """A topic to publish to; created by `bus.topic`."""
 
     name: str
 
@@ -62,7 +68,7 @@ class Topic(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it has closed; `bus.topic` gives a new one then, and not while it still flushes."""
+        """Whether the topic has closed; `bus.topic` then returns a new one."""
         return self._topic.closed
 
     def publish(
@@ -72,13 +78,14 @@ class Topic(Generic[T]):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Publish one message and wait until the broker has it.
+        """Publish one message; return when the broker has stored it. An interrupted call may have published.
 
-        An interrupted call may have published.
-
-        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was sent.
-        :raises TopicNotFound: there is no such topic.
-        :raises BrokerError: it is not on the broker, or nobody knows (OperationTimeout).
+        :param key: the key of a payload; an `OutboundMessage` has its own.
+        :param attributes: the attributes of a payload, likewise.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was sent.
+        :raises TopicNotFound: the topic does not exist.
+        :raises OperationTimeout: no answer in time; the message may be on the broker.
+        :raises BrokerError: the message was not published.
         :raises Closed: the topic was closed before the call.
         """
         return self._portal.call(self._topic.publish, payload, key=key, attributes=attributes)
@@ -109,10 +116,10 @@ class Topic(Generic[T]):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> ReceiptFuture:
-        """Hand one message to the pipeline; the call's waiting is the back-pressure, the future is the receipt.
+        """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
-        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was queued.
-        :raises Closed: the topic was closed before the message was let in.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was queued.
+        :raises Closed: the topic was closed before the message was queued.
         """
         return self._portal.call(self._enqueue, payload, key, attributes)
 
@@ -137,26 +144,27 @@ class Topic(Generic[T]):
         return outer
 
     def flush(self) -> None:
-        """Wait until everything enqueued by now is on the broker.
+        """Wait until all queued messages are on the broker.
 
-        :raises PublishError: something is not, and nobody has looked at its future.
+        :raises PublishError: some messages failed, and their futures were not looked at.
         """
         self._portal.call(self._topic.flush)
         self.raise_failures()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Flush, let running calls end, and release the backend's side. May be called twice.
+        """Flush, wait for running calls, and close. May be called twice.
 
-        :raises PublishError: something enqueued failed, and nobody has looked at its future.
+        :param timeout: seconds for the flush and the calls; unsent messages then fail.
+        :raises PublishError: some messages failed, and their futures were not looked at.
         """
         if self._portal.running:
             self._portal.call(self._topic.close, timeout)
         self.raise_failures()
 
     def raise_failures(self) -> None:
-        """Raise what failed and was not looked at, once; `flush` and `close` do it.
+        """Raise the failures that were not looked at, once; `flush` and `close` call this.
 
-        :raises PublishError: there is such a failure.
+        :raises PublishError: there are such failures.
         """
         unseen: list[BrokerError] = []
         while self._failed:

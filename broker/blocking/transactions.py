@@ -1,6 +1,6 @@
 """Transactions without `await`: `with publisher.transaction(log) as tx:`.
 
-One transaction of a publisher is open at a time. An interruption inside the block aborts it.
+A publisher has one open transaction at a time. An interrupt inside the block aborts the transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Transaction", "TransactionalPublisher"]
 
 
 class TransactionalPublisher:
-    """Publishes so that readers of committed data see all of a transaction or nothing."""
+    """Publishes in transactions: readers of committed data see all messages of a transaction, or none."""
 
     def __init__(
         self, publisher: AbstractAsyncContextManager[protocols.TransactionalPublisher], portal: Portal
@@ -43,22 +43,26 @@ class TransactionalPublisher:
         return self._portal.call(self._context.__aexit__, kind, error, trace)
 
     def transaction(self, consumer: RecordConsumer[Any] | None = None) -> Transaction:
-        """A transaction; with a consumer, the positions of the records it handed over are committed in it.
+        """A transaction, for `with`. Leaving the block commits.
 
-        Leaving the block commits. An exception inside it aborts, rewinds the consumer to its committed positions,
-        and is raised further.
+        An exception in the block aborts the transaction, rewinds the consumer to its committed positions and is raised
+        again.
 
-        :raises TransactionAborted: it was undone and rewound; do the work again.
-        :raises TransactionFatal: this publisher is fenced; make a new one.
+        :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
+        :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
+        :raises TransactionFatal: the publisher is fenced; open a new one.
         """
         if self._publisher is None:
-            raise Closed("The transactional publisher is not open", advice="Use it as a context manager")
+            raise Closed(
+                "The transactional publisher is not open",
+                advice="Use it as `with bus.transactional_publisher(...) as publisher:`",
+            )
         inner = None if consumer is None else consumer.asynchronous
         return Transaction(self._publisher.transaction(inner), self._portal)
 
 
 class Transaction:
-    """One transaction, open within its `with` block."""
+    """A transaction, open within its `with` block."""
 
     def __init__(self, transaction: AbstractAsyncContextManager[protocols.Transaction], portal: Portal) -> None:
         self._context = transaction
@@ -83,7 +87,10 @@ class Transaction:
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Publish one message within the transaction."""
+        """Publish one message in the transaction.
+
+        :raises BrokerError: the message was not published; the transaction will be aborted.
+        """
         return self._portal.call(self._opened.publish, topic, payload, key=key, attributes=attributes)
 
     @overload
@@ -109,27 +116,28 @@ class Transaction:
         return self._portal.call(self._opened.publish_batch, topic, payloads, receipts=receipts)
 
     def ack(self, message: BlockingMessage[Any]) -> None:
-        """Ack a message by the commit: it counts together with what was published, or neither does.
+        """Ack a message with the commit of the transaction: its ack and the published messages count, or neither.
 
-        :raises Unsupported: messages of this consumer cannot be acked in it; says why.
+        :raises Unsupported: the transaction cannot ack messages of this consumer; the error says why.
         :raises LeaseLost, AlreadySettled: the message is not open.
         """
         self._portal.call(self._opened.ack, _asynchronous(message))
 
     def ack_batch(self, messages: Iterable[BlockingMessage[Any]]) -> None:
-        """The same of many; of all or, if it raises, of none."""
+        """`ack` for many messages: for all of them or, if the call raises, for none."""
         self._portal.call(self._opened.ack_batch, [_asynchronous(message) for message in messages])
 
     @property
     def _opened(self) -> protocols.Transaction:
         if self._transaction is None:
-            raise Closed("The transaction is not open", advice="Publish within its block")
+            raise Closed("The transaction is not open", advice="Use it inside its `with` block")
         return self._transaction
 
 
 def _asynchronous(message: object) -> Message[Any]:
     if not isinstance(message, BlockingMessage):
         raise ConfigurationError(
-            f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
+            f"A transaction cannot ack an object of type {type(message).__name__}",
+            advice="Pass messages of bus.messages(...)",
         )
     return cast("BlockingMessage[Any]", message).asynchronous

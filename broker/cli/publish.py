@@ -146,7 +146,11 @@ def _opened(path: Path) -> Any:
     try:
         return path.open("rb")
     except OSError as error:
-        raise Failure(f"--file {str(path)!r} cannot be read: {error.strerror}", code=Exit.USAGE) from None
+        raise Failure(
+            f"--file {str(path)!r} cannot be read: {error.strerror}",
+            advice="Check its path and permissions",
+            code=Exit.USAGE,
+        ) from None
 
 
 class _Publishing:

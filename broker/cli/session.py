@@ -102,7 +102,9 @@ def _only_table(path: Path) -> str:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Failure(f"--config {str(path)!r} cannot be read: {error}", code=Exit.USAGE) from None
+        raise Failure(
+            f"--config {str(path)!r} cannot be read: {error}", advice="Check its path and content", code=Exit.USAGE
+        ) from None
     tables = [name for name, value in content.items() if isinstance(value, dict)]
     if not tables:
         raise Failure(

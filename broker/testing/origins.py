@@ -113,7 +113,7 @@ ORIGINS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "a hot key that starves the rest": ("order.hot-key-starves-nobody",),
         "a slow consumer that hoards": ("flow.slow-consumer-hoards-nothing",),
         "an ack cancelled half-way": ("cancel.ack-is-carried-out",),
-        "a close that waits for a message nobody settles": ("close.waits-for-no-forgotten-message",),
+        "a close that waits for a message that is never settled": ("close.waits-for-no-forgotten-message",),
         "a stuck record with thousands finished above it": (
             "as-messages.stuck-record-is-not-passed",
             "as-messages.max-gap-pauses",

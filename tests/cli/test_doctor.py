@@ -1,4 +1,4 @@
-"""`broker doctor`: settings with their origin, secrets masked, the connection, the capabilities, the mend."""
+"""`broker doctor`: settings with their origin, secrets masked, the connection, the capabilities, the advice."""
 
 from __future__ import annotations
 

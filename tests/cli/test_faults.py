@@ -70,7 +70,7 @@ def test_a_closed_pipe_gives_back_what_was_not_printed(process):
     assert child.stderr.read() == b""
     child.stderr.close()
     remaining = rest(process, topic)
-    # A pipe holds what nobody read: that is printed and lost to the reader, as with every command.
+    # Output that the reader left in the pipe is printed and lost, as with every command.
     assert first not in remaining
     assert len(remaining) > 350
     assert sorted(remaining) == sent[-len(remaining) :]

@@ -82,7 +82,7 @@ def test_reset(kafka: InnerCli, topic: str, group: str):
     assert moved(kafka, group, "--to", "2000-01-01T00:00:00Z", "--yes")[full] == (3, 0)
     assert moved(kafka, group, "--to", "earliest", "--yes")[full] == (0, 0)
     assert "done" in kafka("groups", "reset", group, "--to", "latest", "--yes").text
-    # Nobody is there to say yes.
+    # Standard input is not a terminal.
     assert "--yes" in kafka("groups", "reset", group, "--to", "earliest", code=2).err
     assert moved(kafka, group, "--to", "latest", "--dry-run")[full] == (10, 10)
 
@@ -106,16 +106,16 @@ def test_a_reset_that_cannot_be(kafka: InnerCli, group: str, arguments: tuple[st
 
 def test_a_group_that_is_not_there(kafka: InnerCli, topic: str):
     for command in (("describe",), ("delete", "--yes"), ("reset", "--to", "latest")):
-        told = kafka("groups", command[0], "nobody", *command[1:], code=3).err
-        assert "nobody" in told
-        assert "subscriptions create" not in told, "which makes no group over all topics"
-    assert "groups list" in kafka("groups", "delete", "nobody", code=3).err
-    assert "Name the topic" in kafka("groups", "reset", "nobody", "--to", "latest", code=3).err
+        error = kafka("groups", command[0], "missing", *command[1:], code=3).err
+        assert "missing" in error
+        assert "subscriptions create" not in error, "which makes no group over all topics"
+    assert "groups list" in kafka("groups", "delete", "missing", code=3).err
+    assert "Name the topic" in kafka("groups", "reset", "missing", "--to", "latest", code=3).err
     assert moved(kafka, f"new-{topic}", "--to", "latest", "-t", topic, "--yes").keys() == {0, 1}
 
 
 def test_names_of_others_that_are_not_portable(kafka: InnerCli):
-    """What another application has named in Kafka's own way is listed, and each command takes it as it was told."""
+    """What another application has named in Kafka's own way is listed, and each command takes it unchanged."""
     topic, group = RawAdmin(shared_server().bootstrap).make_topic(f"_{uuid4().hex[:8]}"), f"team/{uuid4().hex[:8]} 1"
     assert topic in [each["name"] for each in kafka("topics", "list", "--json").json]
     assert moved(kafka, group, "--to", "latest", "-t", topic, "--yes") == {0: (None, 0)}

@@ -1,4 +1,4 @@
-"""Lines of input become messages, or an error that names the line, the field and the mend."""
+"""Lines of input become messages, or an error that names the line, the field and what to do."""
 
 from __future__ import annotations
 

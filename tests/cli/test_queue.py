@@ -20,7 +20,7 @@ from tests.servers.kafka_client import produce
 
 @pytest.fixture
 def queue() -> Queue:
-    """Five messages: one is held, one waits for its time, one is done, and nobody has taken two."""
+    """Five messages: one is held, one waits for its time, one is done, and no consumer has taken two."""
     queue = prepared_queue(shared_server())
     held, waiting, done, _ = queue.send(4)
     produce(queue.server.bootstrap, queue.topic, [b"m4"], key=b"k", headers=[("color", b"red")])

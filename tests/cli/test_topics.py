@@ -89,11 +89,11 @@ def test_a_topic_that_does_not_exist(memory, command):
 def test_a_subscription_that_does_not_exist(cli):
     topic = cli.topic()
     for command in (
-        ("lag", topic, "nobody"),
-        ("consume", topic, "-s", "nobody", "--no-create"),
-        ("peek", topic, "-s", "nobody"),
-        ("subscriptions", "delete", topic, "nobody", "--yes"),
-        ("subscriptions", "describe", topic, "nobody"),
+        ("lag", topic, "missing"),
+        ("consume", topic, "-s", "missing", "--no-create"),
+        ("peek", topic, "-s", "missing"),
+        ("subscriptions", "delete", topic, "missing", "--yes"),
+        ("subscriptions", "describe", topic, "missing"),
     ):
-        assert "nobody" in cli(*command, code=3).err
+        assert "missing" in cli(*command, code=3).err
     assert cli("subscriptions", "list", topic, "--json").json == []

@@ -46,7 +46,7 @@ class Administration(ConformanceCase):
         "Deleting a missing topic or subscription is no error; a deleted one no longer exists.",
     )
     async def test_delete_may_be_repeated(self, harness: Harness) -> None:
-        # Of a name that no other topic has: a broker may delete a subscription from all topics only.
+        # A unique name: some brokers delete a subscription from all topics at once.
         bus, topic, readers = await harness.bus(), await harness.topic(), unique("readers")
         await bus.admin.ensure_subscription(topic, readers)
         for _ in range(2):
@@ -236,7 +236,7 @@ class Administration(ConformanceCase):
         long = await harness.topic(retention=timedelta(hours=1))
         for topic in (short, long):
             if bus.capabilities.records is None:
-                # A broker without a log keeps nothing that no subscription is there for.
+                # A broker without a log keeps messages for existing subscriptions only.
                 await bus.admin.ensure_subscription(topic, "readers")
             await bus.topic(topic).publish_batch(numbered(3, "old"))
         await harness.age(2.0)

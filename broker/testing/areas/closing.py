@@ -240,7 +240,7 @@ class Closing(ConformanceCase):
             if len(handled) == 20:
                 some.set()
 
-        # Until `run` has its own handler, and after it has gone, the signal must not end the test run.
+        # Before and after the handler of `run`, the signal must not end the test run.
         previous = signal.signal(signal.SIGTERM, _ignore)
         try:
             await bus.admin.ensure_subscription(topic, "readers")

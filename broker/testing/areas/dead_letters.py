@@ -45,14 +45,14 @@ class DeadLetters(ConformanceCase):
             await inbox.close()
             await work
             attributes = dict(letter.attributes)
-            told = {name: attributes.pop(f"dead-letter-{name}") for name in _TOLD}
+            fields = {name: attributes.pop(f"dead-letter-{name}") for name in _FIELDS}
             place = {name: attributes.pop(f"dead-letter-{name}", None) for name in ("partition", "offset")}
             assert (letter.data, letter.key, attributes) == (original.data, original.key, dict(original.attributes))
-            assert told["reason"] == "failed 3 times"
-            assert "raised by the test" in told["error"]
-            assert (told["attempts"], told["topic"], told["subscription"]) == ("3", topic, "billing")
-            assert told["id"] == "order-1"
-            assert datetime.fromisoformat(told["time"]).tzinfo is not None
+            assert fields["reason"] == "failed 3 times"
+            assert "raised by the test" in fields["error"]
+            assert (fields["attempts"], fields["topic"], fields["subscription"]) == ("3", topic, "billing")
+            assert fields["id"] == "order-1"
+            assert datetime.fromisoformat(fields["time"]).tzinfo is not None
             if place["partition"] is not None and (records := bus.capabilities.records) and records.log_reader:
                 at = int(place["offset"] or -1)
                 read = [each.id async for batch in bus.log.read(topic, int(place["partition"]), at) for each in batch]
@@ -178,7 +178,7 @@ class DeadLetters(ConformanceCase):
             )
             await bus.admin.ensure_topic(dead)
             await rejecting
-            # No other subscription is sure to be there in time where there is no history.
+            # Without history, a second subscription might be created too late.
             assert [letter.data for letter in await bus.admin.list_dead(dead)] == [b"x"]
 
     @promise("dead-letters.drop-is-explicit", "`DROP` drops a rejected message, with an event.")
@@ -256,7 +256,7 @@ class DeadLetters(ConformanceCase):
                 message = task.result()
                 assert message is not None
                 await message.reject("bad")
-            assert not any(task.done() for task in waiting), "The message went to another consumer meanwhile"
+            assert not any(task.done() for task in waiting), "The message went to another consumer"
             for task in waiting:
                 task.cancel()
             await take(letters, 1, harness.patience)
@@ -347,9 +347,9 @@ class DeadLetters(ConformanceCase):
                 await message.reject("bad")
         async with bus.messages(dead, subscription="readers", start="earliest") as letters:
             seen = [await take(letters, 1, harness.patience) for _ in range(2)]
-            told = {letter.attributes["dead-letter-subscription"] for (letter,) in seen}
-            assert told == {"first", "second"}
+            subscriptions = {letter.attributes["dead-letter-subscription"] for (letter,) in seen}
+            assert subscriptions == {"first", "second"}
             assert await drain(letters, harness.quiet) == []
 
 
-_TOLD = ("reason", "error", "attempts", "topic", "subscription", "id", "time")
+_FIELDS = ("reason", "error", "attempts", "topic", "subscription", "id", "time")

@@ -128,7 +128,7 @@ class Delivery(ConformanceCase):
         await bus.topic(topic).publish_batch(numbered(5, "old"))
         async with bus.messages(topic, subscription="clock", start="earliest") as inbox:
             newest = max(map(log_time, await take(inbox, 5, harness.patience)))
-        # Brokers cut their times to milliseconds, so that one in the same millisecond is none after it.
+        # Brokers round times to milliseconds: messages of the same millisecond are not later.
         following = newest + timedelta(milliseconds=1)
         await eventually(lambda: datetime.now(UTC) >= following, harness.patience, "the clock's next tick")
         boundary = datetime.now(UTC)

@@ -121,7 +121,7 @@ class Errors(ConformanceCase):
     )
     async def test_missing_subscription(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
-        # Of a name that no other test has: subscriptions of one name may be one over all topics.
+        # A unique name: on some brokers subscriptions with the same name are one over all topics.
         with pytest.raises(SubscriptionNotFound, match="ensure_subscription"):
             async with bus.messages(topic, subscription=unique("readers"), create=False):
                 pass

@@ -136,9 +136,9 @@ class Fidelity(ConformanceCase):
         for message in got.values():
             for moment in (message.publish_time, message.broker_time):
                 assert moment is None or moment.utcoffset() == timedelta(0)
-        told = got[b"set"].publish_time
-        assert told is not None
-        assert abs(told - before) < timedelta(minutes=1)
+        published = got[b"set"].publish_time
+        assert published is not None
+        assert abs(published - before) < timedelta(minutes=1)
 
     @promise(
         "fidelity.forwarding-is-lossless",

@@ -67,7 +67,7 @@ class Flow(ConformanceCase):
                 held.append(message)
             assert 4 <= len(held) <= 6, f"{len(held)} messages of 1000 bytes were held under a bound of 5000"
             unsettled = (await bus.admin.lag(topic, "readers")).unsettled
-            assert unsettled is None or unsettled <= 6, f"{unsettled} messages were fetched, {len(held)} handed over"
+            assert unsettled is None or unsettled <= 6, f"{unsettled} messages were fetched, {len(held)} delivered"
             messages = bus.capabilities.messages
             if messages is not None and messages.shared_by_message:
                 async with bus.messages(topic, subscription="readers", max_outstanding=100) as other:

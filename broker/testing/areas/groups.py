@@ -199,7 +199,7 @@ class Groups(ConformanceCase):
             seen: set[bytes | None] = set()
             while not seen >= rest:
                 record = await other.next_record(timeout=6 * harness.patience)
-                assert record is not None, f"{len(rest - seen)} records never came"
+                assert record is not None, f"{len(rest - seen)} records did not arrive"
                 seen.add(record.data)
 
     @requires("records.rebalance", "harness.isolate")
@@ -222,8 +222,8 @@ class Groups(ConformanceCase):
                 await harness.heal(first)
 
                 def lost() -> set[tuple[str, int]]:
-                    told = [event for event in events if isinstance(event, PartitionsLost)]
-                    return {partition for event in told for partition in event.partitions}
+                    losses = [event for event in events if isinstance(event, PartitionsLost)]
+                    return {partition for event in losses for partition in event.partitions}
 
                 await eventually(lambda: len(lost()) == 2, 3 * harness.patience, "the news of the loss")
 

@@ -209,7 +209,7 @@ class Leases(ConformanceCase):
             rest = [body for body in numbered(100) if body not in worker.handled]
             seen = bodies(await until_seen(inbox, rest, harness.patience))
             assert set(seen) >= set(rest)
-            # The last acks before the death may have been on their way.
+            # The last acks before the kill may not have arrived.
             assert len(set(seen) - set(rest)) <= 30
 
     @requires("messages.lease", "shared", "harness.worker")

@@ -146,10 +146,10 @@ class Limits(ConformanceCase):
         largest = _largest(bus.capabilities.publish.limits)
 
         async def handle(_: Message[bytes]) -> None:
-            raise ValueError("\n".join(["told at length"] * 150))
+            raise ValueError("\n".join(["a long error text"] * 150))
 
         once_only = Retry(max_attempts=1)
-        # Without history only those letters come that were written after somebody subscribed.
+        # Without history, only letters written after the subscription arrive.
         async with (
             bus.messages(topic, subscription="billing", retry=once_only, dead_letter=dead) as inbox,
             bus.messages(dead, subscription="readers") as letters,

@@ -61,18 +61,18 @@ class Observing(ConformanceCase):
     )
     async def test_block_is_wrapped(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
-        told: list[str] = []
+        seen: list[str] = []
 
         @contextmanager
         def around(message: Message[Any]) -> Generator[None]:
-            told.append("begin")
+            seen.append("begin")
             try:
                 yield
             except ValueError as error:
-                told.append(str(error))
+                seen.append(str(error))
                 raise
             else:
-                told.append("end")
+                seen.append("end")
 
         bus.hooks.around_handling(around)
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -81,7 +81,7 @@ class Observing(ConformanceCase):
                 async with message:
                     if message.data == b"bad":
                         raise ValueError("raised by the test")
-        assert sorted(told) == sorted(["begin", "end", "begin", "raised by the test"])
+        assert sorted(seen) == sorted(["begin", "end", "begin", "raised by the test"])
 
     @promise(
         "observing.publishes-are-told",
@@ -96,10 +96,10 @@ class Observing(ConformanceCase):
         for body in numbered(10):
             await bus.topic(topic).enqueue(body)
         await bus.topic(topic).flush()
-        told = [event for event in events if isinstance(event, Published)]
-        assert sum(len(event.outcomes) for event in told) == 21
-        assert all(isinstance(outcome, Receipt) for event in told for outcome in event.outcomes)
-        assert all(event.topic == topic and event.seconds >= 0 for event in told)
+        seen = [event for event in events if isinstance(event, Published)]
+        assert sum(len(event.outcomes) for event in seen) == 21
+        assert all(isinstance(outcome, Receipt) for event in seen for outcome in event.outcomes)
+        assert all(event.topic == topic and event.seconds >= 0 for event in seen)
 
     @promise("observing.settlements-are-told", "Every settlement is counted in an event: acked, nacked, released.")
     async def test_settlements_are_told(self, harness: Harness) -> None:
@@ -108,8 +108,8 @@ class Observing(ConformanceCase):
         bus.hooks.listen(events.append)
 
         def counts() -> tuple[int, int, int]:
-            told = [event for event in events if isinstance(event, Settled)]
-            return sum(e.acked for e in told), sum(e.nacked for e in told), sum(e.released for e in told)
+            seen = [event for event in events if isinstance(event, Settled)]
+            return sum(e.acked for e in seen), sum(e.nacked for e in seen), sum(e.released for e in seen)
 
         async with bus.messages(topic, subscription="readers", max_outstanding=10) as inbox:
             await bus.topic(topic).publish_batch(numbered(10))
@@ -144,10 +144,10 @@ class Observing(ConformanceCase):
         bus.hooks.listen(events.append)
         async with bus:
             await asyncio.sleep(0)
-        told = [event for event in events if isinstance(event, Connected)]
-        assert [event.again for event in told] == [False]
-        assert told[0].server
-        assert "@" not in told[0].server
+        seen = [event for event in events if isinstance(event, Connected)]
+        assert [event.again for event in seen] == [False]
+        assert seen[0].server
+        assert "@" not in seen[0].server
 
 
 def _native_delay(bus: Any) -> float:

@@ -111,7 +111,7 @@ class Order(ConformanceCase):
             seen[message.key].append(message.data)
 
         async with bus.messages(topic, subscription="readers", ordered_by_key=True, retry=QUICK) as inbox:
-            # One publish at a time: the order of a batch is another promise.
+            # One publish at a time: order within a batch is another promise.
             for message in interleaved(3, 6):
                 await bus.topic(topic).publish(message)
             await handling(
@@ -160,9 +160,9 @@ class Order(ConformanceCase):
         seconds=240,
     )
     async def test_survives_a_cut(self, harness: Harness) -> None:
-        # The consumer's wire is the one that is cut; what it publishes does not go over it.
+        # Publishes use another connection than the consumer, whose connection is cut.
         bus, other, topic = await harness.connect(short_lease=True), await harness.bus(), await harness.topic()
-        # A subscription may be made for order by its first consumer, and not without one.
+        # On some brokers the first consumer decides whether the subscription is ordered.
         async with other.messages(topic, subscription="readers", ordered_by_key=True):
             pass
         wanted = [body.ljust(8000) for body in numbered(60)]
@@ -176,7 +176,7 @@ class Order(ConformanceCase):
         goals = list(range(20, 8 * len(wanted), 60))
 
         async def handle(message: Message[bytes]) -> None:
-            # What was handled comes again if its ack was lost, and is in order where it came first.
+            # A message whose ack was lost is redelivered; the first deliveries are in order.
             seen[message.key].setdefault(message.data)
             if goals and handled() >= goals[0]:
                 goals.pop(0)
@@ -187,7 +187,7 @@ class Order(ConformanceCase):
                 inbox.receive(handle, concurrency=8),
                 lambda: handled() == 8 * len(wanted),
                 inbox,
-                # A key waits a minute for what may come again, or may be done.
+                # A key may wait a minute for a message whose outcome is unknown.
                 60.0 + 8 * harness.patience,
             )
         assert handled() == 8 * len(wanted)
@@ -290,7 +290,7 @@ class Order(ConformanceCase):
         async def handle(message: Message[bytes]) -> None:
             nonlocal running, handled
             running += 1
-            assert running == 1, f"{message!r} was handled beside another of its key"
+            assert running == 1, f"{message!r} was handled at the same time as another message of its key"
             for _ in range(3):
                 await asyncio.sleep(0)
             running -= 1

@@ -126,9 +126,9 @@ class Outcomes(ConformanceCase):
             faults.fail_fetch(ConnectionFailed("broken by the test"))
             await bus.topic(topic).publish_batch(numbered(10))
             assert bodies(await until_seen(inbox, numbered(10), harness.patience)) == once(numbered(10))
-            told = [event for event in events if isinstance(event, FetchFailed)]
-            assert [event.topic for event in told] == [topic]
-            assert "broken by the test" in str(told[0].error)
+            failures = [event for event in events if isinstance(event, FetchFailed)]
+            assert [event.topic for event in failures] == [topic]
+            assert "broken by the test" in str(failures[0].error)
 
     @promise(
         "outcomes.fatal-is-raised-once",

@@ -274,7 +274,7 @@ class Publishing(ConformanceCase):
             try:
                 await harness.create_topic(name)
             except ConfigurationError:
-                # A broker that could not tell it from another may refuse a name, and does not mix them either.
+                # A broker may refuse a name that it cannot distinguish from another.
                 continue
             await bus.admin.ensure_subscription(name, "readers")
             names.append(name)
@@ -330,7 +330,7 @@ class Publishing(ConformanceCase):
             while len(found) < 2:
                 (message,) = await take(inbox, 1, harness.patience)
                 found[message.data] = message, datetime.now(UTC)
-            # On a busy machine both may have come when it is due, in any order.
+            # On a busy machine both may arrive after the scheduled time, in any order.
             later, came = found[b"later"]
             assert came >= due - timedelta(milliseconds=20)
             assert (later.key, dict(later.attributes)) == (b"k", {"a": "b"})

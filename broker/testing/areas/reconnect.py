@@ -27,7 +27,7 @@ class Reconnecting(ConformanceCase):
     """Restart, kill and pause of the server under load."""
 
     async def _through(self, harness: Harness, disturb: Callable[[], Awaitable[None]]) -> None:
-        """Publish and consume while the server is disturbed twice; all that was confirmed arrives."""
+        """Publish and consume while the server is disturbed twice; every confirmed message arrives."""
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         confirmed: set[bytes] = set()
         seen: set[bytes | None] = set()
@@ -57,7 +57,7 @@ class Reconnecting(ConformanceCase):
                             pass
 
         consuming = asyncio.ensure_future(consume())
-        # One that is not open yet may fail when the server goes away.
+        # A consumer that is not open yet may fail when the server stops.
         await asyncio.wait((consuming, asyncio.ensure_future(opened.wait())), return_when=asyncio.FIRST_COMPLETED)
         publishing = [asyncio.ensure_future(publish(f"p{number}")) for number in range(8)]
         for _ in range(2):
@@ -109,7 +109,7 @@ class Reconnecting(ConformanceCase):
         seen: set[bytes | None] = set()
         all_sent = asyncio.Event()
 
-        # Some brokers keep nothing for a subscription that is not made yet.
+        # Some brokers keep messages for existing subscriptions only.
         async with bus.messages(topic, subscription="readers") as inbox:
 
             async def consume() -> None:
@@ -279,13 +279,13 @@ class Reconnecting(ConformanceCase):
     async def test_pipeline_goes_on(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         if bus.capabilities.records is None:
-            # A broker without a log keeps nothing that no subscription is there for.
+            # A broker without a log keeps messages for existing subscriptions only.
             await bus.admin.ensure_subscription(topic, "readers")
         futures = [await bus.topic(topic).enqueue(body) for body in numbered(100)]
         restarting = asyncio.ensure_future(harness.restart())
         sent = [*numbered(100), *numbered(100, "n")]
         futures += [await bus.topic(topic).enqueue(body) for body in sent[100:]]
-        # The server may stop a while later, or be away for long.
+        # The server may stop later, or be away for long.
         while not restarting.done() and len(sent) < 5000:
             sent.append(f"w-{len(sent)}".encode())
             futures.append(await bus.topic(topic).enqueue(sent[-1]))
@@ -312,11 +312,11 @@ async def _grow(confirmed: set[bytes], harness: Harness) -> None:
 
 
 def _check_retriable(error: BrokerError) -> None:
-    assert error.retriable, f"A break of the connection was told as {error!r}"
+    assert error.retriable, f"A broken connection was reported as {error!r}"
 
 
 async def _publish_soon(bus: Bus, topic: str, body: bytes, patience: float) -> None:
-    """Publish, trying again while the connection is coming back."""
+    """Publish, with retries while the connection is being restored."""
 
     async def published() -> bool:
         try:

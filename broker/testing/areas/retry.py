@@ -69,7 +69,7 @@ class Retrying(ConformanceCase):
             await handling(inbox.receive(handle), lambda: len(times) >= 5, inbox, harness.patience)
         waits = [after - before for before, after in pairwise(times)]
         for waited, due in zip(waits, [0.1, 0.2, 0.4, 0.4], strict=True):
-            assert due - 0.02 <= waited <= due + 0.5 * harness.patience, f"Waited {waited:.3f} s where {due} s were due"
+            assert due - 0.02 <= waited <= due + 0.5 * harness.patience, f"Waited {waited:.3f} s instead of {due} s"
 
     @promise("retry.waiting-blocks-no-other", "While a failed message waits, the consumer handles others.")
     async def test_waiting_blocks_no_other(self, harness: Harness) -> None:
@@ -194,7 +194,7 @@ class Retrying(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await handling(inbox.receive(handle), lambda: len(times) >= 3, inbox, harness.patience)
         waits = [after - before for before, after in pairwise(times)]
-        assert min(waits) >= 0.58, f"Waited {min(waits):.3f} s where 0.6 s were due"
+        assert min(waits) >= 0.58, f"Waited {min(waits):.3f} s instead of 0.6 s"
 
     @requires("messages.unlimited_deliveries")
     @promise(
@@ -228,7 +228,7 @@ class Retrying(ConformanceCase):
         async with bus.messages(topic, subscription="readers"):
             pass
         await bus.topic(topic).publish_batch(numbered(3))
-        # Each is a process that is stopped orderly, as far as the broker can tell; one attempt makes the bound low.
+        # To the broker each consumer is a process that stops gracefully. One attempt makes for a low bound.
         policy = Retry(max_attempts=1, initial=0.05, jitter=0.0)
         for _ in range(RESTARTS):
             successor = await harness.connect()
@@ -249,7 +249,7 @@ class Retrying(ConformanceCase):
         assert len(attempts) == 3
         messages = bus.capabilities.messages
         if messages is not None and messages.delivery_attempt and messages.release_keeps_attempt:
-            assert attempts == [1, 1, 1], "A handler sees deliveries that nobody handled"
+            assert attempts == [1, 1, 1], "Releases count as attempts"
 
     @requires("messages.release_keeps_attempt", "messages.delivery_attempt")
     @promise(

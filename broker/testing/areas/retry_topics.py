@@ -62,7 +62,7 @@ class RetryingOnTopics(ConformanceCase):
             await work
         waits = [times[1] - times[0], times[2] - times[1]]
         for waited, due in zip(waits, TOPICS.delays, strict=True):
-            assert due - 0.02 <= waited <= due + 0.5 * harness.patience, f"Waited {waited:.3f} s where {due} s were due"
+            assert due - 0.02 <= waited <= due + 0.5 * harness.patience, f"Waited {waited:.3f} s instead of {due} s"
         assert {body: calls.count(body) for body in calls} == {**once(numbered(100)), b"bad": 3}
 
     @requires("records")
@@ -109,11 +109,11 @@ class RetryingOnTopics(ConformanceCase):
             await inbox.close()
             await work
         assert calls == [1, 2, 3]
-        told = letter.attributes
-        assert (letter.key, letter.data, told["colour"]) == (b"k", b"x", "red")
-        assert (told["dead-letter-topic"], told["dead-letter-id"]) == (topic, "the-id")
-        assert (told["dead-letter-reason"], told["dead-letter-attempts"]) == ("failed 3 times", "3")
-        assert not [name for name in told if name.startswith("retry-letter-")]
+        attributes = letter.attributes
+        assert (letter.key, letter.data, attributes["colour"]) == (b"k", b"x", "red")
+        assert (attributes["dead-letter-topic"], attributes["dead-letter-id"]) == (topic, "the-id")
+        assert (attributes["dead-letter-reason"], attributes["dead-letter-attempts"]) == ("failed 3 times", "3")
+        assert not [name for name in attributes if name.startswith("retry-letter-")]
 
     @requires("records")
     @promise(

@@ -16,7 +16,7 @@ from broker.testing.waiting import bodies, nothing_more, numbered, once, until_s
 
 __all__ = ["Shapes"]
 
-current: ContextVar[str] = ContextVar("current", default="nobody")
+current: ContextVar[str] = ContextVar("current", default="none")
 
 
 Reader = Callable[[Any, int], Awaitable[list[bytes | None]]]

@@ -1,4 +1,4 @@
-"""The bus closes within the deadlines of what stands on it, whoever calls, and lets handlers end."""
+"""The bus closes within the deadlines of its consumers and topics, from any caller, and lets handlers end."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NOW = datetime(2030, 1, 31, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "named", "mend"),
+    ("field", "value", "named", "advice"),
     [
         ("data", "text", "data is 'text' of type str", "codec"),
         ("key", "\ud800", r"key '\ud800' cannot be encoded as UTF-8", "surrogate"),
@@ -46,12 +46,12 @@ NOW = datetime(2030, 1, 31, tzinfo=UTC)
         ("partition", -1, "partition is -1", "int of 0 or more"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value_and_the_mend(field: str, value: Any, named: str, mend: str) -> None:
+def test_a_wrong_field_is_named_with_its_value_and_the_advice(field: str, value: Any, named: str, advice: str) -> None:
     fields: dict[str, Any] = {"data": b"", field: value}
     with pytest.raises(InvalidMessage) as raised:
         OutboundMessage(**fields)
     assert named in raised.value.message
-    assert mend in raised.value.advice
+    assert advice in raised.value.advice
     str(raised.value).encode()
 
 

@@ -1,4 +1,4 @@
-"""Options and arguments of the wrong type or value: one error names option, value and mend, and nothing happens."""
+"""Options and arguments of the wrong type or value: one error names option, value and advice, and nothing happens."""
 
 from __future__ import annotations
 
@@ -75,66 +75,66 @@ async def refusal_of(call: Awaitable[object]) -> ConfigurationError:
     return raised.value
 
 
-def tells(error: ConfigurationError, name: str, value: object, mend: str) -> bool:
-    """Whether it names what was given, with its value, and how to mend it."""
+def names(error: ConfigurationError, name: str, value: object, advice: str) -> bool:
+    """Whether the error names the option and its value, and its advice contains the text."""
     of_a_class = f"{name} is the class {getattr(value, '__name__', '')}"
-    return error.message in (f"{name} is {value!r}", of_a_class) and bool(error.advice) and mend in error.advice
+    return error.message in (f"{name} is {value!r}", of_a_class) and bool(error.advice) and advice in error.advice
 
 
-@pytest.mark.parametrize(("name", "value", "mend"), MESSAGES)
-async def test_messages(broker_bus: Bus, name: str, value: Any, mend: str) -> None:
+@pytest.mark.parametrize(("name", "value", "advice"), MESSAGES)
+async def test_messages(broker_bus: Bus, name: str, value: Any, advice: str) -> None:
     options: dict[str, Any] = {"subscription": "s-1", name: value}
-    assert tells(refusal(lambda: broker_bus.messages("orders", **options)), name, value, mend)
+    assert names(refusal(lambda: broker_bus.messages("orders", **options)), name, value, advice)
 
 
-@pytest.mark.parametrize(("name", "value", "mend"), RECORDS)
-async def test_records(broker_bus: Bus, name: str, value: Any, mend: str) -> None:
+@pytest.mark.parametrize(("name", "value", "advice"), RECORDS)
+async def test_records(broker_bus: Bus, name: str, value: Any, advice: str) -> None:
     options: dict[str, Any] = {"group": "g-1", name: value}
-    assert tells(refusal(lambda: broker_bus.records("orders", **options)), name, value, mend)
+    assert names(refusal(lambda: broker_bus.records("orders", **options)), name, value, advice)
 
 
-@pytest.mark.parametrize(("name", "value", "mend"), AS_MESSAGES)
-async def test_records_as_messages(broker_bus: Bus, name: str, value: Any, mend: str) -> None:
+@pytest.mark.parametrize(("name", "value", "advice"), AS_MESSAGES)
+async def test_records_as_messages(broker_bus: Bus, name: str, value: Any, advice: str) -> None:
     records = broker_bus.records("orders", group="g-1")
-    assert tells(refusal(lambda: records.as_messages(**{name: value})), name, value, mend)
+    assert names(refusal(lambda: records.as_messages(**{name: value})), name, value, advice)
 
 
 @pytest.mark.parametrize("topics", TOPICS)
 async def test_topics(broker_bus: Bus, topics: Any) -> None:
-    mend = "a topic's name, or a list of names"
-    assert tells(refusal(lambda: broker_bus.messages(topics, subscription="s-1")), "topics", topics, mend)
-    assert tells(refusal(lambda: broker_bus.records(topics, group="g-1")), "topics", topics, mend)
+    advice = "a topic's name, or a list of names"
+    assert names(refusal(lambda: broker_bus.messages(topics, subscription="s-1")), "topics", topics, advice)
+    assert names(refusal(lambda: broker_bus.records(topics, group="g-1")), "topics", topics, advice)
     with pytest.raises(ConfigurationError, match="topic name is \\['orders'\\]"):
         broker_bus.messages([["orders"]], subscription="s-1")  # type: ignore[list-item]
 
 
 def test_blocking(inmem_broker: Broker) -> None:
     with broker.blocking.connect(inmem_broker.url) as bus:
-        for name, value, mend in MESSAGES:
+        for name, value, advice in MESSAGES:
             messages: dict[str, Any] = {"subscription": "s-1", name: value}
-            assert tells(refusal(partial(bus.messages, "orders", **messages)), name, value, mend)
-        for name, value, mend in RECORDS:
+            assert names(refusal(partial(bus.messages, "orders", **messages)), name, value, advice)
+        for name, value, advice in RECORDS:
             records: dict[str, Any] = {"group": "g-1", name: value}
-            assert tells(refusal(partial(bus.records, "orders", **records)), name, value, mend)
+            assert names(refusal(partial(bus.records, "orders", **records)), name, value, advice)
 
         async def on_revoking(_: object) -> None:
             return None
 
         with pytest.raises(ConfigurationError, match="coroutine function"):
             bus.records("orders", group="g-1", on_revoking=on_revoking)
-        assert tells(refusal(lambda: bus.log.position_at("orders", None)), "time", None, "a datetime")  # type: ignore[arg-type]
+        assert names(refusal(lambda: bus.log.position_at("orders", None)), "time", None, "a datetime")  # type: ignore[arg-type]
         bus.admin.ensure_topic("orders")
         with bus.messages("orders", subscription="s-1") as inbox, bus.records("orders", group="g-1") as log:
-            assert tells(refusal(lambda: inbox.next_message(timeout="1")), "timeout", "1", "seconds")  # type: ignore[arg-type]
-            assert tells(refusal(lambda: inbox.next_batch("3")), "max_messages", "3", "an int from 1")  # type: ignore[arg-type]
-            assert tells(refusal(lambda: log.next_record(timeout="1")), "timeout", "1", "seconds")  # type: ignore[arg-type]
-            assert tells(refusal(lambda: log.next_batch("3")), "max_records", "3", "an int")  # type: ignore[arg-type]
+            assert names(refusal(lambda: inbox.next_message(timeout="1")), "timeout", "1", "seconds")  # type: ignore[arg-type]
+            assert names(refusal(lambda: inbox.next_batch("3")), "max_messages", "3", "an int from 1")  # type: ignore[arg-type]
+            assert names(refusal(lambda: log.next_record(timeout="1")), "timeout", "1", "seconds")  # type: ignore[arg-type]
+            assert names(refusal(lambda: log.next_batch("3")), "max_records", "3", "an int")  # type: ignore[arg-type]
 
 
 async def test_a_codec_of_a_topic(broker_bus: Bus) -> None:
-    assert tells(refusal(lambda: broker_bus.topic("orders", 5)), "codec", 5, "an object")  # type: ignore[call-overload]
-    refused = refusal(lambda: broker_bus.topic("orders", broker.Text))  # type: ignore[arg-type]
-    assert tells(refused, "codec", broker.Text, "Pass an instance: Text()")
+    assert names(refusal(lambda: broker_bus.topic("orders", 5)), "codec", 5, "an object")  # type: ignore[call-overload]
+    error = refusal(lambda: broker_bus.topic("orders", broker.Text))  # type: ignore[arg-type]
+    assert names(error, "codec", broker.Text, "Pass an instance: Text()")
 
 
 async def test_a_class_that_needs_no_object_is_a_codec(broker_bus: Bus) -> None:
@@ -165,7 +165,7 @@ async def test_a_time_to_wait(broker_bus: Bus, value: Any) -> None:
         # Whether or not something is there: neither a record nor a message is taken.
         await broker_bus.topic("orders").publish(b"x")
         for call in (inbox.next_message, inbox.next_batch, log.next_record, log.next_batch):
-            assert tells(await refusal_of(call(timeout=value)), "timeout", value, "seconds, or None")
+            assert names(await refusal_of(call(timeout=value)), "timeout", value, "seconds, or None")
         assert await inbox.next_message(timeout=5) is not None
         assert await log.next_record(timeout=5) is not None
         assert await inbox.next_message(timeout=-1) is None
@@ -179,11 +179,11 @@ async def test_the_size_of_a_batch(broker_bus: Bus, value: Any) -> None:
         broker_bus.records("orders", group="g-1") as log,
     ):
         for name, call in (("max_messages", inbox.next_batch), ("max_records", log.next_batch)):
-            assert tells(await refusal_of(call(value)), name, value, "an int")
-        assert tells(refusal(lambda: inbox.batches(value)), "max_messages", value, "an int from 1 to max_outstanding")
-        assert tells(refusal(lambda: log.batches(value)), "max_records", value, "an int of 1 or more")
+            assert names(await refusal_of(call(value)), name, value, "an int")
+        assert names(refusal(lambda: inbox.batches(value)), "max_messages", value, "an int from 1 to max_outstanding")
+        assert names(refusal(lambda: log.batches(value)), "max_records", value, "an int of 1 or more")
         read = partial(broker_bus.log.read, "orders", 0, max_records=value)
-        assert tells(refusal(read), "max_records", value, "an int")
+        assert names(refusal(read), "max_records", value, "an int")
 
 
 async def test_positions_and_partitions(broker_bus: Bus) -> None:
@@ -198,11 +198,11 @@ async def test_positions_and_partitions(broker_bus: Bus) -> None:
             ({("orders", "0"): 0}, "partition", ("orders", "0")),
         ]
         for positions, name, value in odd:
-            assert tells(await refusal_of(log.seek(positions)), name, value, "")
+            assert names(await refusal_of(log.seek(positions)), name, value, "")
         changes: list[Any] = [log.pause, log.resume]
         for change in changes:
-            assert tells(refusal(partial(change, "orders")), "partitions", "orders", "a list")
-            assert tells(refusal(partial(change, [5])), "partition", 5, "a TopicPartition")
+            assert names(refusal(partial(change, "orders")), "partitions", "orders", "a list")
+            assert names(refusal(partial(change, [5])), "partition", 5, "a TopicPartition")
         with pytest.raises(ConfigurationError, match="partitions is 5"):
             await log.committed(5)  # type: ignore[arg-type]
         await broker_bus.topic("orders").publish(OutboundMessage(b"x", partition=0))
@@ -215,7 +215,7 @@ async def test_positions_and_partitions(broker_bus: Bus) -> None:
 @pytest.mark.parametrize("value", [None, 5, "2026-01-01"])
 async def test_a_time_in_the_log(broker_bus: Bus, value: Any) -> None:
     error = await refusal_of(broker_bus.log.position_at("orders", value))
-    assert tells(error, "time", value, "a datetime with a timezone")
+    assert names(error, "time", value, "a datetime with a timezone")
 
 
 async def test_a_time_in_the_log_has_a_timezone(broker_bus: Bus) -> None:
@@ -225,10 +225,10 @@ async def test_a_time_in_the_log_has_a_timezone(broker_bus: Bus) -> None:
 
 async def test_the_range_of_a_read(broker_bus: Bus) -> None:
     read: Any = broker_bus.log.read
-    assert tells(refusal(lambda: read("orders", "0")), "partition", "0", "partitions(topic)")
-    assert tells(refusal(lambda: read("orders", True)), "partition", True, "partitions(topic)")
-    assert tells(refusal(lambda: read("orders", 0, "1", "2")), "start", "1", "an offset, or None")
-    assert tells(refusal(lambda: read("orders", 0, 1, 2.0)), "stop", 2.0, "an offset, or None")
+    assert names(refusal(lambda: read("orders", "0")), "partition", "0", "partitions(topic)")
+    assert names(refusal(lambda: read("orders", True)), "partition", True, "partitions(topic)")
+    assert names(refusal(lambda: read("orders", 0, "1", "2")), "start", "1", "an offset, or None")
+    assert names(refusal(lambda: read("orders", 0, 1, 2.0)), "stop", 2.0, "an offset, or None")
 
 
 @pytest.mark.parametrize("reason", [ValueError("bad"), None, b"bad"])
@@ -239,7 +239,7 @@ async def test_a_reason_to_reject(broker_bus: Bus, reason: Any) -> None:
     async with broker_bus.messages("orders", subscription="s-1", dead_letter="letters") as inbox:
         message = await inbox.next_message(timeout=5)
         assert message is not None
-        assert tells(await refusal_of(message.reject(reason)), "reason", reason, "a str")
+        assert names(await refusal_of(message.reject(reason)), "reason", reason, "a str")
         await message.ack()
 
 

@@ -61,7 +61,7 @@ async def test_all_restart_once(harness_class: type[SharedHarness]) -> None:
     for name in names:
         await run(Case, name, harness_class())
     assert harness_class.restarts == 1
-    # Each outcome is told once.
+    # Each outcome is reported once.
     await run(Case, names[0], harness_class())
     assert harness_class.restarts == 2
 
