@@ -1,9 +1,7 @@
-"""What the Message family can do with each engine of queues. Pure.
+"""`KafkaBackend`: one connection to one Kafka cluster.
 
-One connection to one Kafka cluster.
-
-Used from the event loop that opened it. `open` makes one honest try. Producers and consumers are clients of their own,
-each in its thread; they are made when first needed and end with `close`.
+Used on the event loop that opened it. `open` tries once. Producers and consumers are clients of their own, each in its
+thread; they open when they are first needed and end with `close`.
 """
 
 from __future__ import annotations
@@ -67,41 +65,11 @@ from broker_kafka.transactions import KafkaTransaction
 __all__ = ["KafkaBackend", "queue_capabilities"]
 
 
-def queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCapabilities:
-    """Those of the engine that the settings choose.
-
-    :param bare: the backend's, without the Message family.
-    """
-    if settings.queue == "markers":
-        return MessageCapabilities(
-            lease=LeaseMode.RENEW,
-            lease_seconds=settings.lease_seconds,
-            confirmed_ack=ConfirmedAck.OPTIONAL,
-            # V1 has no field for attempts: what fails waits with its consumer, which counts them.
-            native_delay=0.0 if settings.marker_format == "v1" else LONGEST_DELAY,
-            delivery_attempt=settings.marker_format != "v1",
-            release_keeps_attempt=True,
-            key_affinity=False,
-            shared_by_message=False,
-            # What comes again lies at the end of the log, and its key waits; too long with V1 after a lost lease.
-            ordered_delivery=settings.marker_format != "v1",
-            creates_subscriptions=True,
-            start_latest=True,
-            start_time=True,
-            # Nobody else takes over what one process reads alone, and its marker topic would be left behind.
-            ephemeral=False,
-            acks_in_transactions=True,
-        )
-    if settings.queue == "share":
-        return share_capabilities(settings)
-    return message_capabilities(bare)
-
-
 _HEADROOM: Final = 4_096
-"""Bytes of a record that are not the message's own: batch, header lengths, the id, and what a dead letter tells."""
-_LONGEST_ID: Final = 1_024
-_LETTER: Final = 2_048
-_ATTRIBUTES: Final = 512
+"""Bytes of a record besides the message: batch, header lengths, the id, and the attributes of a dead letter."""
+_MOST_ID_BYTES: Final = 1_024
+_DEAD_LETTER_BYTES: Final = 2_048
+_MOST_ATTRIBUTES: Final = 512
 
 
 class KafkaBackend:
@@ -121,17 +89,17 @@ class KafkaBackend:
             publish=PublishCapabilities(
                 limits=Limits(
                     body=largest,
-                    id=_LONGEST_ID,
-                    attributes=_ATTRIBUTES,
+                    id=_MOST_ID_BYTES,
+                    attributes=_MOST_ATTRIBUTES,
                     message=largest,
-                    letter_bytes=_LETTER,
+                    letter_bytes=_DEAD_LETTER_BYTES,
                     letter_attributes=8,
                 ),
                 tombstones=True,
                 partitions=True,
                 transactions=True,
                 ordered_calls=True,
-                # Their trackers keep what is not due.
+                # Trackers of queues keep a message until it is due.
                 deliver_at=settings.queue == "markers",
             ),
             records=RecordCapabilities(
@@ -229,9 +197,9 @@ class KafkaBackend:
         return await purge_queue(self.connection, self._log, subscription, dry_run=dry_run)
 
     async def check_health(self) -> float:
-        begun = monotonic()
-        await read_metadata(self.connection, "Asking for a sign of life", self.connection.settings.request_timeout)
-        return monotonic() - begun
+        started = monotonic()
+        await read_metadata(self.connection, "Checking health", self.connection.settings.request_timeout)
+        return monotonic() - started
 
     async def close(self) -> None:
         await self.connection.close_attached()
@@ -239,3 +207,33 @@ class KafkaBackend:
         await self._log.close()
         await self._producer.close()
         await self.connection.close()
+
+
+def queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCapabilities:
+    """The capabilities of the queue that the settings choose.
+
+    :param bare: the backend's capabilities, without the Message family.
+    """
+    if settings.queue == "markers":
+        return MessageCapabilities(
+            lease=LeaseMode.RENEW,
+            lease_seconds=settings.lease_seconds,
+            confirmed_ack=ConfirmedAck.OPTIONAL,
+            # V1 markers have no field for attempts: the consumer keeps a failed message and counts its attempts.
+            native_delay=0.0 if settings.marker_format == "v1" else LONGEST_DELAY,
+            delivery_attempt=settings.marker_format != "v1",
+            release_keeps_attempt=True,
+            key_affinity=False,
+            shared_by_message=False,
+            # A redelivery is at the end of the log, and its key waits for it; with V1, a lost lease breaks the order.
+            ordered_delivery=settings.marker_format != "v1",
+            creates_subscriptions=True,
+            start_latest=True,
+            start_time=True,
+            # Nothing would delete the marker topic of an ephemeral subscription.
+            ephemeral=False,
+            acks_in_transactions=True,
+        )
+    if settings.queue == "share":
+        return share_capabilities(settings)
+    return message_capabilities(bare)

@@ -1,4 +1,4 @@
-"""What confluent-kafka and the brokers say, as errors of `broker`. Pure functions, safe from any thread."""
+"""Errors of confluent-kafka and the brokers as errors of `broker`. Pure functions, safe from any thread."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ __all__ = [
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
 _QUOTED: Final = re.compile(r"[\"`]([a-z][a-z._]*)[\"`]")
-_UNNAMED: Final = {"Failed to parse pattern": "topic.blacklist", "dlopen()": "plugin.library.paths"}
-"""The properties that librdkafka leaves unnamed, by what it says of them."""
+_PROPERTY_OF_TEXT: Final = {"Failed to parse pattern": "topic.blacklist", "dlopen()": "plugin.library.paths"}
+"""Properties that librdkafka does not name in its error, by a part of the error."""
 _KEYS: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
 _DOTTED: Final = re.compile(r"\b[a-z]+(?:\.[a-z]+)+\b")
 
@@ -59,7 +59,7 @@ FENCED: Final = frozenset(
         KafkaError.TRANSACTION_COORDINATOR_FENCED,
     }
 )
-"""Another producer of the transactional id took over, or the broker gave this one up."""
+"""Another producer of the transactional id took over, or the broker aborted the transaction of this one."""
 
 GENERATION_LOST: Final = frozenset(
     {
@@ -72,20 +72,20 @@ GENERATION_LOST: Final = frozenset(
         KafkaError._ASSIGNMENT_LOST,
     }
 )
-"""This member is not, or not in this generation, the owner of what it commits."""
+"""This member does not own the partition, or not in this generation."""
 
-_Make = Callable[..., BrokerError]
+_ErrorType = Callable[..., BrokerError]
 
 
-def _codes(make: _Make, *codes: int) -> dict[int, _Make]:
+def _codes(make: _ErrorType, *codes: int) -> dict[int, _ErrorType]:
     return dict.fromkeys(codes, make)
 
 
 def _invalid_topic(message: str, **rest: Any) -> BrokerError:
-    return ConfigurationError(message, advice="Kafka takes letters, digits, '.', '_' and '-', 249 at most", **rest)
+    return ConfigurationError(message, advice="Use at most 249 letters, digits, '.', '_' and '-'", **rest)
 
 
-_CLASSES: Final[dict[int, _Make]] = {
+_CLASSES: Final[dict[int, _ErrorType]] = {
     **_codes(
         TopicNotFound,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -178,37 +178,41 @@ _CLASSES: Final[dict[int, _Make]] = {
     KafkaError.TOPIC_EXCEPTION: _invalid_topic,
 }
 
-_SHARE_GROUP: Final = "a share group has this name, as queue=share makes them, take another"
-_TAKEN_AWAY: Final = "Its new owner reads from the last commit on; make the work repeatable"
+_SHARE_GROUP: Final = "a share group (queue=share) has this name, choose another"
+_LOST_ADVICE: Final = "Its new owner reads from the last commit on; make the work repeatable"
 
-_MENDS: Final = {
-    **dict.fromkeys(GENERATION_LOST, _TAKEN_AWAY),
+_ADVICE: Final = {
+    **dict.fromkeys(GENERATION_LOST, _LOST_ADVICE),
     KafkaError.GROUP_AUTHORIZATION_FAILED: "Grant this user the operations Read and Describe on the group",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this user the operations Write and Describe on the "
     "transactional id",
-    KafkaError.UNKNOWN: "The broker failed within; its log says why, a full disk perhaps",
+    KafkaError.UNKNOWN: "The broker had an internal error, such as a full disk; see its log",
     KafkaError.INVALID_SESSION_TIMEOUT: "Set session_timeout_ms within the brokers' group.min.session.timeout.ms and "
     "group.max.session.timeout.ms",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "Set transaction_timeout_ms to the brokers' "
     "transaction.max.timeout.ms or less",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Give all members of a group the same partition_assignment_strategy; or if "
     + _SHARE_GROUP,
-    KafkaError.UNSUPPORTED_ASSIGNOR: "Set group_remote_assignor to one that the brokers have: uniform or range",
-    KafkaError.FENCED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; of two with one, the "
-    "later goes on with group_protocol=classic, and the earlier with consumer",
-    KafkaError.OFFSET_METADATA_TOO_LARGE: "Mark with metadata within the brokers' offset.metadata.max.bytes, 4096 by "
-    "default; the position is not committed with it",
-    KafkaError.INVALID_RECORD: "A compacted topic takes no message without a key, and Kafka refuses all of the batch "
-    "that has one; give each a key",
-    KafkaError._BAD_MSG: "The answer was not understood: either no Kafka broker answers there, or "
-    "receive.message.max.bytes is too small for it",
-    KafkaError.UNRELEASED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; one that ended "
-    "without leaving keeps it until its session is over",
+    KafkaError.UNSUPPORTED_ASSIGNOR: "Set group_remote_assignor to an assignor of the brokers: uniform or range",
+    KafkaError.FENCED_INSTANCE_ID: "Give each member of a group its own group_instance_id; of two members with the "
+    "same one, group_protocol=classic keeps the later, and consumer the earlier",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "Shorten the metadata to the brokers' offset.metadata.max.bytes, 4096 by "
+    "default; the position was not committed",
+    KafkaError.INVALID_RECORD: "Give each message of a compacted topic a key; for one without, Kafka rejects the "
+    "whole batch",
+    KafkaError._BAD_MSG: "The answer could not be parsed: either the server is no Kafka broker, or "
+    "receive.message.max.bytes is too small",
+    KafkaError.UNRELEASED_INSTANCE_ID: "Give each member of a group its own group_instance_id; a member that ended "
+    "without leaving keeps it until its session ends",
 }
-"""What to do about what no setting can know by itself."""
+"""What to do, by error code."""
 
-_ENDED: Final = (KafkaError.UNSUPPORTED_ASSIGNOR, KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID)
-"""For these a consumer ends for good; its error says so in words alone."""
+_FATAL_IN_TEXT: Final = (
+    KafkaError.UNSUPPORTED_ASSIGNOR,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.UNRELEASED_INSTANCE_ID,
+)
+"""A consumer with one of these errors reports _FATAL, and the code only in the text."""
 
 _RETRIABLE: Final = frozenset(
     {
@@ -230,8 +234,8 @@ _RETRIABLE: Final = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
-        KafkaError._NOENT,  # none of the partitions that were asked about has a leader
-        # What was known of a leader is older, or newer, than what it knows: after a restart, for a moment.
+        KafkaError._NOENT,  # no requested partition has a leader
+        # For a moment after a restart, the client's metadata of a leader is older or newer than the leader's own.
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.LISTENER_NOT_FOUND,
@@ -240,7 +244,7 @@ _RETRIABLE: Final = frozenset(
 
 
 def kafka_error(error: KafkaError | BaseException) -> KafkaError | None:
-    """The KafkaError within, if there is one; delivery callbacks wrap it in a SystemError."""
+    """The KafkaError of an exception or its causes, if there is one; delivery callbacks wrap it in a SystemError."""
     seen: BaseException | KafkaError | None = error
     while isinstance(seen, BaseException):
         if isinstance(seen, KafkaException) and seen.args and isinstance(seen.args[0], KafkaError):
@@ -250,10 +254,10 @@ def kafka_error(error: KafkaError | BaseException) -> KafkaError | None:
 
 
 def translate(error: KafkaError | BaseException, what: str = "", *, resources: Iterable[str] = ()) -> BrokerError:
-    """The error of `broker` that says the same.
+    """Translate an error into one of `broker`.
 
-    :param what: what was tried, for the message: "Publishing to 'orders'".
-    :param resources: topics or groups that the error may be about, named where `what` does not.
+    :param what: the operation: "Publishing to 'orders'".
+    :param resources: topics or groups that the error may be about, if `what` does not name them.
     """
     if isinstance(error, BrokerError):
         return error
@@ -261,8 +265,8 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
     if found is None:
         return BackendError(f"{what or 'The client'} failed: {error}", native=_exception(error))
     code = found.code()
-    said = found.str().rstrip(".")  # the advice follows as a sentence of its own
-    text = f"{what}: {said}" if what else said
+    reason = found.str().rstrip(".")  # the advice follows as the next sentence
+    text = f"{what}: {reason}" if what else reason
     named = ", ".join(repr(name) for name in resources)
     if named:
         text = f"{text} ({named})"
@@ -271,25 +275,25 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
         return configuration_error(found, what)
     make = _CLASSES.get(code)
     if make is not None:
-        return make(text, native=native, **({"advice": _MENDS[code]} if code in _MENDS else {}))
+        return make(text, native=native, **({"advice": _ADVICE[code]} if code in _ADVICE else {}))
     if code == KafkaError._FATAL:
-        for ended in _ENDED:
-            if KafkaError(ended).str() in said:
-                return InvalidSetting(text, native=native, advice=_MENDS[ended])
-        if KafkaError(KafkaError.GROUP_ID_NOT_FOUND).str() in said:
-            return BackendError(text, native=native, advice=f"The group was deleted meanwhile; or if {_SHARE_GROUP}")
+        for cause in _FATAL_IN_TEXT:
+            if KafkaError(cause).str() in reason:
+                return InvalidSetting(text, native=native, advice=_ADVICE[cause])
+        if KafkaError(KafkaError.GROUP_ID_NOT_FOUND).str() in reason:
+            return BackendError(text, native=native, advice=f"The group was deleted; or if {_SHARE_GROUP}")
     if found.fatal():
-        return BackendError(text, native=native, advice="This client is broken for good; a new one is made")
-    advice = _MENDS.get(code, "")
+        return BackendError(text, native=native, advice="This client cannot be used any longer; a new one is opened")
+    advice = _ADVICE.get(code, "")
     return BackendError(text, native=native, retriable=code in _RETRIABLE or found.retriable(), advice=advice)
 
 
 def configuration_error(
     error: KafkaError | BaseException, what: str = "", config: Mapping[str, Any] | None = None
 ) -> BrokerError:
-    """What librdkafka says of a configuration that it does not take, naming the property and the mend.
+    """The error of a configuration that librdkafka rejects, with the property, its value and what to do.
 
-    :param config: the configuration, for the value; those of secrets are not told.
+    :param config: the configuration, for the value; secrets are not shown.
     """
     found = kafka_error(error)
     text = str(error) if found is None else found.str()
@@ -306,18 +310,18 @@ def configuration_error(
             "pip install --no-binary confluent-kafka confluent-kafka",
         )
     named = [name for name in (*_QUOTED.findall(text), *_DOTTED.findall(text)) if name in KNOWN_PROPERTIES]
-    named += [name for said, name in _UNNAMED.items() if said in text]
+    named += [name for part, name in _PROPERTY_OF_TEXT.items() if part in text]
     if named or any(sign in text for sign in ("ssl.", "sasl.", "SSL routines")):
         values = {name: (config or {}).get(name) for name in named if not is_secret_name(name)}
         given = "".join(f"; {name} is {value!r}" for name, value in values.items() if value is not None)
         locked = any(name in _KEYS for name in named) and not (config or {}).get("ssl.key.password")
         return InvalidSetting(
-            f"librdkafka refuses the settings: {text.strip()}{given}",
+            f"librdkafka rejects the settings: {text.strip()}{given}",
             native=native,
-            advice="Correct the setting of that name; a file must exist, be readable and hold what it should"
-            + (", and a key under a password takes ssl_key_password" if locked else ""),
+            advice="Correct that setting; a file must exist, be readable and have the right content"
+            + (", and an encrypted key needs ssl_key_password" if locked else ""),
         )
-    return BackendError(f"{what or 'The call'} was refused: {text}", native=native)
+    return BackendError(f"{what or 'The call'} was rejected: {text}", native=native)
 
 
 def _exception(error: KafkaError | BaseException) -> BaseException:
@@ -325,20 +329,20 @@ def _exception(error: KafkaError | BaseException) -> BaseException:
 
 
 def not_assigned(partition: TopicPartition, group: str) -> LeaseLost:
-    """The error of whatever is asked of a partition that is somebody else's."""
+    """The error of an operation on a partition that is not assigned to this member."""
     topic, number = partition
     text = f"Partition {number} of topic {topic!r} is not assigned to this member of group {group!r}"
-    return LeaseLost(text, advice=_TAKEN_AWAY)
+    return LeaseLost(text, advice=_LOST_ADVICE)
 
 
 def is_partition_error(error: BrokerError | None) -> bool:
-    """Whether this may be the error of a single partition, while the others were stored."""
+    """Whether this may be the error of one partition of a commit, while the others were committed."""
     return error is not None and not error.retriable and not isinstance(error, LeaseLost | Closed)
 
 
 def commit_unanswered(partition: TopicPartition, group: str) -> BrokerError:
-    """Of a commit that the broker answered for others only."""
+    """The error of a partition that is missing in the broker's answer to a commit."""
     return BrokerError(
-        f"Committing {partition.topic!r}[{partition.partition}] for group {group!r}: the broker did not answer for it",
+        f"Committing {partition.topic!r}[{partition.partition}] for group {group!r}: the answer of the broker lacks it",
         retriable=True,
     )

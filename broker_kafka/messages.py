@@ -1,10 +1,10 @@
-"""The Message family: a subscription is a consumer group, whose records are settled one by one.
+"""Subscriptions of `bus.messages` as consumer groups, and messages that are settled by offsets (`queue=offsets`).
 
-*Concurrency, cancellation, failure.* With `queue=offsets` they are those of `broker.driver.as_messages.source`: of each
-partition the highest contiguous finished offset is committed, with a map of what is finished above it, so that a
-restart repeats nothing of that. A message that is nacked comes again from memory; nobody else gets it while its
-partition is here. A warning tells of members of the group that settle by markers. With `queue=markers` they are those
-of `broker_kafka.queue.consumer.queue_client`.
+Of each partition the highest contiguous finished offset is committed, with a map of the finished offsets above it, so
+that a restart repeats none of them. A nacked message is redelivered from memory, to this consumer, for as long as it
+keeps the partition. While the source is open, a warning reports members of the group that settle by markers.
+
+*Concurrency, cancellation, failure.* As `broker.driver.as_messages`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["ensure_group", "subscribe"]
 
 
 async def ensure_group(connection: Connection, subscription: MessageSubscription) -> None:
-    """Give a new group positions at once, so that the subscription exists from now on.
+    """Commit the start positions of a new group, so that the subscription exists from now on.
 
-    :raises TopicNotFound: there is no such topic.
-    :raises SubscriptionNotFound: the group has neither members nor positions on the topic, and is not to be made.
+    :raises TopicNotFound: the topic does not exist.
+    :raises SubscriptionNotFound: the group has neither members nor positions on the topic, and `create` is off.
     """
     name = subscription.subscription
     if isinstance(name, Ephemeral):
@@ -54,7 +54,7 @@ async def subscribe(
     listener: SourceListener,
     hooks: Hooks,
 ) -> MessageSource:
-    """Join the group, with the offsets as what tells what is done.
+    """Join the group.
 
     :raises NotFound: as `ensure_group`.
     """
@@ -69,17 +69,17 @@ async def subscribe(
 
 
 class _Messages(RecordsAsMessages):
-    """Those of a group that others may consume with markers, which is looked for while it is open."""
+    """Warns, while it is open, of members of the group that settle by markers."""
 
     _watching: asyncio.Task[None] | None = None
 
     def go_past_tails(self) -> None:
-        """No transaction commits positions here."""
+        """Move positions past markers of transactions at the end of a log: no transaction commits positions here."""
         if isinstance(self._source, KafkaRecordSource):
             self._source.tails.never_transacts()
 
     def watch(self, connection: Connection, topic: str, group: str) -> None:
-        """Look until the close."""
+        """Watch for them until the close."""
         work = watch_for_conflicting_members(connection, topic, group, self._warn)
         self._watching = asyncio.get_running_loop().create_task(work, name="broker-kafka-conflicting-members")
 

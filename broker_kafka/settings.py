@@ -1,8 +1,8 @@
-"""Settings of the Kafka backend, from a URL, the environment or keyword arguments.
+"""Settings of the Kafka backend, from a URL, the environment or keyword arguments. Immutable; no I/O.
 
-Immutable once made; making one does no I/O. Settings that are librdkafka's carry its property's name with `_` for `.`;
-every other property goes by its own dotted name, as a URL parameter or in `properties`. A URL takes the dotted name of
-a typed setting too. What the SDK owns is refused, with the reason.
+A setting that is a property of librdkafka has the property's name with `_` for `.`. Every other property goes by its
+dotted name, as a URL parameter or in `properties`. A URL takes the dotted name of a setting, too. Properties that the
+SDK sets itself are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from broker_kafka.config.security import SecuritySettings, check_security, proto
 
 __all__ = ["KafkaSettings"]
 
-_OURS: Final = frozenset(QueueSettings.model_fields) | frozenset(
+_NOT_PROPERTIES: Final = frozenset(QueueSettings.model_fields) | frozenset(
     {
         "servers",
         "oauth_cb",
@@ -45,14 +45,14 @@ _OURS: Final = frozenset(QueueSettings.model_fields) | frozenset(
         "publish_window",
     }
 )
-"""Settings that are no property of librdkafka."""
+"""Settings that are not properties of librdkafka."""
 _SOCKET_MS: Final = 60_000
-"""What librdkafka itself gives a request."""
-_ON_THE_WAY_MS: Final = 2_000
+"""librdkafka's default."""
+_NETWORK_MS: Final = 2_000
 
 
 class KafkaSettings(SecuritySettings, QueueSettings):
-    """How to reach a Kafka cluster, and what this backend asks of it."""
+    """Settings of `kafka://` URLs."""
 
     schemes: ClassVar[tuple[str, ...]] = ("kafka",)
 
@@ -256,7 +256,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
     @classmethod
     def _check_copies(cls, value: int) -> int:
         if value == 0:
-            raise ValueError("a partition has one copy at least")
+            raise ValueError("a partition has at least one copy")
         return value
 
     @classmethod
@@ -293,7 +293,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
                 f"heartbeat_interval_ms {self.heartbeat_interval_ms} is not below "
                 f"session_timeout_ms {self.session_timeout_ms}"
             )
-        # With KIP-848 the session is the broker's.
+        # With KIP-848 the broker decides the session timeout.
         if self.group_protocol == "classic" and self.max_poll_interval_ms < self.session_timeout_ms:
             raise ValueError(
                 f"max_poll_interval_ms {self.max_poll_interval_ms} is below session_timeout_ms "
@@ -303,7 +303,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
 
     @property
     def protocol(self) -> str:
-        """The security protocol, chosen from what is given if it is left open."""
+        """`security_protocol`, or the protocol that the other settings imply."""
         return protocol_of(self)
 
     def check_given(self) -> None:
@@ -322,14 +322,14 @@ class KafkaSettings(SecuritySettings, QueueSettings):
             )
 
     def client_config(self, role: Role) -> dict[str, Any]:
-        """The configuration of a client of confluent-kafka, by librdkafka's names.
+        """The configuration of a confluent-kafka client, by librdkafka's names.
 
-        What belongs to one client alone (`group.id`, `transactional.id`, `isolation.level`) is added by its owner.
+        The owner of the client adds `group.id`, `transactional.id` and `isolation.level`.
         """
         config: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if name not in _OURS and value is not None:
+            if name not in _NOT_PROPERTIES and value is not None:
                 config[name.replace("_", ".")] = _as_librdkafka(value)
         for name in UNUSED_BY_PROTOCOL[self.group_protocol]:
             config.pop(name.replace("_", "."), None)
@@ -345,18 +345,18 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         config |= {name: _as_librdkafka(value) for name, value in self.properties.items()}
         config = for_role(config, role)
         if role == "producer":
-            # A broker answers a batch within `request_timeout_ms`; one that is frozen must not have all the time of a
-            # message, which goes to the next leader then.
-            config.setdefault("socket.timeout.ms", min(_SOCKET_MS, self.request_timeout_ms + _ON_THE_WAY_MS))
+            # A broker answers a batch within `request_timeout_ms`. A frozen one must not use up the time of a message,
+            # so that the next leader can get it.
+            config.setdefault("socket.timeout.ms", min(_SOCKET_MS, self.request_timeout_ms + _NETWORK_MS))
         config["bootstrap.servers"] = ",".join(self.servers)
         config["logger"] = CLIENT_LOG
         return config
 
 
 def _setting_of(name: str) -> str | None:
-    """The setting that a parameter names: by its own name, or by the property's; None for other properties."""
+    """The setting that a parameter names, by its own or the property's name; None for other properties."""
     plain = ALIASES.get(name, name).replace(".", "_")
-    if plain in KafkaSettings.model_fields and (plain not in _OURS or "." not in name):
+    if plain in KafkaSettings.model_fields and (plain not in _NOT_PROPERTIES or "." not in name):
         return plain
     return None if "." in name or name in KNOWN_PROPERTIES or name in OWNED else name
 

@@ -1,12 +1,16 @@
-"""Transactions: what is published in one, and the positions in it, count all or not at all.
+"""Transactions of Kafka: messages and positions that are committed together.
 
-*Concurrency.* A producer of its own, with its thread, per transactional id; one transaction at a time, in which
-`publish` may be called any number of times at once. *Cancellation.* A cancelled call leaves what has begun to the
-thread. *Failure.* Retriable trouble is repeated here, for three times `request_timeout` or the transaction's timeout,
-whichever is longer. What the broker undid because it was open for too long, or what must be undone, is
-`TransactionAborted`, or an error after which `abort` succeeds; the publisher goes on, after a time-out with a new
-producer of the same id. A producer that another of its id has fenced is dead: `TransactionFatal`. The broker says the
-same of both; what had been open for longer than `transaction_timeout_ms` counts as timed out.
+*Concurrency.* One producer with its own thread per transactional id, one transaction at a time; any number of `publish`
+calls at once within it. *Cancellation.* A cancelled call leaves what has begun to the thread. *Failure.*
+
+| what happened | error | the publisher afterwards |
+| --- | --- | --- |
+| a retriable error | retried for three times `request_timeout`, or the transaction's timeout if longer | goes on |
+| the broker aborted a transaction that was open for too long | `TransactionAborted` | a new producer of the same id |
+| the transaction must be aborted | `TransactionAborted`, or an error after which `abort` succeeds | goes on |
+| another producer of the id has fenced this one | `TransactionFatal` | is dead |
+
+The broker reports a timeout and a fence alike; a transaction open for more than `transaction_timeout_ms` is a timeout.
 """
 
 from __future__ import annotations
@@ -47,34 +51,34 @@ from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["KafkaTransaction"]
 
-_SLICE: Final = 0.5  # seconds of one attempt in the thread, which has to poll now and then
+_ATTEMPT_SECONDS: Final = 0.5  # the thread has to poll between attempts
 _PAUSE: Final = 0.05
-_REQUESTS: Final = 3
-"""So many times `request_timeout` retriable trouble is repeated for, or the transaction's timeout if that is longer."""
-_ABORT_ON_CLOSE: Final = 3.0
-_CLOSE: Final = 5.0
+_RETRY_TIMEOUTS: Final = 3
+"""Retriable errors are retried for this many times `request_timeout`, or the transaction's timeout if longer."""
+_ABORT_SECONDS: Final = 3.0
+_CLOSE_SECONDS: Final = 5.0
 
 
 class _TransactionThread(ProducerThread):
-    """A client with a fatal error is not replaced by the thread: only the transaction knows what that means. What is
-    refused is not sent again, since it has failed the transaction."""
+    """Neither replaces a client with a fatal error nor resends a rejected batch: either ends the transaction.
+
+    :ivar gap: a broker has rejected messages, whose sequence numbers the client skips; the broker then rejects what
+        the client sends next, until a new producer is opened.
+    """
 
     _splits = False
+    gap = False
 
     def _make(self) -> Producer:
         if self._fatal is not None:
-            raise TransactionFatal(f"{self._name} has failed for good: {self._fatal.str()}")
+            raise TransactionFatal(f"{self._name} failed with a fatal error: {self._fatal.str()}")
         return super()._make()
 
     def _replace(self, client: ProducerClient) -> None:
         self._drop_client(client)
 
-    gap = False
-    """Whether a broker has refused messages, whose numbers the client then leaves out: the broker refuses what it sends
-    next, until it is made anew."""
-
     def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
-        # The client's own codes are below 0.
+        # Positive codes are the broker's.
         self.gap = self.gap or error.code() > 0
         if error.code() in TOO_LARGE and len(call.messages) > 1:
             return batch_too_large(error, call.topic)
@@ -82,14 +86,14 @@ class _TransactionThread(ProducerThread):
 
     @property
     def fatal(self) -> KafkaError | None:
-        """Why the client is dead, if it is."""
+        """The fatal error of the client, if there is one."""
         return self._fatal
 
 
 class KafkaTransaction:
     """Implements `TransactionSpi`, and `AcksMessages` and `ChecksConsumers`.
 
-    :param on_close: called when a close is over.
+    :param on_close: called after the close.
     """
 
     def __init__(
@@ -102,38 +106,38 @@ class KafkaTransaction:
         self._thread: _TransactionThread | None = None
         self._dead: TransactionFatal | None = None
         self._since: float | None = None
-        """When the open transaction began."""
+        """When the open transaction began, by `monotonic`."""
         self._begun: _TransactionThread | None = None
-        """Whose client is in a transaction that nothing was done in."""
+        """The thread whose client has already begun the next transaction."""
         self._positions: tuple[list[NativePartition], Any] | None = None
-        """What the commit sends first: positions, and the member's metadata."""
+        """Positions to commit, and the metadata of the group member."""
         self._closed = False
         self._same_cluster: Connection | None = None
-        """Another connection that was found to be to this cluster."""
+        """Another connection that is known to be to this cluster."""
 
     async def open(self) -> None:
-        """Make the producer, which fences an older one of the id and undoes its open transaction.
+        """Open the producer, which fences an older one of the id and aborts its open transaction.
 
-        :raises NotAuthorized: the id is not ours to use. :raises BrokerError: no coordinator could be reached.
+        :raises NotAuthorized: this user may not use the id. :raises BrokerError: no coordinator answered.
         """
-        await self._renew()
+        await self._open_producer()
 
     async def check_consumer(self, source: RecordSource) -> None:
-        theirs = source.connection if isinstance(source, KafkaRecordSource) else None
-        if theirs is not self._connection and (theirs is None or not await self._is_ours(theirs)):
+        other = source.connection if isinstance(source, KafkaRecordSource) else None
+        if other is not self._connection and (other is None or not await self._is_same_cluster(other)):
             raise ConfigurationError(
-                f"The consumer reads another broker than {self._connection.servers}, where the transaction of "
-                f"{self._id!r} is, and its positions cannot be committed there",
+                f"The consumer reads another cluster than {self._connection.servers}, the cluster of transactional id "
+                f"{self._id!r}, so its positions cannot be committed in the transaction",
                 advice="Open the consumer and the transactional publisher on one bus",
             )
 
     async def begin(self) -> None:
         self._check()
         if self._since is not None:
-            raise BackendError("A transaction of this producer is open already", advice="Commit or abort it first")
+            raise BackendError(f"A transaction of {self._id!r} is already open", advice="Commit or abort it first")
         if self._thread is None:
-            # The last one was timed out by the broker; if another took the id meanwhile, this fences it.
-            await self._renew()
+            # The last transaction timed out. A producer that has taken the id since is fenced.
+            await self._open_producer()
         self._since = monotonic()
         self._positions = None
         begun, self._begun = self._begun, None
@@ -157,24 +161,24 @@ class KafkaTransaction:
         outcomes = await thread.publish(topic, messages, receipts=receipts, placed=placed)
         if thread.fatal is None:
             purged = any(isinstance(outcome, ConnectionFailed) for outcome in outcomes)
-            refused = await thread.call(ProducerClient.abort_reason) if purged else None
-            thread.gap |= refused is not None
-            return explain_purged(outcomes, topic, refused)
-        failure = await self._gone(thread.fatal)
+            reason = await thread.call(ProducerClient.abort_reason) if purged else None
+            thread.gap |= reason is not None
+            return explain_purged(outcomes, topic, reason)
+        failure = await self._close_dead(thread.fatal)
         return [failure if isinstance(outcome, BrokerError) else outcome for outcome in outcomes]
 
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
-        """:raises LeaseLost: a partition is not the member's any more; abort the transaction."""
+        """:raises LeaseLost: a partition is no longer assigned to the member; abort the transaction."""
         self._current()
         assert isinstance(source, KafkaRecordSource)
         metadata = await source.group_metadata(list(positions))
         owned = source.assignment()
         for partition in positions:
             if partition not in owned:
-                # Ownership ends before a new generation begins, so metadata got while it lasted is fenced right.
+                # Metadata read while the partition is assigned is of its generation, so the broker can fence it.
                 raise LeaseLost(
-                    f"Partition {partition.partition} of topic {partition.topic!r} is not this member's any more",
-                    advice="Abort the transaction: its new owner reads from the last commit on",
+                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
+                    advice="Abort the transaction; the new owner reads from the last commit on",
                 )
         self._positions = (
             [NativePartition(*place, source.tails.beyond(place, at)) for place, at in positions.items()],
@@ -193,20 +197,20 @@ class KafkaTransaction:
         transactional_leases(source, self._connection).discard_ends(messages)
 
     async def commit(self) -> None:
-        committing = _Committing(self._positions)
+        commit = _Commit(self._positions)
         try:
             thread = self._current()
-            await self._attempt("commit", committing)
+            await self._attempt("commit", commit)
         except TransactionAborted:
             self._since = None
             raise
         except BrokerError as error:
-            if committing.positions is not None or not _must_abort(error):
+            if commit.positions is not None or not _must_abort(error):
                 raise
             await self.abort()
-            raise TransactionAborted(f"The transaction was undone: {error.message}", native=error) from error
+            raise TransactionAborted(f"The transaction was aborted: {error.message}", native=error) from error
         self._since = None
-        self._begun = thread if committing.begun else None
+        self._begun = thread if commit.begun else None
 
     async def abort(self) -> None:
         self._check()
@@ -215,16 +219,16 @@ class KafkaTransaction:
             self._since = None
             return
         try:
-            await self._attempt("abort", lambda producer: producer.abort_transaction(_SLICE))
+            await self._attempt("abort", lambda producer: producer.abort_transaction(_ATTEMPT_SECONDS))
         except TransactionAborted:
-            logger.debug("The broker had undone the transaction of %r", self._id)
+            logger.debug("The broker had already aborted the transaction of %r", self._id)
         except BrokerError as error:
             found = _native(error)
             if found is None or found.code() != KafkaError._STATE:
                 raise
         self._since = None
         if thread.gap and self._thread is thread:
-            await self._mend_gap(thread)
+            await self._replace_producer(thread)
 
     async def close(self) -> None:
         if self._closed:
@@ -240,13 +244,13 @@ class KafkaTransaction:
         if thread is None:
             return
         if self._since is not None:
-            # Readers of committed data wait for its end, and the broker would take the whole timeout.
+            # Otherwise readers of committed data wait until the broker aborts it after the timeout.
             try:
-                async with asyncio.timeout(_ABORT_ON_CLOSE):
-                    await self._repeat(thread, "abort", lambda producer: producer.abort_transaction(_SLICE))
+                async with asyncio.timeout(_ABORT_SECONDS):
+                    await self._retry(thread, "abort", lambda producer: producer.abort_transaction(_ATTEMPT_SECONDS))
             except (BrokerError, TimeoutError) as error:
-                logger.debug("The transaction of %r is left to the broker: %s", self._id, error)
-        await thread.stop(_CLOSE)
+                logger.debug("The transaction of %r is not aborted, and times out: %s", self._id, error)
+        await thread.stop(_CLOSE_SECONDS)
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -264,15 +268,14 @@ class KafkaTransaction:
             raise self._timed_out()
         return self._thread
 
-    async def _is_ours(self, theirs: Connection) -> bool:
-        if theirs is not self._same_cluster:
-            if await cluster_id(theirs) != await cluster_id(self._connection):
+    async def _is_same_cluster(self, other: Connection) -> bool:
+        if other is not self._same_cluster:
+            if await cluster_id(other) != await cluster_id(self._connection):
                 return False
-            self._same_cluster = theirs
+            self._same_cluster = other
         return True
 
-    async def _renew(self) -> None:
-        """A new producer of the id."""
+    async def _open_producer(self) -> None:
         settings = self._connection.settings
         config = self._connection.transactional_config(self._id)
         thread = _TransactionThread(
@@ -286,38 +289,38 @@ class KafkaTransaction:
         )
         try:
             await thread.start()
-            await self._repeat(thread, "open", lambda producer: producer.init_transactions(_SLICE))
+            await self._retry(thread, "open", lambda producer: producer.init_transactions(_ATTEMPT_SECONDS))
         except BaseException:
-            await thread.stop(_CLOSE)
+            await thread.stop(_CLOSE_SECONDS)
             raise
         self._thread = thread
 
-    async def _mend_gap(self, thread: _TransactionThread) -> None:
-        """A new producer; at once, since nobody has fenced the old one, which has just aborted."""
+    async def _replace_producer(self, thread: _TransactionThread) -> None:
+        """Open a new producer at once: the old one has just aborted, so it was not fenced."""
         self._thread = None
-        await thread.stop(_CLOSE)
+        await thread.stop(_CLOSE_SECONDS)
         try:
-            await self._renew()
+            await self._open_producer()
         except BrokerError as error:
-            logger.debug("The producer of %r is made with the next transaction: %s", self._id, error)
+            logger.debug("The producer of %r is opened with the next transaction: %s", self._id, error)
 
     async def _attempt(self, what: str, function: Callable[[Producer], Any]) -> None:
-        """A call of the open transaction; what it says of the producer is drawn from it."""
+        """Make a call of the open transaction; close the producer if the error is fatal."""
         thread = self._thread
         if thread is None:
             raise self._timed_out()
         try:
-            await self._repeat(thread, what, function)
+            await self._retry(thread, what, function)
         except BrokerError as error:
             found = _native(error)
             if isinstance(error, TransactionFatal) or (found is not None and found.fatal()):
-                raise await self._gone(found) from error
+                raise await self._close_dead(found) from error
             raise
 
-    async def _repeat(self, thread: _TransactionThread, what: str, function: Callable[[Producer], Any]) -> None:
-        """Call until it is done, or cannot be."""
-        patience = max(self._timeout, _REQUESTS * self._connection.settings.request_timeout)
-        deadline = monotonic() + patience
+    async def _retry(self, thread: _TransactionThread, what: str, function: Callable[[Producer], Any]) -> None:
+        """Call until success or an error that is not retriable, or until the time for retries is over."""
+        timeout = max(self._timeout, _RETRY_TIMEOUTS * self._connection.settings.request_timeout)
+        deadline = monotonic() + timeout
         while True:
             try:
                 await thread.call(lambda client: function(client.get()))
@@ -326,70 +329,67 @@ class KafkaTransaction:
                 raise
             except Exception as error:
                 found = kafka_error(error)
-                tried = f"Transaction of {self._id!r}: failed to {what} it"
+                failed = f"Transaction of {self._id!r}: failed to {what} it"
                 if found is None or not found.retriable() or found.fatal():
-                    raise translate(error, tried) from error
+                    raise translate(error, failed) from error
                 if monotonic() >= deadline and found.code() == KafkaError._TIMED_OUT:
                     raise OperationTimeout(
-                        f"{tried}: its coordinator, a broker, did not answer within {patience:g} s",
+                        f"{failed}: the transaction coordinator did not answer within {timeout:g} s",
                         native=error,
-                        advice="See whether it runs; transaction_timeout_ms and request_timeout say how long to wait",
+                        advice="Check that the brokers run, or raise transaction_timeout_ms or request_timeout",
                     ) from error
                 if monotonic() >= deadline:
-                    raise translate(error, tried) from error
+                    raise translate(error, failed) from error
                 if found.code() != KafkaError._TIMED_OUT:
                     await asyncio.sleep(_PAUSE)
 
-    async def _gone(self, error: KafkaError | None) -> BrokerError:
-        """The producer is dead: because the broker gave the transaction up, or because another has the id."""
+    async def _close_dead(self, error: KafkaError | None) -> BrokerError:
+        """Close a dead producer; return why it is dead: the transaction timed out, or another producer has the id."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            await thread.stop(_CLOSE)
+            await thread.stop(_CLOSE_SECONDS)
         if self._dead is not None:
             return self._dead
         if self._since is not None and monotonic() - self._since >= self._timeout:
             return self._timed_out()
         if thread is not None and thread.gap and error is not None and error.code() == KafkaError.INVALID_TXN_STATE:
-            # What is refused when it is all there is begins no transaction at the broker, and none can be undone.
+            # The broker rejected every message, so no transaction began there, and none can be aborted.
             return TransactionAborted(f"The transaction of {self._id!r} has not begun at the broker")
         fenced = error is None or error.code() in FENCED
-        reason = "was fenced: another publisher of this id was opened" if fenced else "has failed for good"
+        reason = "was fenced: another publisher opened this id" if fenced else "failed with a fatal error"
         detail = "" if error is None or fenced else f": {error.str()}"
         self._dead = TransactionFatal(f"Transactional publisher {self._id!r} {reason}{detail}")
         return self._dead
 
     def _timed_out(self) -> TransactionAborted:
         return TransactionAborted(
-            f"The transaction of {self._id!r} was open for more than {self._timeout:g} s and was undone by the broker",
+            f"The transaction of {self._id!r} was open for more than {self._timeout:g} s, and the broker aborted it",
             advice="Do less in one transaction, or raise transaction_timeout_ms",
         )
 
 
-class _Committing:
-    """The end of a transaction, in one call of the thread, which is repeated until it is done.
+class _Commit:
+    """Sends the positions, commits, and begins the next transaction, in one call of the thread, which can be retried.
 
-    What can be done for the next transaction without asking a broker is done there too: each call costs two changes
-    of threads.
+    :ivar positions: positions that are not sent yet.
+    :ivar begun: whether the next transaction has begun.
     """
 
     def __init__(self, positions: tuple[list[NativePartition], Any] | None) -> None:
         self.positions = positions
-        """What is not sent yet."""
         self.begun = False
-        """Whether the next transaction has begun."""
 
     def __call__(self, producer: Producer) -> None:
         if self.positions is not None:
-            producer.send_offsets_to_transaction(*self.positions, _SLICE)
+            producer.send_offsets_to_transaction(*self.positions, _ATTEMPT_SECONDS)
             self.positions = None
-        producer.commit_transaction(_SLICE)
-        with suppress(KafkaException):  # who begins the next one tries again, and is told
+        producer.commit_transaction(_ATTEMPT_SECONDS)
+        with suppress(KafkaException):  # `begin` tries again, and raises
             producer.begin_transaction()
             self.begun = True
 
 
 def _native(error: BrokerError) -> KafkaError | None:
-    """What the client said."""
     return kafka_error(error if error.native is None else error.native)
 
 

@@ -1,7 +1,7 @@
-"""`KafkaAdmin`: provisioning of topics and groups. Stateless over the connection, so it is made anew for each use.
+"""`KafkaAdmin`: provisioning of topics and groups. Stateless; `KafkaBackend.admin` makes one for each use.
 
-*Concurrency.* Any number of calls, from several processes too. *Cancellation.* A cancelled call may have taken effect;
-it can be repeated. *Failure.* Errors are those of `broker.errors`, and name the option or the group with what to do.
+*Concurrency.* Any number of calls, also from several processes. *Cancellation.* A cancelled call may have taken effect,
+and can be repeated. *Failure.* Errors name the option or the group and what to do.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class KafkaAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Options: any configuration of a topic, by Kafka's name with dots or `_`, and `replication_factor`."""
+        """Options: any topic configuration, by Kafka's name with dots or `_`, and `replication_factor`."""
         if partitions is not None and partitions < 1:
-            raise InvalidSetting(f"partitions is {partitions}", advice="It takes a whole number of 1 or more")
+            raise InvalidSetting(f"partitions is {partitions}", advice="Give a whole number of 1 or more")
         if retention is not None and retention <= timedelta(0):
-            raise InvalidSetting(f"retention is {retention}", advice="It takes a time above 0")
+            raise InvalidSetting(f"retention is {retention}", advice="Give a time above 0")
         return await self._topics.ensure(name, partitions, read_options(retention, options))
 
     async def delete_topic(self, name: str) -> None:
@@ -50,7 +50,7 @@ class KafkaAdmin:
         return await self._topics.identity(name)
 
     async def purge(self, topic: str) -> int | None:
-        """Remove all records, and move the groups on that have not read them, unless they have members."""
+        """Delete all records, and move groups behind them to the end, except groups with members."""
         removed = await self._topics.purge(topic)
         await self._groups.skip_purged(topic)
         return removed
@@ -58,11 +58,11 @@ class KafkaAdmin:
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
     ) -> SubscriptionInfo:
-        """Commit the start as the group's position, so that the group is there before its first member."""
+        """Commit the start as the group's position, so that the group exists before its first member."""
         if options:
             raise UnknownSetting(
                 f"A Kafka group has no option {min(options)!r}",
-                advice="The connection's settings say how its members behave",
+                advice="Use the settings of the connection for the behaviour of members",
             )
         return await self._groups.ensure_on(topic, name, start)
 
@@ -76,8 +76,8 @@ class KafkaAdmin:
         return await self._groups.describe_on(topic, name)
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """`waiting` counts records that a reader of committed data has not finished, as far as it has committed that;
-        `partitions` counts those behind its position. Markers of transactions count as records."""
+        """`waiting` counts the records that the group has not finished, as far as it has committed that; `partitions`
+        counts those behind its position. Both end at the last stable offset, and count transaction markers."""
         return await self._groups.lag_on(topic, subscription)
 
     async def list_groups(self) -> Sequence[GroupInfo]:

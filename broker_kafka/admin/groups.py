@@ -1,7 +1,7 @@
-"""Consumer groups of a cluster: list, describe, reset their positions, delete; and a topic's groups as subscriptions.
+"""Consumer groups: list, describe, reset positions and delete; and the groups of a topic as its subscriptions.
 
-*Concurrency.* Any number of calls. *Cancellation.* The brokers may have carried out a cancelled call. *Failure.* A
-group that has members is not changed, and the error says how many; of a reset, each partition has its own outcome.
+*Concurrency.* Any number of calls. *Cancellation.* A cancelled call may have taken effect. *Failure.* A group with
+members is not changed, and the error names them. A reset has an outcome for each partition.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from broker_kafka.offsets.protocol import FetchResults, StoredOffset
 __all__ = ["KafkaGroups"]
 
 _RECORD_GROUPS: Final = frozenset({ConsumerGroupType.CLASSIC, ConsumerGroupType.CONSUMER})
-_AT_ONCE: Final = 16
+_MOST_CONCURRENT: Final = 16
 _EMPTY: Final = "empty"
-_MOMENT: Final = 0.2
+_PAUSE: Final = 0.2
 
 
 class KafkaGroups:
-    """The part of the administration that concerns groups."""
+    """Administration of consumer groups."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -74,7 +74,7 @@ class KafkaGroups:
         ]
 
     async def describe(self, name: str) -> GroupInfo:
-        """:raises SubscriptionNotFound: there is no such group."""
+        """:raises SubscriptionNotFound: the group does not exist."""
         info = await self.state(name)
         positions = await self._positions(name)
         if info is None and not positions:
@@ -89,7 +89,7 @@ class KafkaGroups:
         positions = await self._positions(name)
         if not reset.topics and not positions and await self.state(name) is None:
             raise SubscriptionNotFound(
-                f"There is no group {name!r}", advice="Name the topic, and a group with positions on it is made"
+                f"There is no group {name!r}", advice="Name the topic to create a group with positions on it"
             )
         places = await self._reset_places(name, reset, positions)
         await self.refuse_members(name, "its positions are not changed")
@@ -116,7 +116,8 @@ class KafkaGroups:
             return
 
     async def refuse_members(self, name: str, consequence: str, *, members: str = "consumers") -> None:
-        """:param members: what to stop, for people.
+        """:param consequence: for the error: "it is not deleted".
+        :param members: for the advice: "consumers".
         :raises BackendError: the group has members.
         """
         info = await self.state(name)
@@ -126,23 +127,23 @@ class KafkaGroups:
             raise BackendError(
                 f"Group {name!r} has {count} {'member' if count == 1 else 'members'} ({who}), so {consequence}",
                 retriable=True,
-                advice=f"Stop its {members}, and do it again",
+                advice=f"Stop its {members} and retry",
             )
 
     # -- a topic's groups ------------------------------------------------------------------------------------
 
     async def ensure_on(self, topic: str, name: str, start: Start) -> SubscriptionInfo:
-        """Commit a start for the partitions of a topic that the group has no position on."""
+        """Commit a start for every partition of a topic, unless the group has a position on it or reads it."""
         places = await partitions_of(self._connection, topic)
         positions = await self._positions(name)
-        # One that reads the topic keeps its positions, and goes on to choose those it has not committed yet.
+        # A group that reads the topic keeps its positions, and chooses the missing ones itself.
         if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
             targets = await self._targets(places, positions, GroupReset(to=start))
-            await self._found(name, {place: StoredOffset(targets[place]) for place in places})
+            await self._commit_first(name, {place: StoredOffset(targets[place]) for place in places})
         return await self.describe_on(topic, name)
 
-    async def _found(self, name: str, positions: Mapping[TopicPartition, StoredOffset]) -> None:
-        """Store the first positions of a topic; while the group has members, which read other topics, it cannot be."""
+    async def _commit_first(self, name: str, positions: Mapping[TopicPartition, StoredOffset]) -> None:
+        """Commit the first positions on a topic. Fails while the group has members, which read other topics."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
             results = await self._offsets.reset(name, positions)
@@ -153,13 +154,13 @@ class KafkaGroups:
             if refused is not None:
                 raise refused
             if asyncio.get_running_loop().time() >= deadline:
-                await self.refuse_members(name, "positions on another topic cannot be stored for it")
+                await self.refuse_members(name, "positions on another topic cannot be committed for it")
                 raise errors[0]
-            # A member that has just gone is forgotten in a moment.
-            await asyncio.sleep(_MOMENT)
+            # The group drops a member that has just left in a moment.
+            await asyncio.sleep(_PAUSE)
 
     async def skip_purged(self, topic: str) -> None:
-        """Move the groups on that are behind what a purge has left; those with members find their own way."""
+        """Move groups that are behind the purged records to the log's start; members of a group do that themselves."""
         places = await partitions_of(self._connection, topic)
         bounds = await bounds_of(self._connection, places, committed=False)
         names = [group.name for group in await self.list()]
@@ -167,8 +168,8 @@ class KafkaGroups:
         for name, found in zip(names, await self._positions_on(places, names), strict=True):
             unknown = next((position for position in found.values() if isinstance(position, BrokerError)), None)
             if unknown is not None:
-                # The topic is purged, and this group may have nothing to do with it.
-                self._connection.warn(f"{topic!r} was purged, and group {name!r} not looked at: {unknown}")
+                # The purge succeeded, and this group may not read the topic at all.
+                self._connection.warn(f"{topic!r} was purged, but group {name!r} could not be checked: {unknown}")
             behind = {
                 place: StoredOffset(bounds[place].first)
                 for place, position in found.items()
@@ -184,13 +185,12 @@ class KafkaGroups:
         places = await partitions_of(self._connection, topic)
         groups = await self.list()
         found = await self._positions_on(places, [group.name for group in groups])
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(_MOST_CONCURRENT)
 
         async def concerns(group: GroupInfo, positions: FetchResults) -> bool:
             if any(isinstance(position, StoredOffset) for position in positions.values()):
                 return True
             if group.state == _EMPTY:
-                # Nobody could read the topic.
                 return False
             async with gate:
                 return await self._reads(group.name, topic)
@@ -254,8 +254,8 @@ class KafkaGroups:
     # -- inside ----------------------------------------------------------------------------------------------
 
     async def _positions_on(self, places: Sequence[TopicPartition], names: Sequence[str]) -> Sequence[FetchResults]:
-        """What each of these groups has stored of a topic."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """The committed offsets of each of these groups on a topic."""
+        gate = asyncio.Semaphore(_MOST_CONCURRENT)
 
         async def of(name: str) -> FetchResults:
             async with gate:
@@ -266,9 +266,9 @@ class KafkaGroups:
     async def _on(
         self, topic: str, name: str, places: Sequence[TopicPartition]
     ) -> tuple[GroupInfo, dict[TopicPartition, StoredOffset]]:
-        """A group of a topic, and what it has stored of the topic's partitions.
+        """A group, and its committed offsets on the partitions of a topic.
 
-        :raises SubscriptionNotFound: it neither has stored nor reads any of them.
+        :raises SubscriptionNotFound: the group has no offset on any of them and reads none.
         """
         info = await self.state(name)
         stored = _positions_in(await self._offsets.fetch(name, places))
@@ -276,8 +276,8 @@ class KafkaGroups:
             if info is None:
                 raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
             raise SubscriptionNotFound(
-                f"Group {name!r} has committed nothing of topic {topic!r}, and no member of it reads that",
-                advice="It has a position when it has read and committed a record, or by `bus.admin.reset_group`",
+                f"Group {name!r} has no position on topic {topic!r}, and none of its members reads the topic",
+                advice="Read and commit a record, or set a position with `bus.admin.reset_group`",
             )
         return info or GroupInfo(name=name, state="empty"), stored
 
@@ -285,7 +285,7 @@ class KafkaGroups:
         return _has(await self.state(name), topic)
 
     async def state(self, name: str) -> GroupInfo | None:
-        """What the coordinator says of it; None if it knows no such group."""
+        """The coordinator's description of a group; None if there is no such group."""
         await ensure_coordinator(self._connection, name)
         try:
             found = await request_group(
@@ -323,7 +323,7 @@ class KafkaGroups:
         return {place: position.offset for place, position in stored.items()}
 
     async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
-        """The bounds of those partitions that still exist."""
+        """The bounds of the partitions that still exist."""
         there: list[TopicPartition] = []
         for topic in sorted({place.topic for place in positions}):
             try:
@@ -346,7 +346,7 @@ class KafkaGroups:
             if missing:
                 raise NotFound(
                     f"Topic {topic!r} has no partition {min(missing)}, or group {name!r} no position on it",
-                    advice="Ask `describe_group(name)` for the partitions it has positions on",
+                    advice="`describe_group(name)` lists the partitions it has positions on",
                 )
         return sorted(place for place in places if place.partition in reset.partitions)
 
@@ -364,7 +364,7 @@ def _has(info: GroupInfo | None, topic: str) -> bool:
 
 
 def _positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
-    """:raises BrokerError: one of them could not be read."""
+    """:raises BrokerError: an offset could not be read."""
     for position in found.values():
         if isinstance(position, BrokerError):
             raise position
@@ -372,12 +372,12 @@ def _positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
 
 
 def _behind(position: StoredOffset | None, bounds: Bounds) -> int:
-    # Without a position it begins at the beginning, as the default start does; what retention removed waits no more.
+    # Without a position, the group starts at the first record. Records that retention has deleted do not count.
     return max(0, bounds.next - max(bounds.first, position.offset if position else 0))
 
 
 def _finished_within(bounds: Bounds, position: StoredOffset) -> int:
-    """How many records above the position its offset map tells to be finished, of those that are still there."""
+    """The number of records above the position that its offset map marks as finished, and that still exist."""
     finished = offset_map.decode(position.offset, position.metadata)
     return sum(max(0, min(stop, bounds.next) - max(start, bounds.first)) for start, stop in finished)
 
@@ -393,7 +393,7 @@ def _target(place: TopicPartition, bounds: Bounds, position: int | None, reset: 
     offset = reset.to
     if not isinstance(offset, int) or not bounds.first <= offset <= bounds.next:
         raise OffsetOutOfRange(
-            f"{place.topic!r}[{place.partition}] holds {bounds.first} to {bounds.next}, and {offset} lies outside",
-            advice="Name an offset between, or the partitions that hold it",
+            f"Offset {offset} is not in {place.topic!r}[{place.partition}], holding {bounds.first} to {bounds.next}",
+            advice="Give an offset within, or name the partitions that hold it",
         )
     return offset

@@ -1,13 +1,11 @@
-"""The options of a topic, as `ensure_topic` takes them, as Kafka's topic configuration. Pure functions.
+"""Topics: create, change, describe, list, purge and delete; and the options of `ensure_topic`.
 
-An option is any configuration of a topic, by Kafka's name or with `_` for `.`; and `replication_factor`. Times may be
-timedeltas, lists are joined, None puts back the cluster's default.
+An option is any topic configuration, by Kafka's name or with `_` for `.`, or `replication_factor`. Times may be
+timedeltas, lists are joined, None restores the cluster's default.
 
-Topics of a cluster: create, change, describe, list, empty and delete.
-
-*Concurrency.* Any number of calls, from several processes too: a topic that somebody else creates meanwhile is brought
-to what was asked for. *Cancellation.* The brokers may have carried out a cancelled call. *Failure.* Errors name the
-option, its value and the mend; a creation returns when every partition has a leader, a deletion when the topic is gone.
+*Concurrency.* Any number of calls, also from several processes: a topic that another process creates meanwhile gets the
+requested options. *Cancellation.* A cancelled call may have taken effect. *Failure.* Errors name the option, its value
+and what to do. A creation returns when every partition has a leader, a deletion when the topic is gone.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ _INVALID: Final = re.compile(r"Invalid value (.*?) for configuration (\S+?)(?:: 
 
 _BROKERS: Final = re.compile(r"only (\d+) broker|available brokers: (\d+)")
 
-_COMMON: Final = (
+_SUGGESTIONS: Final = (
     "cleanup.policy",
     "compression.type",
     "delete.retention.ms",
@@ -87,22 +85,19 @@ _COMMON: Final = (
     "segment.ms",
     "unclean.leader.election.enable",
 )
-"""Names to suggest; the brokers say which there are."""
+"""Names to suggest in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """What was asked for.
-
-    :ivar config: values by Kafka's names; None is the cluster's default.
-    """
+    """:ivar config: values by Kafka's names; None is the cluster's default."""
 
     config: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     replication_factor: int | None = None
 
 
 def read_options(retention: timedelta | None, options: Mapping[str, Any]) -> TopicOptions:
-    """Check the options as far as that needs no broker.
+    """Read the options of `ensure_topic`.
 
     :raises InvalidSetting: a value has a type that no configuration takes, or an option is given twice.
     """
@@ -113,9 +108,7 @@ def read_options(retention: timedelta | None, options: Mapping[str, Any]) -> Top
     for option, value in options.items():
         if option in ("replication_factor", "replication.factor"):
             if not is_whole(value) or not 1 <= value <= 32_767:
-                raise InvalidSetting(
-                    f"Option {option!r} is {value!r}", advice="It takes a whole number from 1 to 32767"
-                )
+                raise InvalidSetting(f"Option {option!r} is {value!r}", advice="Give a whole number from 1 to 32767")
             copies = value
             continue
         name = option.replace("_", ".")
@@ -127,13 +120,13 @@ def read_options(retention: timedelta | None, options: Mapping[str, Any]) -> Top
 
 
 def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
-    """The error of a broker that does not take an option, naming the option, its value and the mend."""
+    """Translate a broker's error for an option into one that names the option, its value and what to do."""
     native = kafka_error(error.native) if error.native is not None else None
     text = native.str() if native is not None else error.message
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
         name = unknown[1]
-        near = get_close_matches(name, _COMMON, 1, 0.6)
+        near = get_close_matches(name, _SUGGESTIONS, 1, 0.6)
         advice = f"Did you mean {near[0]!r}?" if near else "Kafka's documentation lists them under topic configs"
         return UnknownSetting(f"A Kafka topic has no option {name!r}", native=error.native, advice=advice)
     invalid = _INVALID.search(text)
@@ -148,15 +141,15 @@ def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
 
 
 def explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
-    """The error of brokers that are too few for so many copies of a partition, naming the setting and the mend.
+    """Translate INVALID_REPLICATION_FACTOR into an error that names the setting and what to do.
 
-    :param copies: what was asked for; -1 is the cluster's default.
+    :param copies: the requested replication factor; -1 is the cluster's default.
     """
     native = kafka_error(error.native) if error.native is not None else None
     if native is None or native.code() != KafkaError.INVALID_REPLICATION_FACTOR:
         return error
-    there = _BROKERS.search(native.str())
-    most = f"at most {there[1] or there[2]}, the number of brokers" if there else "at most the number of brokers"
+    brokers = _BROKERS.search(native.str())
+    most = f"at most {brokers[1] or brokers[2]}, the number of brokers" if brokers else "at most the number of brokers"
     value = "-1, which is the brokers' default.replication.factor" if copies == -1 else str(copies)
     return InvalidSetting(
         f"replication_factor is {value}, and topic {topic!r} cannot have so many copies: {native.str()}".rstrip("."),
@@ -178,17 +171,16 @@ def _text(option: str, value: object) -> str:
             return ",".join(cast("list[str]", items))
     raise InvalidSetting(
         f"Option {option!r} is {value!r}",
-        advice="It takes text, a number, true or false, a timedelta, a list of texts, or None for the default",
+        advice="Give a str, number, bool, timedelta, list of str, or None for the default",
     )
 
 
-_COMPACTED: Final = "compact"
 _MOST_PARTITIONS: Final = 100_000
-"""That the client takes."""
+"""The limit of the client."""
 
 
 class KafkaTopics:
-    """The part of the administration that concerns topics."""
+    """Administration of topics."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -205,7 +197,7 @@ class KafkaTopics:
             except TopicNotFound as error:
                 return error
 
-        # Each request goes to any broker, and of several one may not have heard yet of what another has told.
+        # Requests go to any broker, and one may not know a topic yet that another has reported.
         result = await retry_while(self._timeout, attempt, lambda found: isinstance(found, TopicNotFound))
         if isinstance(result, TopicNotFound):
             raise result
@@ -223,7 +215,7 @@ class KafkaTopics:
         return await self.describe(name)
 
     async def create(self, name: str, partitions: int, options: TopicOptions) -> bool:
-        """Create it and wait for its leaders; False if somebody else was quicker."""
+        """Create a topic and wait for its leaders; False if another process has created it first."""
         copies = options.replication_factor or self._settings.replication_factor
         config = {key: value for key, value in options.config.items() if value is not None}
         new = NewTopic(plain_str(name), partitions, copies, config=config)
@@ -244,14 +236,14 @@ class KafkaTopics:
         return True
 
     async def describe(self, name: str, *, known: bool = False) -> TopicInfo:
-        """:param known: it has just been made: a broker that has not heard of it is asked again."""
+        """:param known: the topic was just created: TopicNotFound is retried."""
         found = await describe_topic(self._connection, name, known=known)
         places = [TopicPartition(name, each.id) for each in found.partitions]
         config, bounds = await asyncio.gather(self._config(name), bounds_of(self._connection, places, committed=False))
         return TopicInfo(
             name=name,
             partitions=len(found.partitions),
-            # What compaction removed and the markers of transactions are counted too: a broker does not tell these.
+            # Includes compacted records and transaction markers, which brokers do not report.
             messages=sum(following - first for first, following in bounds.values()),
             identity=str(found.topic_id),
             native={
@@ -284,8 +276,8 @@ class KafkaTopics:
                 [plain_str(name)], request_timeout=self._timeout, operation_timeout=self._timeout
             )
 
-        # Not asked of a second broker: one that stands still deletes when it goes on, perhaps a topic made anew. So
-        # the client is to know one that answers before.
+        # Not retried on another broker: a frozen one would delete the topic when it resumes, perhaps one that was
+        # created since. Describing the topic first makes the client use a broker that answers.
         with suppress(TopicNotFound):
             await describe_topic(self._connection, name)
         try:
@@ -308,7 +300,7 @@ class KafkaTopics:
             if isinstance(result, BrokerError):
                 if _code(result) == KafkaError.POLICY_VIOLATION:
                     raise Unsupported(
-                        f"Topic {name!r} is compacted, and Kafka removes its records by key only",
+                        f"Topic {name!r} is compacted, so Kafka deletes its records by key only",
                         native=result.native,
                         advice="Publish tombstones, add `delete` to its cleanup.policy, or delete and create it",
                     )
@@ -324,12 +316,12 @@ class KafkaTopics:
             raise Unsupported(
                 f"Topic {name!r} has {copies} copies of each partition, and replication_factor is "
                 f"{options.replication_factor}",
-                advice="Moving copies between brokers is done with kafka-reassign-partitions",
+                advice="Change the number of copies with kafka-reassign-partitions",
             )
         if partitions is not None and partitions < has:
             raise Unsupported(
-                f"Topic {name!r} has {has} partitions, and {partitions} are asked for",
-                advice="Kafka can add partitions, not remove them: publish to a new topic",
+                f"Topic {name!r} has {has} partitions, and {partitions} were requested",
+                advice="Kafka can add partitions, but not remove them: publish to a new topic",
             )
         await self._alter(name, options)
         if partitions is not None and partitions > has:
@@ -343,7 +335,7 @@ class KafkaTopics:
                     f"Adding partitions to topic {name!r}",
                 )
             except BrokerError:
-                # Somebody else may have added them meanwhile.
+                # Another process may have added them.
                 if len(await partitions_of(self._connection, name)) < partitions:
                     raise
             await self._until(f"Adding partitions to topic {name!r}", name, partitions)
@@ -384,7 +376,7 @@ class KafkaTopics:
         return {key: entry.value for key, entry in sorted(found.items())}
 
     async def _until(self, what: str, name: str, partitions: int = 1, *, gone: bool = False) -> None:
-        """Wait until the topic is gone, or has so many partitions and each of them a leader."""
+        """Wait until the topic is gone, or has at least `partitions`, each with a leader."""
 
         async def reached() -> bool:
             try:
@@ -396,8 +388,8 @@ class KafkaTopics:
 
         if not await retry_while(self._timeout, reached, lambda done: not done):
             raise OperationTimeout(
-                f"{what}: the brokers took it, and have not done it after {self._timeout:g} s",
-                advice="It is done in the background; raise request_timeout to wait for it",
+                f"{what}: the brokers accepted the request, but it is not complete after {self._timeout:g} s",
+                advice="It completes in the background; raise request_timeout to wait longer",
             )
 
 

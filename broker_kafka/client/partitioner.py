@@ -1,7 +1,7 @@
-"""Which partition a key belongs to: as Kafka's Java client decides it, or by a function of the user's.
+"""The partition of a key: by the hash of Kafka's Java client, or by the user's function.
 
 Pure functions, safe from any thread. Keys are hashed by librdkafka's own `murmur2_random`, which agrees with the Java
-client; `partition_of` says the same beforehand, for whoever has to know where a key will be.
+client; `partition_of` computes the same in advance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash that Kafka's Java client makes of a key, unsigned."""
+    """The 32-bit hash of a key by Kafka's Java client, unsigned."""
     length = len(data)
     whole = length & ~3
     h = _SEED ^ length
@@ -39,15 +39,15 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key in a topic of so many, unless `partitioner` or `partition_function` says otherwise."""
+    """The partition of a key with the default `partitioner` and no `partition_function`."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def choose_partition(partitioner: Partitioner, topic: str, key: bytes | None, partitions: int) -> int:
-    """What the user's function says.
+    """Call the user's function.
 
-    :raises InvalidMessage: it raised, or what it returned is no partition of the topic; caused by a KafkaException if
-        the topic may have it by now.
+    :raises InvalidMessage: the function raised, or returned no partition of the topic; the cause is a KafkaException if
+        the topic may have that partition by now.
     """
     try:
         partition = partitioner(topic, key, partitions)
@@ -55,12 +55,12 @@ def choose_partition(partitioner: Partitioner, topic: str, key: bytes | None, pa
         raise InvalidMessage(
             f"partition_function raised {error!r} for topic {topic!r} and key {key!r}",
             native=error,
-            advice="It must return a partition for every key, None included",
+            advice="It must return a partition for every key, also for None",
         ) from error
     if type(partition) is not int or not 0 <= partition < partitions:
         beyond = type(partition) is int and partition >= partitions
         raise InvalidMessage(
             f"partition_function returned {partition!r} for topic {topic!r} and key {key!r}",
-            advice=f"The topic's partitions are the ints 0 to {partitions - 1}",
+            advice=f"Return an int from 0 to {partitions - 1}",
         ) from (KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION)) if beyond else None)
     return partition

@@ -1,8 +1,7 @@
-"""Asks brokers where a topic's partitions begin and end, and where they are at a time; with no consumer and no group.
+"""Reads the offsets of partitions from their leaders: first, next, and by time; without a consumer or a group.
 
-*Concurrency.* Stateless; any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A topic that is not
-there raises TopicNotFound; a partition whose leader is just being chosen, or was lost before it answered, is asked
-again, until the request timeout.
+*Concurrency.* Stateless; any number of calls at once. *Failure.* TopicNotFound for a missing topic. A partition whose
+leader is being elected, or was lost before it answered, is retried until the request timeout.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ __all__ = [
     "topic_bounds",
 ]
 
-_LEAST: Final = 0.01
-_LOST: Final = KafkaError(KafkaError._TRANSPORT)
+_LEAST_SECONDS: Final = 0.01
+_TRANSPORT_ERROR: Final = KafkaError(KafkaError._TRANSPORT)
 _STALE: Final = frozenset(
     {
         KafkaError._NOENT,
@@ -58,16 +57,16 @@ _STALE: Final = frozenset(
 async def partitions_of(connection: Connection, topic: str) -> list[TopicPartition]:
     """The partitions of a topic, by number.
 
-    :raises TopicNotFound: there is no such topic.
+    :raises TopicNotFound: the topic does not exist.
     """
     found = await describe_topic(connection, topic)
     return [TopicPartition(topic, number) for number in sorted(each.id for each in found.partitions)]
 
 
 async def topic_bounds(connection: Connection, topic: str, *, committed: bool = True) -> dict[int, Bounds]:
-    """First and next position of each partition.
+    """The first and next offset of each partition.
 
-    :param committed: `next` is where the oldest open transaction begins, if there is one.
+    :param committed: `next` is the last stable offset: where the oldest open transaction begins.
     """
     found = await bounds_of(connection, await partitions_of(connection, topic), committed=committed)
     return {partition.partition: bounds for partition, bounds in found.items()}
@@ -76,17 +75,17 @@ async def topic_bounds(connection: Connection, topic: str, *, committed: bool = 
 async def bounds_of(
     connection: Connection, partitions: Sequence[TopicPartition], *, committed: bool = True
 ) -> dict[TopicPartition, Bounds]:
-    """The same of partitions of any topics."""
+    """`topic_bounds` of partitions of any topics."""
     firsts, nexts = await asyncio.gather(
         _offsets(connection, partitions, OffsetSpec.earliest(), committed),
         _offsets(connection, partitions, OffsetSpec.latest(), committed),
     )
-    # Retention may go on between the two: a range is then too long, or empty, never inverted.
+    # Retention may run between the two requests: a range may then be too long, or empty, but not inverted.
     return {each: Bounds(firsts[each], max(firsts[each], nexts[each])) for each in partitions}
 
 
 def out_of_range_text(bounds: Bounds) -> str:
-    """What an error says of a position that is outside of them."""
+    """For an error: "Position 7 of 'orders'[0] " + this."""
     return f"is not in the log, which begins at {bounds.first} and ends before {bounds.next}"
 
 
@@ -103,8 +102,8 @@ def check_in_log(bounds: Mapping[TopicPartition, Bounds], positions: Mapping[Top
 async def positions_at(
     connection: Connection, partitions: Sequence[TopicPartition], moment: datetime
 ) -> dict[TopicPartition, int]:
-    """The first position of each whose timestamp is not before `moment`; its end if there is none."""
-    # A timestamp has milliseconds, and one within the moment's own millisecond may lie before it: round up.
+    """The first offset of each partition with a timestamp of `moment` or later; its end if there is none."""
+    # Timestamps have milliseconds. Round up: one in the same millisecond may be before the moment.
     milliseconds = -int(-moment.timestamp() * 1000 // 1)
     found = await _offsets(connection, partitions, OffsetSpec.for_timestamp(max(0, milliseconds)), True)
     later = [each for each in partitions if found[each] < 0]
@@ -115,10 +114,10 @@ async def positions_at(
 async def high_watermarks(
     connection: Connection, partitions: Sequence[TopicPartition], timeout: float
 ) -> dict[TopicPartition, int]:
-    """Where these end now, whatever transactions are open. Those whose leader does not answer in time are left out."""
+    """The high watermarks of partitions, without those whose leader does not answer in time."""
     if not partitions:
         return {}
-    results = await _ask(connection, partitions, OffsetSpec.latest(), False, timeout, monotonic() + timeout)
+    results = await _list_offsets(connection, partitions, OffsetSpec.latest(), False, timeout, monotonic() + timeout)
     return {
         TopicPartition(partition.topic, partition.partition): result.offset
         for partition, result in results.items()
@@ -135,7 +134,7 @@ async def _offsets(
     until = monotonic() + timeout
     results = await retry_while(
         timeout,
-        lambda: _ask(connection, partitions, spec, committed, timeout, until),
+        lambda: _list_offsets(connection, partitions, spec, committed, timeout, until),
         lambda found: any(map(is_retriable, found.values())),
     )
     offsets: dict[TopicPartition, int] = {}
@@ -146,7 +145,7 @@ async def _offsets(
     return offsets
 
 
-async def _ask(
+async def _list_offsets(
     connection: Connection,
     partitions: Sequence[TopicPartition],
     spec: Any,
@@ -154,31 +153,31 @@ async def _ask(
     timeout: float,
     until: float,
 ) -> Mapping[Any, Any]:
-    """Each partition's answer or error, of its leader as of now."""
+    """The answer or error of each partition's current leader."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    asked = {NativePartition(*each): spec for each in partitions}
+    specs = {NativePartition(*each): spec for each in partitions}
     topics = sorted({each.topic for each in partitions})
     what = f"Positions of {', '.join(map(repr, topics))}"
 
-    async def once(patience: float) -> Mapping[Any, Any]:
+    async def attempt(seconds: float) -> Mapping[Any, Any]:
         def start(client: Any) -> Any:
-            return client.list_offsets(asked, isolation_level=level, request_timeout=patience)
+            return client.list_offsets(specs, isolation_level=level, request_timeout=seconds)
 
         found = await connection.outcomes(start, what)
         return {each: _unanswered(each, what) if _is_missing(result) else result for each, result in found.items()}
 
-    # Not all the time there is: the leader that the client knows may be gone, and it waits for that one to return.
-    found = await once(timeout / 3)
+    # Keep time for a second attempt: if the leader that the client knows is gone, the client waits for its return.
+    found = await attempt(timeout / 3)
     if any(map(_is_stale, found.values())):
-        # The client knows topics as they were when it last looked, and does not look again by itself.
+        # The client uses its old metadata, and does not refresh it by itself.
         leaders: dict[TopicPartition, str] = {}
         for topic in topics:
-            listed = await read_metadata(connection, what, max(_LEAST, until - monotonic()), topic)
+            listed = await read_metadata(connection, what, max(_LEAST_SECONDS, until - monotonic()), topic)
             for number, partition in listed.topics[topic].partitions.items():
                 leader = listed.brokers.get(partition.leader)
                 leaders[TopicPartition(topic, number)] = "" if leader is None else broker_name(leader)
-        found = await once(max(_LEAST, until - monotonic()))
-        # A leader may not have heard yet of a topic that others tell of: that passes.
+        found = await attempt(max(_LEAST_SECONDS, until - monotonic()))
+        # A leader may not know a new topic yet that other brokers report; this is retriable.
         found = {
             each: _unanswered(each, what, leaders[place])
             if _is_stale(result) and (place := TopicPartition(each.topic, each.partition)) in leaders
@@ -189,17 +188,19 @@ async def _ask(
 
 
 def _is_missing(result: Any) -> bool:
-    """Whether the leader's connection broke before its answer: the client then tells no error, and no offset either."""
+    """Whether the leader's connection broke before its answer: the client then returns no error and no offset."""
     return not isinstance(result, BrokerError) and result.offset == OFFSET_INVALID
 
 
 def _unanswered(partition: NativePartition, what: str, leader: str = "") -> BrokerError:
     where = f"{partition.topic!r}[{partition.partition}]"
     subject = f"the leader of {where}, {leader}," if leader else f"the leader of {where}"
-    return ConnectionFailed(f"{what}: {subject} did not answer", native=KafkaException(_LOST), advice=RESTART_ADVICE)
+    return ConnectionFailed(
+        f"{what}: {subject} did not answer", native=KafkaException(_TRANSPORT_ERROR), advice=RESTART_ADVICE
+    )
 
 
 def _is_stale(result: object) -> bool:
-    """Whether this may be due to what the client knows of the topic."""
+    """Whether old metadata of the client may be the cause of this error."""
     found = kafka_error(result.native) if isinstance(result, BrokerError) and result.native is not None else None
     return found is not None and found.code() in _STALE

@@ -1,4 +1,4 @@
-"""Reads the group metadata that the client library hands out. Pure."""
+"""Parses the group metadata of confluent-kafka. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAGIC: Final = b"CGMDv2:"
 
 
 class GroupMetadata(NamedTuple):
-    """:ivar generation: of the group, or the member's epoch in the KIP-848 protocol."""
+    """:ivar generation: of the group; with KIP-848 the member epoch."""
 
     group: str
     generation: int
@@ -22,13 +22,13 @@ class GroupMetadata(NamedTuple):
 def parse_group_metadata(metadata: bytes) -> GroupMetadata:
     """Read what `Consumer.consumer_group_metadata()` returns.
 
-    :raises ConfigurationError: it is not in the form that this version of the library writes.
+    :raises ConfigurationError: the metadata is not in the format of librdkafka 2.16.
     """
     parts = metadata[len(_MAGIC) + 4 :].split(b"\0")
     if not metadata.startswith(_MAGIC) or len(parts) < 3:
         raise ConfigurationError(
             f"Not the group metadata of a consumer: {metadata[:40]!r}",
-            advice="Give what consumer_group_metadata() returns, unchanged",
+            advice="Pass the result of consumer_group_metadata() unchanged",
         )
     generation = int.from_bytes(metadata[len(_MAGIC) : len(_MAGIC) + 4], "little", signed=True)
     return GroupMetadata(parts[0].decode(), generation, parts[1].decode())

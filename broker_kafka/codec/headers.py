@@ -1,24 +1,21 @@
-"""When a message may be handed over (`deliver_at`), as a header of its record. Pure.
+"""Messages as Kafka records, and records as messages: headers, ids and times. Pure; safe from any thread.
 
-The log takes the record at once. Consumers of `queue=markers` leave it to their tracker until it is due; whoever else
-reads the topic sees it as any other.
+Attributes are headers. Four headers are our own; a plain message has none of them:
 
-The headers of records as the client tells them, and of those that it cannot read none.
+| header | value |
+| --- | --- |
+| `anybroker-id` | the id that the publisher gave |
+| `anybroker-time` | the producer's clock in microseconds since 1970, if the record's timestamp cannot hold it |
+| `anybroker-attributes` | attributes with a NUL in the name, percent-encoded: librdkafka ends a header name there |
+| `anybroker-deliver-at` | when the message is due; consumers of `queue=markers` deliver it then, others at once |
 
-A header's name is bytes in Kafka and text in confluent-kafka. Where it is not UTF-8 the client fails at the first look
-and leaves a list behind that ends the process once it is used. So that nobody meets it, such a record is given no
-headers, which also is what `native.headers()` tells from then on, and that is logged, once for each topic. Everything
-here that wants headers of records asks these functions. *Concurrency.* From any thread; of one record from one at a
-time, before it was asked for first.
+Headers are decoded on access. Of several headers with one name the last is the attribute, as with Kafka's `lastHeader`;
+the others, and values that are not UTF-8, stay in `native` and are forwarded with it.
 
-
-Messages as Kafka records, and records as messages. Pure functions and one view, safe from any thread.
-
-Attributes are headers as they are. Two things ride in headers of our own: `anybroker-id`, the id that a publisher gave,
-and `anybroker-time`, the producer's clock in microseconds since 1970 where the record's timestamp cannot tell it. A
-plain message has neither. A third tells when a message with `deliver_at` is due: see `scheduling`. Headers are read
-only when somebody asks. Of several headers of one name the last is shown, as Kafka's own `lastHeader` does; they and
-those that are no text stay in `native`, and are forwarded with it. Of names that are no text: see `record_headers`.
+A header name that is not UTF-8 makes confluent-kafka fail at the first access and leave a list behind that crashes the
+process at the next. `headers_of` and `headers_of_each` remove the headers of such a record and log it once for each
+topic. Read headers only through them. *Concurrency.* Different records from any thread; the first access to the headers
+of one record from one thread.
 """
 
 from __future__ import annotations
@@ -56,27 +53,27 @@ __all__ = [
 DUE: Final = "anybroker-deliver-at"
 """Milliseconds since 1970, in decimal."""
 LONGEST_DELAY: Final = 30 * 86_400.0
-"""Seconds. Trackers repeat what waits, so that the marker topic's retention does not bound it."""
+"""Seconds. Trackers rewrite waiting markers, so that the retention of the marker topic does not matter."""
 _LONGEST: Final = timedelta(seconds=LONGEST_DELAY)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def encode_due(moment: datetime, now: datetime) -> bytes:
-    """The header's value, never earlier than the moment.
+    """The header's value, rounded up.
 
-    :raises InvalidMessage: that is too far ahead.
+    :raises InvalidMessage: the moment is too far ahead.
     """
     if moment - now > _LONGEST:
         raise InvalidMessage(
-            f"deliver_at is {moment.isoformat()}, and a queue on Kafka keeps a message for {_LONGEST.days} days",
-            advice="Publish it later, or keep its time elsewhere until then",
+            f"deliver_at is {moment.isoformat()}, and a queue on Kafka keeps messages for {_LONGEST.days} days",
+            advice="Publish the message later",
         )
     return b"%d" % max(0, -((_EPOCH - moment) // _MILLISECOND))
 
 
 def due_of(headers: tuple[tuple[str, bytes | None], ...]) -> int:
-    """When a record's message is due, in milliseconds since 1970; 0 if it does not tell."""
+    """When a message is due, in milliseconds since 1970; 0 without the header."""
     for name, value in headers:
         if name == DUE and value is not None and value.isdigit() and len(value) < 15:
             return int(value)
@@ -85,23 +82,23 @@ def due_of(headers: tuple[tuple[str, bytes | None], ...]) -> int:
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-# A call that the interpreter has specialised does not look for the exception that the client leaves; one from C does.
-_ask: Final = cast("Callable[[Any], Headers | None]", methodcaller("headers"))
+# The interpreter's specialised method call ignores the exception that the client leaves; `methodcaller` does not.
+_get_headers: Final = cast("Callable[[Any], Headers | None]", methodcaller("headers"))
 _headers: Final = cast("Callable[[Any], Headers | None]", NativeRecord.headers)
-_told: Final[set[str]] = set()
-_MOST_TOLD: Final = 1000
+_logged_topics: Final[set[str]] = set()
+_MOST_LOGGED_TOPICS: Final = 1000
 
 
 def headers_of(raw: Any) -> Headers | None:
-    """Those of one record; None if it has none."""
+    """The headers of a record; None if it has none."""
     try:
-        return _ask(raw)
+        return _get_headers(raw)
     except SystemError as error:
         return _unreadable(raw, error)
 
 
 def headers_of_each(raws: Sequence[Any]) -> list[Headers | None]:
-    """Those of many records."""
+    """The headers of many records."""
     found: list[Headers | None] = []
     rest = iter(raws)
     while True:
@@ -109,7 +106,7 @@ def headers_of_each(raws: Sequence[Any]) -> list[Headers | None]:
             found.extend(map(_headers, rest))
             return found
         except SystemError as error:
-            # It is behind those that were found, and must not be asked a second time.
+            # The failed record is the next one; reading its headers again would crash.
             found.append(_unreadable(raws[len(found)], error))
 
 
@@ -118,11 +115,11 @@ def _unreadable(raw: Any, error: SystemError) -> Headers:
         raise error
     raw.set_headers([])
     topic = raw.topic()
-    if topic not in _told and len(_told) < _MOST_TOLD:
-        _told.add(topic)
+    if topic not in _logged_topics and len(_logged_topics) < _MOST_LOGGED_TOPICS:
+        _logged_topics.add(topic)
         logger.warning(
-            "A header of record %s[%d]@%d has a name that is not UTF-8. The client cannot read its headers, and it is "
-            "handed over without any, as all such records are",
+            "Record %s[%d]@%d has a header name that is not UTF-8. confluent-kafka cannot read its headers; the record "
+            "is delivered without headers, and so are all such records of the topic",
             topic,
             raw.partition(),
             raw.offset(),
@@ -135,11 +132,11 @@ _TIME: Final = "anybroker-time"
 _ATTRIBUTES: Final = "anybroker-attributes"
 _MICROSECOND: Final = timedelta(microseconds=1)
 _FIRST: Final = _EPOCH + timedelta(milliseconds=1)
-"""The earliest time that a timestamp can tell: brokers take none below 0, and to the client 0 means now."""
+"""The earliest timestamp of a record: brokers take none below 0, and 0 makes the client use its clock."""
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
-_MOST_PLAIN: Final = 1000
+_MOST_KNOWN_NAMES: Final = 1000
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
-"""Milliseconds up to which seconds as a float are right to the microsecond: until 2106."""
+"""Milliseconds below which seconds as a float are exact to the microsecond: until 2106."""
 
 _timestamp: Final = cast("Callable[[Any], tuple[int, int]]", NativeRecord.timestamp)
 
@@ -147,22 +144,22 @@ _timestamp: Final = cast("Callable[[Any], tuple[int, int]]", NativeRecord.timest
 def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
     """The headers of a message; empty for a plain one.
 
-    :raises InvalidMessage: it is to be delivered too far ahead.
+    :raises InvalidMessage: `deliver_at` is too far ahead.
     """
     headers: list[tuple[str, bytes | None]] = []
     native = message.native
     if type(native) is NativeRecord:
-        headers += _unshown(native, message.attributes)
+        headers += _hidden_headers(native, message.attributes)
     if message.attributes is not NO_ATTRIBUTES:
-        hostile: list[str] = []
+        escaped: list[str] = []
         for name, value in message.attributes.items():
             if "\0" in name:
-                # librdkafka ends a header's name there.
-                hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
+                # librdkafka ends a header name at NUL.
+                escaped.append(f"{quote(name, safe='')}={quote(value, safe='')}")
             else:
                 headers.append((name, value.encode()))
-        if hostile:
-            headers.append((_ATTRIBUTES, "&".join(hostile).encode()))
+        if escaped:
+            headers.append((_ATTRIBUTES, "&".join(escaped).encode()))
     if message.id is not None:
         headers.append((_ID, message.id.encode()))
     time = message.publish_time
@@ -174,32 +171,32 @@ def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
 
 
 def encode_time(message: OutboundMessage) -> int:
-    """The record's timestamp in milliseconds since 1970; 0 has the client take its clock.
+    """The record's timestamp in milliseconds since 1970; 0 makes the client use its clock.
 
-    A forwarded message is new in this log, and its age must not make retention remove it: it gets the time of now, and
-    its producer's time rides in a header.
+    A forwarded message gets the current time, so that retention does not remove it for its age; its producer's time is
+    in a header.
     """
     time = message.publish_time
     if time is None or message.native is not None:
         return 0
-    # An earlier time rides in a header, and the log's is as near to it as can be.
+    # An earlier time is in a header, too.
     return max(1, (time - _EPOCH) // _MICROSECOND // 1000)
 
 
 def record_id(topic: str, partition: int, offset: int) -> str:
-    """The id of a record whose publisher gave none."""
+    """The id of a record without an id of its publisher."""
     return f"{topic}:{partition}:{offset}"
 
 
 class RecordView:
-    """How a record that confluent-kafka delivered is shown."""
+    """The view of confluent-kafka's records. Use `RECORD_VIEW`."""
 
-    __slots__ = ("_last_time", "_plain")
+    __slots__ = ("_attribute_names", "_last_time")
 
     def __init__(self) -> None:
-        self._plain: set[str] = set()
-        """Names of headers that are known to be attributes: few, and the same in most records."""
-        # Neighbours often have the same timestamp. One object, so that every thread sees a pair that belongs together.
+        self._attribute_names: set[str] = set()
+        """Header names that are known to be attributes: few, and the same in most records."""
+        # Neighbours often share a timestamp. One tuple, so that every thread sees a consistent pair.
         self._last_time = (0, _EPOCH)
 
     def id(self, raw: Any, /) -> str:
@@ -216,17 +213,16 @@ class RecordView:
         return NO_ATTRIBUTES if headers is None else self._attributes(headers)
 
     def attributes_of(self, raws: Sequence[Any], /) -> list[Mapping[str, str]]:
-        """Those of many."""
         read = self._attributes
         return [NO_ATTRIBUTES if headers is None else read(headers) for headers in headers_of_each(raws)]
 
     def _attributes(self, headers: Headers) -> Mapping[str, str]:
-        plain = self._plain
+        known = self._attribute_names
         shown: dict[str, str] = {}
         for name, value in headers:
-            if value is None or (name not in plain and not self._is_plain(name)):
+            if value is None or (name not in known and not self._is_attribute(name)):
                 if name == _ATTRIBUTES and value is not None:
-                    _read_hostile(value, shown)
+                    _read_escaped(value, shown)
                 continue
             try:
                 shown[name] = value.decode()
@@ -236,18 +232,17 @@ class RecordView:
 
     def publish_time(self, raw: Any, /) -> datetime | None:
         headers = headers_of(raw)
-        if headers is not None and (told := _told_time(headers)) is not None:
-            return told
+        if headers is not None and (time := _header_time(headers)) is not None:
+            return time
         kind, milliseconds = raw.timestamp()
         return self._time(milliseconds) if kind == TIMESTAMP_CREATE_TIME else None
 
     def publish_times_of(self, raws: Sequence[Any], /) -> list[datetime | None]:
-        """Those of many."""
         known, last = self._last_time
         found: list[datetime | None] = []
         for headers, (kind, milliseconds) in zip(headers_of_each(raws), map(_timestamp, raws), strict=True):
-            if headers is not None and (told := _told_time(headers)) is not None:
-                time = told
+            if headers is not None and (own := _header_time(headers)) is not None:
+                time = own
             elif kind != TIMESTAMP_CREATE_TIME:
                 time = None
             elif milliseconds == known:
@@ -259,20 +254,20 @@ class RecordView:
         return found
 
     def broker_time(self, raw: Any, /) -> datetime | None:
-        """Only topics with `message.timestamp.type=LogAppendTime` have it."""
+        """None unless the topic has `message.timestamp.type=LogAppendTime`."""
         kind, milliseconds = raw.timestamp()
         return self._time(milliseconds) if kind == TIMESTAMP_LOG_APPEND_TIME else None
 
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
-        """Those of many, in microseconds since 1970, for columns."""
+        """In microseconds since 1970, for columns."""
         found = _timestamps(raws, TIMESTAMP_CREATE_TIME)
         for index, headers in enumerate(headers_of_each(raws)):
-            if headers is not None and (told := _told_time(headers)) is not None:
-                found[index] = (told - _EPOCH) // _MICROSECOND
+            if headers is not None and (time := _header_time(headers)) is not None:
+                found[index] = (time - _EPOCH) // _MICROSECOND
         return found
 
     def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
-        """Those of many, in microseconds since 1970, for columns."""
+        """In microseconds since 1970, for columns."""
         return _timestamps(raws, TIMESTAMP_LOG_APPEND_TIME)
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
@@ -284,13 +279,13 @@ class RecordView:
     def native(self, raw: Any, /) -> Any:
         return raw
 
-    def _is_plain(self, name: str) -> bool:
+    def _is_attribute(self, name: str) -> bool:
         """Whether a header of this name is an attribute."""
         if not name or name.startswith(RESERVED_PREFIX):
             return False
-        if len(self._plain) >= _MOST_PLAIN:
-            self._plain.clear()
-        self._plain.add(name)
+        if len(self._attribute_names) >= _MOST_KNOWN_NAMES:
+            self._attribute_names.clear()
+        self._attribute_names.add(name)
         return True
 
     def _time(self, milliseconds: int) -> datetime | None:
@@ -312,12 +307,12 @@ RECORD_VIEW: Final = RecordView()
 """The one view of all records."""
 
 
-def _told_time(headers: Headers) -> datetime | None:
-    """What a header of ours says, if there is one that can be read."""
+def _header_time(headers: Headers) -> datetime | None:
+    """The value of `anybroker-time`, if the header exists and is valid."""
     for name, value in headers:
         if name == _TIME and value is not None:
             if b"_" in value:
-                # A number to Python's `int` alone.
+                # Only Python's `int` takes underscores.
                 return None
             try:
                 return _EPOCH + timedelta(microseconds=int(value))
@@ -333,18 +328,18 @@ def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
     ]
 
 
-def _read_hostile(value: bytes, shown: dict[str, str]) -> None:
+def _read_escaped(value: bytes, shown: dict[str, str]) -> None:
     for item in value.decode("utf-8", "replace").split("&"):
         name, equals, text = item.partition("=")
-        # A foreign producer may write anything there, and an attribute without a name cannot be forwarded.
+        # A foreign producer may write anything; an attribute without a name could not be forwarded.
         if equals and name:
             shown[unquote(name)] = unquote(text)
 
 
-def _unshown(native: NativeRecord, kept: Mapping[str, str]) -> Headers:
-    """Headers of a foreign producer that attributes cannot show, for a message that is being forwarded.
+def _hidden_headers(native: NativeRecord, kept: Mapping[str, str]) -> Headers:
+    """The headers of a forwarded message that are not among its attributes, from a foreign producer.
 
-    A name that the forwarder removed takes its earlier values along.
+    Removing an attribute removes every header of that name.
     """
     headers = headers_of(native) or ()
     shown: dict[str, int] = {

@@ -1,9 +1,8 @@
-"""The offset map: which records above a committed position are finished, as a text to be stored with the position.
+"""The offset map: the finished offsets above a committed position, as the metadata that is committed with it.
 
-Pure functions. The text is `abm1.<position>.<kind><base64>`: `b` is a set of bits, one for each offset from the
-position on; `r` is the lengths of runs, by turns unfinished and finished, as base-128 numbers. The shorter of the two
-is taken. What is no such text, or belongs to another position, is somebody else's and reads as nothing finished: to
-repeat work is allowed, to leave it out is not.
+Pure functions. The text is `abm1.<position>.<kind><base64>`. Kind `b` is a bit set, one bit for each offset from the
+position on. Kind `r` is the lengths of runs, unfinished and finished in turn, as base-128 numbers. The shorter one is
+used. Any other text, or one of another position, decodes to nothing finished: records may be repeated, never skipped.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Final, NamedTuple
 __all__ = ["LIMIT", "Encoded", "decode", "encode"]
 
 LIMIT: Final = 4095
-"""The longest text that a broker takes by default: one of `offset.metadata.max.bytes`, 4096, is refused."""
+"""The longest text that a broker takes by default; it rejects one of `offset.metadata.max.bytes`, 4096."""
 _MAGIC: Final = "abm1"
 _LARGEST: Final = 2**63 - 1
 
 Ranges = Sequence[tuple[int, int]]
-"""Half-open, rising, apart from each other."""
+"""Half-open, rising, not adjacent."""
 
 
 class Encoded(NamedTuple):
-    """:ivar text: empty when nothing is finished above the position, or nothing of it fits.
-    :ivar fullness: how much of the limit all of it takes or would take; above 1, the highest offsets were left out.
+    """:ivar text: empty if nothing above the position is finished, or nothing fits.
+    :ivar fullness: the length of the whole text, as a part of the limit; above 1, the highest offsets are left out.
     """
 
     text: str
@@ -53,7 +52,7 @@ def encode(position: int, finished: Ranges, limit: int = LIMIT) -> Encoded:
 
 
 def decode(position: int, text: str) -> list[tuple[int, int]]:
-    """The finished ranges above a position; none if the text does not tell."""
+    """The finished ranges above a position; none if the text is not an offset map of it."""
     magic, _, rest = text.partition(".")
     base, _, body = rest.partition(".")
     if magic != _MAGIC or base != str(position) or not body or len(text) > 16 * LIMIT:
@@ -97,7 +96,7 @@ def _runs(position: int, finished: Ranges) -> bytes:
 
 
 def _fitting(position: int, finished: Ranges, room: int) -> Ranges:
-    """The lowest ranges whose runs fit."""
+    """The lowest ranges whose encoded runs fit."""
     body = bytearray()
     at = position
     for count, (start, stop) in enumerate(finished):
@@ -117,7 +116,7 @@ def _append(body: bytearray, number: int) -> None:
 
 
 def _read_runs(position: int, data: bytes) -> Iterator[tuple[int, int]]:
-    """:raises ValueError: it is cut off, or tells of offsets that cannot be."""
+    """:raises ValueError: the data is truncated, or has invalid offsets."""
     numbers: list[int] = []
     number = shift = 0
     for byte in data:
@@ -128,12 +127,12 @@ def _read_runs(position: int, data: bytes) -> Iterator[tuple[int, int]]:
         numbers.append(number)
         number = shift = 0
     if shift or len(numbers) % 2:
-        raise ValueError("cut off")
+        raise ValueError("truncated")
     at = position
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
         start, at = at + gap, at + gap + length
         if not length or at > _LARGEST:
-            raise ValueError("an empty run, or an offset beyond all")
+            raise ValueError("an empty run, or an offset above 2**63")
         yield start, at
 
 

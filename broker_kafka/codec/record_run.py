@@ -1,6 +1,6 @@
-"""What a consumer of confluent-kafka gave, by partition: records are made of it when somebody looks at them. Pure.
+"""Runs of records of one partition, as confluent-kafka returned them; Record objects are made on access. Pure.
 
-Nothing here costs more per record than a call of the client's C code: records are read by the million.
+Nothing here costs more per record than one call of C code: records are read by the million.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _error: Final = cast("_Getter", NativeRecord.error)
 
 
 class NativeRun:
-    """Implements `broker.records.RecordRun`: records of one partition; a part of a split may be empty."""
+    """Implements `broker.records.RecordRun`. A part of a split may be empty."""
 
     __slots__ = ("_all", "_begin", "_end", "_size", "partition", "topic")
 
@@ -43,7 +43,7 @@ class NativeRun:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        # A part shares the list of the whole, so that a split costs no more than its smaller side.
+        # A part shares the list of the whole run, so that a split costs no more than its smaller side.
         self._all = messages
         self._begin = begin
         self._end = len(messages) if end is None else end
@@ -68,7 +68,7 @@ class NativeRun:
 
     @property
     def offsets(self) -> Iterable[int]:
-        """Of each record. They only grow, so that none is missing where the first and the last are so far apart."""
+        """The offset of each record. They rise, so that first and last tell whether any is missing."""
         if not len(self):
             return range(0)
         begin, end = _offset(self._all[self._begin]), self.last + 1
@@ -86,7 +86,7 @@ class NativeRun:
         )
 
     def within(self, size: int) -> int:
-        """How many of the first have so many bytes together at most."""
+        """How many of the first records have at most `size` bytes together."""
         fitting = takewhile(size.__ge__, accumulate(map(len, islice(self._all, self._begin, self._end))))
         return sum([1 for _ in fitting])
 
@@ -143,10 +143,10 @@ _TIMES: Final[Mapping[str, Callable[[Sequence[NativeRecord]], Sequence[Any]]]] =
 def runs_of(
     messages: Sequence[NativeRecord], only_topic: str | None = None, sole: tuple[str, int] | None = None
 ) -> list[NativeRun]:
-    """The records among what the client gave; the rest are errors.
+    """The records among the messages of a consumer; the others are errors.
 
-    :param only_topic: of which all of them are, if that is known.
-    :param sole: the partition that all of them are of, if that is known, which saves a look at each.
+    :param only_topic: the topic of every record, if there is only one.
+    :param sole: the partition of every record, if there is only one; saves a check of each.
     """
     if any(map(_error, messages)):
         messages = [message for message in messages if message.error() is None]

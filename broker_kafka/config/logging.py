@@ -1,4 +1,4 @@
-"""Where librdkafka's log lines go: the logger `broker.kafka`. Safe from any thread."""
+"""Sends librdkafka's log lines to the logger `broker.kafka`. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ __all__ = ["CLIENT_LOG"]
 
 
 class _ClientLog:
-    """What confluent-kafka takes for a logger.
+    """The part of a logger that confluent-kafka uses."""
 
-    Every attempt to reconnect writes a line of its own; what matters of them is told by `bus.hooks`, so these are for
-    debugging.
-    """
-
-    _NOISE: Final = frozenset({"CLOSE", "COORD", "ERROR", "FAIL", "GETPID", "MAXPOLL", "REQTMOUT", "TERMINATE"})
+    _DEBUG_ONLY: Final = frozenset({"CLOSE", "COORD", "ERROR", "FAIL", "GETPID", "MAXPOLL", "REQTMOUT", "TERMINATE"})
+    """One line for each attempt to reconnect; `bus.hooks` reports the connection."""
 
     _ONCE: Final = frozenset({"SHARECONSUMER"})
-    """Each share consumer says that it is a preview, and one consumer of ours has several."""
+    """A line of each share consumer, of which a consumer has several: share groups are a preview."""
 
     def __init__(self) -> None:
         self._logger = logging.getLogger("broker.kafka")
-        self._told: set[object] = set()
+        self._logged: set[object] = set()
 
     def log(self, level: int, message: str, *values: object) -> None:
         facility = values[0] if values else ""
-        self._logger.log(logging.DEBUG if facility in self._NOISE | self._told else level, message, *values)
+        self._logger.log(logging.DEBUG if facility in self._DEBUG_ONLY | self._logged else level, message, *values)
         if facility in self._ONCE:
-            self._told.add(facility)
+            self._logged.add(facility)
 
 
 CLIENT_LOG: Final = _ClientLog()

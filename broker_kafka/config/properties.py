@@ -1,9 +1,7 @@
-"""The names of librdkafka's configuration properties, as its CONFIGURATION.md lists them for 2.16, without callbacks.
+"""librdkafka's properties: their names, the roles they belong to, and the ones that the SDK sets itself.
 
-They say which client a property belongs to, and what a misspelt one was meant to be; librdkafka itself decides what it
-takes. Data only.
-
-Which librdkafka properties are the user's and which the SDK's own. Pure functions, safe from any thread.
+The names are those of CONFIGURATION.md of librdkafka 2.16, without callbacks. They decide which client gets a property,
+and help with typing errors; librdkafka itself validates. Pure functions, safe from any thread.
 """
 
 from __future__ import annotations
@@ -98,7 +96,7 @@ KNOWN_PROPERTIES: Final = PRODUCER_PROPERTIES | CONSUMER_PROPERTIES | _SHARED
 _SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\0:/,@?#\[\]]+)(?::([0-9]{1,9}))?")
 
 Role = Literal["producer", "consumer", "admin"]
-"""What a client is for; an admin client is a producer to librdkafka."""
+"""The kind of a client; to librdkafka, an admin client is a producer."""
 
 _SERVERS: Final = "the hosts of the URL are the servers"
 _COMMITS: Final = "only what was finished is committed, and the consumer does it"
@@ -138,10 +136,10 @@ OWNED: Final[Mapping[str, str]] = {
     "statistics.interval.ms": "the clients' statistics would reach nobody, and cost time",
     "oauth_cb": "it is a field of the settings object",
 }
-"""Properties that nobody else may set, each with the reason."""
+"""Properties that only the SDK sets, each with the reason."""
 
-_OFF: Final = {"statistics.interval.ms": "0"}
-"""The value that one of these may have all the same: it changes nothing."""
+_ALLOWED_VALUES: Final = {"statistics.interval.ms": "0"}
+"""The value that may be given for one of these: librdkafka's default."""
 
 ALIASES: Final[Mapping[str, str]] = {
     "sasl.mechanisms": "sasl.mechanism",
@@ -155,17 +153,17 @@ ALIASES: Final[Mapping[str, str]] = {
     "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
 }
-"""librdkafka's second names, with the one that is used here."""
+"""librdkafka's aliases, and the name that is used here."""
 
 UNUSED_BY_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
     "classic": ("group_remote_assignor",),
     "consumer": ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"),
 }
-"""By `group_protocol`, settings that librdkafka refuses with it."""
+"""By `group_protocol`, settings that librdkafka rejects with it."""
 
 
 def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
-    """:raises ValueError: librdkafka would not take one for a broker to ask, or for another than it says."""
+    """:raises ValueError: librdkafka would ignore a server, or connect to another one."""
     for server in servers:
         found = _SERVER.fullmatch(server)
         if found is None or not 0 < int(found.group(1) or 1) < 65536:
@@ -176,10 +174,10 @@ def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
 def check_property(name: str, value: object) -> str | SecretStr:
     """The value of a property that has no setting of its own, as librdkafka takes it.
 
-    :raises InvalidSetting: the property is the SDK's own, or its value is no text, number or truth value.
+    :raises InvalidSetting: the SDK sets the property, or its value is not a str, number or bool.
     """
     reason = OWNED.get(name)
-    if reason is not None and (name not in _OFF or str(value) != _OFF[name]):
+    if reason is not None and (name not in _ALLOWED_VALUES or str(value) != _ALLOWED_VALUES[name]):
         raise InvalidSetting(f"Property {name!r} is set by the SDK", advice=f"Leave it out: {reason}")
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -191,17 +189,17 @@ def check_property(name: str, value: object) -> str | SecretStr:
             advice="It takes text, a number, true or false",
         )
     if "\0" in str(value):
-        raise InvalidSetting(f"Property {name!r} has a NUL", advice="Leave it out: clients in C end a text there")
+        raise InvalidSetting(f"Property {name!r} has a NUL", advice="Leave it out: librdkafka ends the value there")
     return SecretStr(str(value)) if is_secret_name(name) else str(value)
 
 
 def for_role(properties: Mapping[str, Any], role: Role) -> dict[str, Any]:
-    """Those that concern a client of this role."""
+    """The properties of a client of this role."""
     foreign = PRODUCER_PROPERTIES if role == "consumer" else CONSUMER_PROPERTIES
     return {name: value for name, value in properties.items() if name not in foreign}
 
 
 def did_you_mean(name: str) -> str:
-    """What to say of a property that librdkafka does not know."""
+    """The advice for a property that librdkafka does not know."""
     near = get_close_matches(name, KNOWN_PROPERTIES, 1, 0.6)
     return f"Did you mean {near[0]!r}?" if near else "Its configuration page lists the properties there are"

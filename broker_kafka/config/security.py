@@ -1,7 +1,4 @@
-"""The settings of Kafka's security, and what each of them needs beside it.
-
-What the security settings say together: which protocol they mean, and which of them would do nothing. Pure.
-"""
+"""The security settings of Kafka, and the checks of their combinations. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ __all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "proto
 
 
 class SecuritySettings(BackendSettings):
-    """Those of `KafkaSettings` that say how connections are secured and who logs in."""
+    """The part of `KafkaSettings` for TLS and login."""
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = Field(
         default=None,
@@ -89,7 +86,7 @@ class SecuritySettings(BackendSettings):
         certificate = self.ssl_certificate_location or self.ssl_certificate_pem
         key = self.ssl_key_location or self.ssl_key_pem
         if certificate and not key:
-            # The broker would be shown a certificate that nobody can prove to be theirs, and says no more than "bad".
+            # Without its key the certificate proves nothing, and the broker only reports "bad certificate".
             raise ValueError(
                 "a client certificate is given without its key, as ssl_key_location or ssl_key_pem; one file may hold "
                 "both"
@@ -124,14 +121,14 @@ _TLS: Final = (
     "ssl_key_pem",
     "ssl_keystore_location",
 )
-"""Whoever gives one of these wants TLS."""
-_TLS_MORE: Final = (
+"""Any of these turns TLS on."""
+_TLS_OPTIONS: Final = (
     "ssl_key_password",
     "ssl_keystore_password",
     "ssl_endpoint_identification_algorithm",
     "enable_ssl_certificate_verification",
 )
-"""What says how TLS is done, and not that it is."""
+"""Options of TLS that do not turn it on."""
 MECHANISMS: Final = {
     "oauth_cb": "OAUTHBEARER",
     "enable_sasl_oauthbearer_unsecure_jwt": "OAUTHBEARER",
@@ -158,12 +155,12 @@ MECHANISMS: Final = {
         "GSSAPI",
     ),
 }
-"""The settings that one way of logging in alone has a use for."""
-_CLOUD: Final = "sasl.oauthbearer.metadata.authentication.type"
+"""Settings that only one SASL mechanism uses."""
+_METADATA_AUTHENTICATION: Final = "sasl.oauthbearer.metadata.authentication.type"
 
 
 class Secured(Protocol):
-    """What is looked at of `KafkaSettings`."""
+    """The part of `KafkaSettings` that is checked here."""
 
     @property
     def security_protocol(self) -> str | None: ...
@@ -187,7 +184,7 @@ class Secured(Protocol):
 
 
 def protocol_of(settings: Secured) -> str:
-    """The security protocol, chosen from what is given if it is left open."""
+    """`security_protocol`, or the protocol that the other settings imply."""
     if settings.security_protocol is not None:
         return settings.security_protocol
     if settings.sasl_username is not None or settings.sasl_mechanism is not None:
@@ -196,7 +193,7 @@ def protocol_of(settings: Secured) -> str:
 
 
 def check_security(settings: Secured) -> None:
-    """:raises InvalidSetting: one would do nothing, so that a connection is less secure than it looks, or none."""
+    """:raises InvalidSetting: a setting has no effect, so that the connection would be less secure than it looks."""
     mechanism = settings.sasl_mechanism
     if not protocol_of(settings).endswith("SSL"):
         _check_no_tls(settings)
@@ -213,10 +210,10 @@ def check_security(settings: Secured) -> None:
 
 def _check_no_tls(settings: Secured) -> None:
     protocol = protocol_of(settings)
-    # That a check is off is nothing to miss.
+    # A check that is off has nothing to lose.
     given = [
         (name, name)
-        for name in (*_TLS, *_TLS_MORE)
+        for name in (*_TLS, *_TLS_OPTIONS)
         if settings.is_given(name) and getattr(settings, name) not in (False, "none")
     ]
     given += [(name, "properties") for name in settings.properties if name.startswith("ssl.")]
@@ -231,10 +228,10 @@ def _check_no_tls(settings: Secured) -> None:
 
 def _check_tokens(settings: Secured) -> None:
     if settings.sasl_oauthbearer_method == "oidc":
-        if settings.sasl_oauthbearer_token_endpoint_url is None and _CLOUD not in settings.properties:
+        if settings.sasl_oauthbearer_token_endpoint_url is None and _METADATA_AUTHENTICATION not in settings.properties:
             raise InvalidSetting(
                 "sasl_oauthbearer_method is oidc, and no endpoint for its tokens is given",
-                advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_CLOUD}",
+                advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_METADATA_AUTHENTICATION}",
             )
     elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
         raise InvalidSetting(

@@ -126,7 +126,7 @@ async def test_a_subscription_or_topic_that_is_not_there(
     await spi.delete_subscription(topic, group)
     # A group that is there, and has read nothing of this topic that could be committed.
     await spi.reset_group(group, GroupReset(to="latest", topics=[f"{topic}-other"]), dry_run=False)
-    with pytest.raises(SubscriptionNotFound, match=f"{group}' has committed nothing of topic '{topic}'"):
+    with pytest.raises(SubscriptionNotFound, match=f"{group}' has no position on topic '{topic}'"):
         await spi.lag(topic, group)
     for call in (
         spi.list_subscriptions(name),

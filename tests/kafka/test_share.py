@@ -87,9 +87,7 @@ async def test_the_name_of_a_share_group_is_told_with_the_mend(
     ):
         await bus.topic(topic).publish_batch(numbered(1))
         await take(inbox, 1, PATIENCE)
-        with pytest.raises(
-            BrokerError, match="if a share group has this name, as queue=share makes them, take another"
-        ):
+        with pytest.raises(BrokerError, match=r"if a share group \(queue=share\) has this name, choose another"):
             async with other.messages(topic, subscription=group) as reader:
                 await reader.next_message(timeout=PATIENCE)
 

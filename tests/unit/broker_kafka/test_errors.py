@@ -48,7 +48,7 @@ def test_codes(code: int, expected: type[errors.BrokerError], retriable: bool) -
     ("code", "mend"),
     [
         (KafkaError.OFFSET_METADATA_TOO_LARGE, r"offset\.metadata\.max\.bytes, 4096"),
-        (KafkaError.FENCED_INSTANCE_ID, "later goes on with group_protocol=classic, and the earlier with consumer"),
+        (KafkaError.FENCED_INSTANCE_ID, "group_protocol=classic keeps the later, and consumer the earlier"),
     ],
 )
 def test_the_mend_is_told(code: int, mend: str) -> None:
