@@ -1,6 +1,6 @@
 """The rules by which every store outside Kafka takes a claim or a commit. Functions of what they are given.
 
-Kept in one place so that memory, file and SQL cannot drift apart; SQL also writes them as a condition of its UPDATE.
+One place, so that the memory and SQL stores cannot drift apart; SQL repeats them as a condition of its UPDATE.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
 from broker_kafka.group import GroupConsumer, TopicPattern
 from broker_kafka.group import topic_ids as identities
-from broker_kafka.offsets import FileOffsetStore, MemoryOffsetStore, SqlOffsetStore, StoredOffset
+from broker_kafka.offsets import MemoryOffsetStore, SqlOffsetStore, StoredOffset
 from broker_kafka.offsets.protocol import failures
 from tests.kafka.group_members import take
 from tests.servers.kafka import KafkaServer
@@ -193,7 +193,6 @@ async def test_a_copy_in_transactions_copies_all_of_the_new_one(bus: Bus, made: 
 
 STORES: dict[str, Callable[[Path], Any]] = {
     "memory": lambda directory: MemoryOffsetStore(),
-    "file": lambda directory: FileOffsetStore(directory / "offsets"),
     "sql": lambda directory: SqlOffsetStore(create_engine(f"sqlite:///{directory / 'offsets.db'}")),
 }
 
