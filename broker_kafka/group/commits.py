@@ -18,7 +18,7 @@ from broker import BackendError, Bounds, BrokerError, OffsetOutOfRange, Operatio
 from broker.driver import logger
 from broker_kafka.cluster.list_offsets import not_within
 from broker_kafka.errors import kafka_error
-from broker_kafka.group.held import Held
+from broker_kafka.group.assigned_partition import Held
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
 __all__ = ["Commits"]

@@ -32,17 +32,16 @@ from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
+from broker_kafka.group.assigned_partition import Held
+from broker_kafka.group.buffer import Intake
 from broker_kafka.group.claims import Claim, Claims
 from broker_kafka.group.commits import Commits
-from broker_kafka.group.delivery import Delivery
-from broker_kafka.group.held import Held
-from broker_kafka.group.intake import Intake
 from broker_kafka.group.log_end import Tails
 from broker_kafka.group.offset_reset import reset_of
 from broker_kafka.group.options import GroupOptions
+from broker_kafka.group.readers import Delivery, Streams
 from broker_kafka.group.rebalance import OnRebalance, Rebalance, Teller
 from broker_kafka.group.start_offsets import told_if_slow
-from broker_kafka.group.streams import Streams
 from broker_kafka.group.topic_ids import TopicIdentities
 from broker_kafka.offsets.protocol import OffsetStore
 

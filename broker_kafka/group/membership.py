@@ -14,17 +14,16 @@ from broker.driver import Hooks
 from broker_kafka.client.consumer import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
+from broker_kafka.group.assigned_partition import Held
+from broker_kafka.group.buffer import Intake
 from broker_kafka.group.claims import Claims
 from broker_kafka.group.commits import Commits
-from broker_kafka.group.delivery import Delivery
-from broker_kafka.group.held import Held
 from broker_kafka.group.idle import Idleness
-from broker_kafka.group.intake import Intake
 from broker_kafka.group.member import Member
 from broker_kafka.group.options import GroupOptions
+from broker_kafka.group.readers import Delivery, Streams
 from broker_kafka.group.start_offsets import StartPositions
-from broker_kafka.group.streams import Streams
-from broker_kafka.group.watch import TopicWatch
+from broker_kafka.group.topics import TopicWatch
 from broker_kafka.offsets.identified import IdentifiedStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import broker_kafka.group.member
-import broker_kafka.group.watch
+import broker_kafka.group.topics
 import broker_kafka.records
 from broker.bus import connect
 from broker.driver.contract import Bounds, TopicPartition
@@ -24,8 +24,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.group import GroupConsumer
 from broker_kafka.group.commit_retry import MemberCommits
-from broker_kafka.group.topics import read_topics
-from broker_kafka.group.watch import TopicWatch
+from broker_kafka.group.topics import TopicWatch, read_topics
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.group_members import both_protocols, options_of, take
@@ -111,7 +110,7 @@ async def test_a_deleted_topic_is_told_though_the_brokers_tell_late(
         )
         await watch.open()
         await watch.start()
-        monkeypatch.setattr(broker_kafka.group.watch, "partitions_of", late)
+        monkeypatch.setattr(broker_kafka.group.topics, "partitions_of", late)
         admin.delete_topic(topic)
         watch.look()
         async with asyncio.timeout(20):

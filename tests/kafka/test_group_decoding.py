@@ -15,8 +15,8 @@ from broker.errors import DecodeError
 from broker.records import Record
 from broker_kafka.codec.record_run import runs_of
 from broker_kafka.group import PartitionStream
-from broker_kafka.group.held import Held
-from broker_kafka.group.intake import Intake
+from broker_kafka.group.assigned_partition import Held
+from broker_kafka.group.buffer import Intake
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import opened
 from tests.servers.kafka import KafkaServer

@@ -18,10 +18,9 @@ from broker.errors import ConfigurationError, InvalidName, InvalidSetting, Unsup
 from broker.records import Record
 from broker_kafka.codec.headers import RECORD_VIEW
 from broker_kafka.group import GroupConsumer, OffsetStash, TopicPattern
-from broker_kafka.group.delivery import Delivery
-from broker_kafka.group.held import Held
-from broker_kafka.group.marks import Marks, Runs
+from broker_kafka.group.assigned_partition import Held, Marks, Runs
 from broker_kafka.group.options import with_options
+from broker_kafka.group.readers import Delivery
 from broker_kafka.group.topics import read_topics
 from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings

@@ -17,8 +17,7 @@ from broker.errors import BackendError, ConfigurationError, LeaseLost, OffsetOut
 from broker.hooks import Event, PositionReset
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.group import GroupConsumer, TopicPattern
-from broker_kafka.group.topics import read_topics
-from broker_kafka.group.watch import TopicWatch
+from broker_kafka.group.topics import TopicWatch, read_topics
 from broker_kafka.offsets import GroupMember, MemoryOffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import bare, both_protocols, eventually, every_protocol, fill, opened, options_of, take

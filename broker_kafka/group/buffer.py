@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from broker import DecodeError, Record, TopicPartition
 from broker.driver import RecordRun, undecodable
-from broker_kafka.group.held import Held
+from broker_kafka.group.assigned_partition import Held
 
 __all__ = ["Intake", "Source"]
 

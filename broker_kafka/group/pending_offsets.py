@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from broker import Record, TopicPartition
 from broker.driver import RecordOwner
-from broker_kafka.group.arguments import check_record
+from broker_kafka.group.options import check_record
 from broker_kafka.offsets.arguments import check_metadata, check_positions
 from broker_kafka.offsets.protocol import StoredOffset
 
