@@ -177,7 +177,7 @@ class KafkaTransaction:
                     advice="Abort the transaction: its new owner reads from the last commit on",
                 )
         self._positions = (
-            [NativePartition(*place, source.tails.beyond(place, at)) for place, at in positions.items()],
+            [NativePartition(*place, source.log_ends.beyond(place, at)) for place, at in positions.items()],
             metadata,
         )
 

@@ -1,15 +1,14 @@
-"""The records between the client's thread and the application, by partition, and how many of them there may be.
+"""`DeliveryBuffer`: the records between the client's thread and the application, by partition, with flow control.
 
-*Concurrency.* One loop; nothing here suspends, so that a record is either here or handed over. *Flow.* In multiplexed
-mode the thread is answered only while there is room, and waits otherwise; partitions are paused for nobody. In
-partitions mode the thread never waits: a partition whose stream does not take its records is paused by itself, so that
-the others go on. What the application paused counts for neither. *Failure.* A record that cannot be decoded is raised
-in its place, as a DecodeError that holds it, and counts as handed over.
+*Concurrency.* One loop; nothing here suspends, so that a record is either here or handed over. *Flow.* When all
+partitions are read as one, the thread is answered only while there is room, and waits otherwise. When each partition is
+read by itself, the thread never waits: a partition whose records are not read is paused, and the others continue. In
+neither mode do partitions count that the application paused. *Failure.* A record that cannot be decoded is raised in
+its place, as a DecodeError that holds the record, and counts as handed over.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -17,33 +16,35 @@ from typing import Any, Final, Protocol
 
 from broker import DecodeError, Record, TopicPartition
 from broker.driver import RecordRun, undecodable
-from broker_kafka.group.assigned_partition import Held
+from broker_kafka.group.assigned_partition import AssignedPartition
 
-__all__ = ["Intake", "Source"]
+__all__ = ["DeliveryBuffer"]
 
 _LEAST_PER_PARTITION: Final = 500
 _TURN: Final = 500
-"""Records that are taken one by one of a partition before the next has its turn."""
+"""Records that are handed over one by one of a partition before the next partition has its turn."""
 
 
-class Source(Protocol):
-    """What the intake asks of the client's thread."""
+class _Source(Protocol):
+    """The client's thread."""
 
     def taken(self) -> None: ...
     def pause(self, partitions: Iterable[TopicPartition]) -> None: ...
     def resume(self, partitions: Iterable[TopicPartition]) -> None: ...
 
 
-class Intake:
+class DeliveryBuffer:
     """:param owner: what records are bound to.
     :param max_records: the most records that wait here.
     :param max_bytes: likewise in bytes; exceeded by a batch of the client at most.
     :param decode: makes payloads of bodies; None leaves them bytes.
+    :param changed: called when a record may be ready.
     """
 
     def __init__(
         self,
-        held: Mapping[TopicPartition, Held],
+        assignments: Mapping[TopicPartition, AssignedPartition],
+        source: _Source,
         owner: Any,
         *,
         max_records: int,
@@ -51,156 +52,149 @@ class Intake:
         decode: Callable[[bytes | None], Any] | None,
         changed: Callable[[], None],
     ) -> None:
-        self._held = held
+        self._assignments = assignments
+        self._source = source
         self._owner = owner
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._decode = decode
         self._changed = changed
-        self._loop = asyncio.get_running_loop()
-        self._source: Source | None = None
-        self._line: deque[Held] = deque()
+        self._line: deque[AssignedPartition] = deque()
         self._count = 0
         """Records that wait and are not paused by the application."""
         self._size = 0
         self._owed = 0
-        """Batches that the thread waits to be answered for."""
+        """Batches that the thread was not answered for."""
         self._by_partition = False
-        self.last_activity = self._loop.time()
-
-    def connect(self, source: Source) -> None:
-        """This is the thread."""
-        self._source = source
 
     def by_partition(self) -> None:
-        """Partitions mode: nobody waits for anybody else from now on."""
+        """Read each partition by itself from now on."""
         self._by_partition = True
-        for held in self._held.values():
-            self._check_full(held)
+        for assigned in self._assignments.values():
+            self._check_full(assigned)
         self._answer()
 
     # -- records in ----------------------------------------------------------------------------------------
 
-    def arrived(self, runs: Iterable[RecordRun]) -> None:
-        """A batch of the thread."""
+    def add(self, runs: Iterable[RecordRun]) -> None:
+        """A batch of the thread came."""
         self._owed += 1
-        self.last_activity = self._loop.time()
         for run in runs:
-            held = self._held.get(TopicPartition(run.topic, run.partition))
-            if held is None or held.revoking or held.gone:
+            assigned = self._assignments.get(TopicPartition(run.topic, run.partition))
+            if assigned is None or assigned.revoking or assigned.gone:
                 continue
-            held.records.extend(run.make(self._owner, held.generation))
-            held.size += run.size
-            if not held.paused:
+            assigned.records.extend(run.make(self._owner, assigned.generation))
+            assigned.size += run.size
+            if not assigned.paused:
                 self._count += len(run)
                 self._size += run.size
-            self._line_up(held)
+            self._line_up(assigned)
             if self._by_partition:
-                self._check_full(held)
+                self._check_full(assigned)
         self._answer()
         self._changed()
 
-    def drop(self, partitions: Iterable[Held]) -> None:
-        """Forget what waits of these."""
-        for held in partitions:
-            if not held.paused:
-                self._count -= len(held.records)
-                self._size -= held.size
-            held.drop()
-            if not held.gone:
-                self._check_room(held)
+    def drop(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Forget the records of these."""
+        for assigned in partitions:
+            if not assigned.paused:
+                self._count -= len(assigned.records)
+                self._size -= assigned.size
+            assigned.drop()
+            if not assigned.gone:
+                self._check_room(assigned)
         self._answer()
 
-    def open(self, partitions: Iterable[Held]) -> None:
+    def open(self, partitions: Iterable[AssignedPartition]) -> None:
         """Records of these may be handed over."""
-        for held in partitions:
-            held.opened = True
-            self._line_up(held)
+        for assigned in partitions:
+            assigned.opened = True
+            self._line_up(assigned)
         self._changed()
 
-    def pause(self, held: Held) -> None:
-        """The application wants no more of it for now."""
-        if held.paused:
+    def pause(self, assigned: AssignedPartition) -> None:
+        """Hand over nothing of this until `resume`."""
+        if assigned.paused:
             return
-        held.paused = True
-        self._count -= len(held.records)
-        self._size -= held.size
-        if self._source is not None and not held.full:
-            self._source.pause((held.partition,))
+        assigned.paused = True
+        self._count -= len(assigned.records)
+        self._size -= assigned.size
+        if not assigned.full:
+            self._source.pause((assigned.partition,))
         self._answer()
 
-    def resume(self, held: Held) -> None:
+    def resume(self, assigned: AssignedPartition) -> None:
         """Undo `pause`."""
-        if not held.paused:
+        if not assigned.paused:
             return
-        held.paused = False
-        self._count += len(held.records)
-        self._size += held.size
-        if self._source is not None and not held.full:
-            self._source.resume((held.partition,))
-        self._line_up(held)
+        assigned.paused = False
+        self._count += len(assigned.records)
+        self._size += assigned.size
+        if not assigned.full:
+            self._source.resume((assigned.partition,))
+        self._line_up(assigned)
         self._changed()
 
     # -- records out ---------------------------------------------------------------------------------------
 
-    def take(self, limit: int) -> tuple[list[Record[Any]], list[Held]]:
-        """The next records of all partitions, at most `limit`, and whose they are; none if there are none."""
+    def take(self, limit: int) -> tuple[list[Record[Any]], list[AssignedPartition]]:
+        """The next records of all partitions, at most `limit`, and their assignments; empty if there are none."""
         taken: list[Record[Any]] = []
-        whose: list[Held] = []
+        whose: list[AssignedPartition] = []
         line = self._line
         while line and len(taken) < limit:
-            held = line.popleft()
-            held.in_line = False
-            if held.deliverable:
+            assigned = line.popleft()
+            assigned.in_line = False
+            if assigned.deliverable:
                 try:
-                    records = self.take_of(held, limit - len(taken), alone=not taken)
+                    records = self.take_of(assigned, limit - len(taken), alone=not taken)
                 finally:
-                    self._line_up(held)
+                    self._line_up(assigned)
                 if not records:
                     break
                 taken = [*taken, *records] if taken else records
-                whose.append(held)
+                whose.append(assigned)
         return taken, whose
 
-    def take_one(self) -> tuple[Record[Any], Held] | None:
+    def take_one(self) -> tuple[Record[Any], AssignedPartition] | None:
         """The next record of all partitions."""
         line = self._line
         while line:
-            held = line[0]
-            if held.deliverable and held.turn < _TURN:
-                held.turn += 1
-                return self.take_one_of(held), held
+            assigned = line[0]
+            if assigned.deliverable and assigned.turn < _TURN:
+                assigned.turn += 1
+                return self.take_one_of(assigned), assigned
             line.popleft()
-            held.turn = 0
-            held.in_line = False
-            self._line_up(held)
+            assigned.turn = 0
+            assigned.in_line = False
+            self._line_up(assigned)
         return None
 
-    def take_of(self, held: Held, limit: int, *, alone: bool = True) -> list[Record[Any]]:
-        """The next records of a partition, at most `limit`; there is one at least.
+    def take_of(self, assigned: AssignedPartition, limit: int, *, alone: bool = True) -> list[Record[Any]]:
+        """The next records of a partition, at most `limit`; there must be one.
 
-        :param alone: nothing goes before it; else one that cannot be decoded stays, and there may be none.
+        :param alone: the first records of a batch; else a record that cannot be decoded stays, and there may be none.
         :raises DecodeError: the first cannot be decoded; it was handed over.
         """
         if self._decode is not None:
-            limit, failure = self._decoded(self._decode, held, limit)
+            limit, failure = self._decoded(self._decode, assigned, limit)
             if not limit:
                 if alone and failure is not None:
-                    self._hand_over_one(held)
+                    self._hand_over_one(assigned)
                     raise failure
                 return []
-        size = held.size
-        records = held.take(limit)
-        self._less(held, len(records), size - held.size)
+        size = assigned.size
+        records = assigned.take(limit)
+        self._less(assigned, len(records), size - assigned.size)
         return records
 
-    def take_one_of(self, held: Held) -> Record[Any]:
-        """The next record of a partition; there is one.
+    def take_one_of(self, assigned: AssignedPartition) -> Record[Any]:
+        """The next record of a partition; there must be one.
 
         :raises DecodeError: it cannot be decoded; it was handed over.
         """
-        _, failure = (1, None) if self._decode is None else self._decoded(self._decode, held, 1)
-        record = self._hand_over_one(held)
+        _, failure = (1, None) if self._decode is None else self._decoded(self._decode, assigned, 1)
+        record = self._hand_over_one(assigned)
         if failure is not None:
             raise failure
         return record
@@ -208,15 +202,17 @@ class Intake:
     def __len__(self) -> int:
         return self._count
 
-    def _hand_over_one(self, held: Held) -> Record[Any]:
-        record = held.take_one()
-        self._less(held, 1, record.size)
+    def _hand_over_one(self, assigned: AssignedPartition) -> Record[Any]:
+        record = assigned.take_one()
+        self._less(assigned, 1, record.size)
         return record
 
-    def _decoded(self, decode: Callable[[bytes | None], Any], held: Held, limit: int) -> tuple[int, DecodeError | None]:
-        """Decode the next records, at most `limit`; how many could be, and the error of the one after them."""
+    def _decoded(
+        self, decode: Callable[[bytes | None], Any], assigned: AssignedPartition, limit: int
+    ) -> tuple[int, DecodeError | None]:
+        """Decode the next records, at most `limit`; how many succeeded, and the error of the next."""
         done = 0
-        for record in islice(held.records, limit):
+        for record in islice(assigned.records, limit):
             try:
                 record.decoded = decode(record.data)
             except Exception as error:
@@ -229,48 +225,47 @@ class Intake:
 
     # -- flow ----------------------------------------------------------------------------------------------
 
-    def _less(self, held: Held, count: int, size: int) -> None:
+    def _less(self, assigned: AssignedPartition, count: int, size: int) -> None:
         self._count -= count
         self._size -= size
-        if held.full:
-            self._check_room(held)
+        if assigned.full:
+            self._check_room(assigned)
         if self._owed:
             self._answer()
 
-    def _line_up(self, held: Held) -> None:
-        if not held.in_line and held.deliverable:
-            held.in_line = True
-            self._line.append(held)
+    def _line_up(self, assigned: AssignedPartition) -> None:
+        if not assigned.in_line and assigned.deliverable:
+            assigned.in_line = True
+            self._line.append(assigned)
 
     def _answer(self) -> None:
-        """Let the thread go on if there is room."""
+        """Let the thread continue if there is room."""
         if self._owed and (
             self._by_partition or (2 * self._count <= self._max_records and 2 * self._size <= self._max_bytes)
         ):
             owed, self._owed = self._owed, 0
-            if self._source is not None:
-                for _ in range(owed):
-                    self._source.taken()
+            for _ in range(owed):
+                self._source.taken()
 
     def _share(self) -> tuple[int, int]:
-        """What a partition may have waiting."""
-        count = max(1, len(self._held))
+        """The records and bytes that one partition may have here."""
+        count = max(1, len(self._assignments))
         return max(_LEAST_PER_PARTITION, self._max_records // count), max(1, self._max_bytes // count)
 
-    def _check_full(self, held: Held) -> None:
-        if held.full:
+    def _check_full(self, assigned: AssignedPartition) -> None:
+        if assigned.full:
             return
         records, size = self._share()
-        if len(held.records) >= records or held.size >= size:
-            held.full = True
-            if self._source is not None and not held.paused:
-                self._source.pause((held.partition,))
+        if len(assigned.records) >= records or assigned.size >= size:
+            assigned.full = True
+            if not assigned.paused:
+                self._source.pause((assigned.partition,))
 
-    def _check_room(self, held: Held) -> None:
-        if not held.full:
+    def _check_room(self, assigned: AssignedPartition) -> None:
+        if not assigned.full:
             return
         records, size = self._share()
-        if 2 * len(held.records) <= records and 2 * held.size <= size:
-            held.full = False
-            if self._source is not None and not held.paused:
-                self._source.resume((held.partition,))
+        if 2 * len(assigned.records) <= records and 2 * assigned.size <= size:
+            assigned.full = False
+            if not assigned.paused:
+                self._source.resume((assigned.partition,))

@@ -1,6 +1,6 @@
-"""What the calls of a group consumer take. Each raises ConfigurationError, with argument, value and mend. Pure.
+"""The arguments of a group consumer: its options, the settings that it may change for itself, and checks of its calls.
 
-MERGED broker_kafka.group.options: The options of a group consumer: what is checked, and the settings of the bus that it may change for itself. Pure.
+Pure. Each check raises ConfigurationError with the argument, its value and what to give instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_record(record: object) -> None:
 
 
 def read_records(records: Iterable[Record[Any]]) -> Collection[Record[Any]]:
-    """The records, which can be looked at more than once.
+    """The records, as a collection.
 
     :raises ConfigurationError: one is none.
     """
@@ -183,10 +183,10 @@ def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSe
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, 1)
-            mend = f"Did you mean {near[0]!r}?" if near else "It takes the settings of KafkaSettings for consumers"
+            advice = f"Did you mean {near[0]!r}?" if near else "It takes the settings of KafkaSettings for consumers"
             if name in fields:
-                mend = "Give it to the bus, whose connection all its consumers share"
-            raise UnknownSetting(f"A group consumer has no option {name!r}", advice=mend)
+                advice = "Give it to the bus, whose connection all its consumers share"
+            raise UnknownSetting(f"A group consumer has no option {name!r}", advice=advice)
     changed = dict(options)
     if isinstance(changed.get("properties"), Mapping):
         changed["properties"] = {**settings.properties, **changed["properties"]}
