@@ -32,7 +32,7 @@ from broker_kafka.errors import kafka_error, not_ours, unanswered
 from broker_kafka.group.assigned_partition import AssignedPartition
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["MarkCommits", "MemberCommits"]
+__all__ = ["CallbackState", "MarkCommits", "MemberCommits"]
 
 _RETRY_PAUSE: Final = 0.1
 _RETRY_SECONDS: Final = 5.0
@@ -46,8 +46,8 @@ _GENERATION_CHANGES: Final = frozenset(
 client of a former member finds out."""
 
 
-class _Thread(Protocol):
-    """The member's `ConsumerThread`."""
+class CallbackState(Protocol):
+    """Whether the member's `ConsumerThread` is within a callback of its client."""
 
     @property
     def calling_back(self) -> bool: ...
@@ -66,7 +66,7 @@ class MemberCommits:
     def __init__(
         self,
         store: OffsetStore,
-        thread: _Thread,
+        thread: CallbackState,
         assignments: Mapping[TopicPartition, object],
         owner: Callable[[], GroupMember],
         *,

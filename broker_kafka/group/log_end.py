@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from broker import TopicPartition
 from broker.driver import Event, PositionsCommitted, RecordRun, logger
 from broker_kafka.client.tasks import Tasks
-from broker_kafka.group.commits import MemberCommits
-from broker_kafka.offsets.protocol import CommitResults, StoredOffset
+from broker_kafka.group.commits import CallbackState, MemberCommits
+from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
 __all__ = ["LogEndCommits", "LogEnds"]
 
@@ -69,9 +68,19 @@ class LogEndCommits(MemberCommits):
     """
 
     def __init__(
-        self, *args: Any, log_ends: LogEnds, tasks: Tasks, emit: Callable[[Event], object], **options: Any
+        self,
+        store: OffsetStore,
+        thread: CallbackState,
+        assignments: Mapping[TopicPartition, object],
+        owner: Callable[[], GroupMember],
+        *,
+        group: str,
+        timeout: float,
+        log_ends: LogEnds,
+        tasks: Tasks,
+        emit: Callable[[Event], object],
     ) -> None:
-        super().__init__(*args, **options)
+        super().__init__(store, thread, assignments, owner, group=group, timeout=timeout)
         self._log_ends = log_ends
         self._tasks = tasks
         self._emit = emit

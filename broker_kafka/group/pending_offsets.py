@@ -1,6 +1,6 @@
-"""`OffsetStash`: marks that are collected apart from a consumer, and applied to it later all at once.
+"""`OffsetStash`: marks that are collected apart from a consumer, and applied to it together later.
 
-For work in stages: collect while records are handled, apply when their results are safe. Not shared between threads.
+For work in stages: collect while records are handled, apply when their results are stored. For one thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["OffsetStash", "Stashed", "check_position"]
 
 
 class Stashed(NamedTuple):
-    """What is kept of a partition.
+    """The position of one partition.
 
-    :ivar generation: that of the record it came from; None for one given by name.
-    :ivar owner: the consumer that handed that record over.
+    :ivar generation: the assignment of its record; None for a position by name.
+    :ivar owner: the consumer that handed the record over.
     """
 
     position: StoredOffset
@@ -42,14 +42,14 @@ class OffsetStash:
         return len(self._kept)
 
     def mark(self, record: Record[Any], metadata: str = "") -> None:
-        """This record and every lower offset of its partition is done.
+        """This record and all lower offsets of its partition are done.
 
         :raises ConfigurationError: this is no record, or the metadata cannot be stored.
         """
         self._mark(*_following(record, metadata))
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
-        """Every offset below `position`, the next to read, is done.
+        """All offsets below `position`, the next to read, are done.
 
         :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
         """
@@ -72,7 +72,7 @@ class OffsetStash:
         self._reset(place, Stashed(check_position(place, position, metadata), None))
 
     def positions(self) -> Mapping[TopicPartition, StoredOffset]:
-        """What is kept, by partition."""
+        """The position of each partition."""
         return {place: kept.position for place, kept in self._kept.items()}
 
     def drain(self) -> dict[TopicPartition, Stashed]:
@@ -109,5 +109,5 @@ def _following(record: Record[Any], metadata: str) -> tuple[TopicPartition, Stas
 
 
 def _later(one: Stashed, other: Stashed) -> bool:
-    """Whether the other is of an earlier assignment, which is over."""
+    """Whether the other is of an earlier assignment."""
     return one.generation is not None and other.generation is not None and one.generation > other.generation

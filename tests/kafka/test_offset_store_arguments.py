@@ -146,7 +146,7 @@ async def test_a_table_of_something_else_is_not_taken_for_one_of_offsets(tmp_pat
     engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}")
     with engine.begin() as tx:
         tx.execute(text("CREATE TABLE anybroker_offsets (topic TEXT, next_offset INTEGER)"))
-    with pytest.raises(ConfigurationError, match=r"'anybroker_offsets' is there and has no column changed_at, gen"):
+    with pytest.raises(ConfigurationError, match=r"'anybroker_offsets' exists and has no column changed_at, gen"):
         await SqlOffsetStore(engine).create_table()
     await SqlOffsetStore(engine, table="positions").create_table()
     engine.dispose()

@@ -65,7 +65,7 @@ async def test_a_group_that_runs_keeps_its_positions_in_kafka_and_the_mend_is_to
         (move,) = await migrate_offsets(source, GroupOffsetStore.of(bus), group, existing="overwrite")
         assert move.action == "fail"
         assert isinstance(move.error, LeaseLost)
-        assert move.error.advice == f"Group {group!r} has members: stop its consumers, and do it again"
+        assert move.error.advice == f"Group {group!r} has members: stop its consumers, then retry"
         assert await consumer.committed() == {place: StoredOffset(3)}
 
 
