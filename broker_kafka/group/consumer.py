@@ -69,9 +69,9 @@ class SavePoint(NamedTuple):
 
 
 class GroupConsumer(Generic[T]):
-    """A member of a Kafka consumer group; joins when it is entered with `async with`, and opens once.
+    """A member of a Kafka consumer group. `async with` joins the group; a consumer opens once.
 
-    Read either all partitions in one, by `async for record in group` or `group.batches()`, or a stream for each, by
+    Read all partitions as one, by `async for record in group` or `group.batches()`, or each as a stream, by
     `group.partitions()`.
 
     :param bus: an open bus on Kafka.
@@ -79,21 +79,21 @@ class GroupConsumer(Generic[T]):
     :param group: its members share the partitions.
     :param start: where partitions without a stored position begin: "earliest", "latest", a time, or a mapping of
         `TopicPartition` to the next offset to read; partitions that it leaves out begin at their first record.
-    :param codec: decodes payloads; None leaves them bytes. A record that it cannot read is a DecodeError in its place,
-        with the `record`, which is to be marked like any other; the next step, or iteration, goes on behind it.
-    :param store: where positions live; None is Kafka itself. It stays the caller's to close.
+    :param codec: decodes payloads; None leaves them bytes. A record that cannot be decoded raises a DecodeError in its
+        place, with the `record`, which is to be marked like any other; the next step continues behind it.
+    :param store: where positions live; None is Kafka. The caller closes the store.
     :param isolation: whether records of open and aborted transactions are seen.
     :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
-    :param on_revoked: called before partitions are released; that it returns says that all is flushed.
-    :param on_lost: called when partitions went to somebody else before they could be released.
-    :param flush_timeout: the seconds that `on_revoked`, and the work in hand, may delay a release; None is 10, or half
-        of `max_poll_interval_ms` if that is less.
-    :param commit_interval: seconds after which what was marked is committed; None is never by time.
-    :param commit_every: offsets after which it is; None is never by number. Releases commit in any case.
+    :param on_revoked: called before partitions are released; its return says that everything is flushed.
+    :param on_lost: called when partitions went to another member before they could be released.
+    :param flush_timeout: the seconds that `on_revoked`, and work in flight, may delay a release; None is 10, or half of
+        `max_poll_interval_ms` if that is less.
+    :param commit_interval: seconds after which marks are committed; None is never by time.
+    :param commit_every: offsets after which marks are committed; None is never by number. A release always commits.
     :param max_buffered: the most records that wait here to be handed over.
-    :param max_buffered_bytes: likewise in bytes; exceeded by a batch of the client at most.
+    :param max_buffered_bytes: likewise in bytes; exceeded by one batch of the client at most.
     :param stop_when_idle: end the iterations after so many seconds without a record; None is never.
-    :param close_timeout: the seconds that `close` waits for work in hand and callbacks.
+    :param close_timeout: the seconds that `close` waits for work in flight and callbacks.
     :param options: settings of `KafkaSettings` for consumers, in place of the bus's: `group_protocol`,
         `partition_assignment_strategy`, `group_instance_id`, `session_timeout_ms`, `offset_reset`, `properties` …
     :raises ConfigurationError: an argument cannot be used.
@@ -124,7 +124,7 @@ class GroupConsumer(Generic[T]):
     ) -> None:
         if not isinstance(bus, Bus):
             raise ConfigurationError(
-                f"bus is {bus!r}", advice="Give what broker.connect(...) returns; GroupConsumer has no blocking form"
+                f"bus is {bus!r}", advice="Give the result of broker.connect(...); GroupConsumer has no blocking form"
             )
         connection: object = getattr(bus.backend, "connection", None)
         if not isinstance(connection, Connection):
@@ -184,10 +184,10 @@ class GroupConsumer(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Release all partitions as in a rebalance, which commits what is marked, and leave the group.
+        """Release all partitions as in a rebalance, which commits the marks, and leave the group.
 
-        Work in hand and `on_revoked` get `close_timeout` seconds. May be called twice; cancelling the caller does not
-        stop it. A rebalance callback that calls it goes on, and does not wait.
+        Work in flight and `on_revoked` get `close_timeout` seconds. Further calls wait for the same close; cancelling a
+        caller does not stop it. Within a rebalance callback, the call returns at once.
         """
         member, task = self._member, asyncio.current_task()
         if member is None or self._closed:
@@ -208,7 +208,7 @@ class GroupConsumer(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or ended by an error."""
+        """Whether the consumer was closed, or has failed."""
         return (
             self._closed
             or self._closing is not None
@@ -223,28 +223,28 @@ class GroupConsumer(Generic[T]):
         return AllRecords[T](member.buffer, member.readers)
 
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Batches of what is there of all partitions, at most `max_records` each, until the consumer is closed."""
+        """Batches of fetched records of all partitions, at most `max_records` each, until the consumer is closed."""
         member = self._read_as("all")
         return AllBatches[T](member.buffer, member.readers, check_limit(max_records), self)
 
     def partitions(self) -> AsyncIterator[PartitionStream[T]]:
-        """A stream for each partition, when it is assigned, until the consumer is closed.
+        """A stream for each assigned partition, until the consumer is closed.
 
-        Read each stream in a task of its own; one that is not read holds up no other.
+        Read each stream in a task of its own; a stream that is not read does not delay the others.
         """
         return self._read_as("partitions").streams
 
     # -- marking; all positions are the next offset to read -----------------------------------------------
 
     def mark(self, record: Record[Any], metadata: str = "") -> bool:
-        """This record and every lower offset of its partition is done; committed later, the metadata along with it.
+        """This record and all lower offsets of its partition are done; committed later, with the metadata.
 
         A mark below an earlier one changes nothing.
 
-        :returns: False if the partition was given up since, and its next owner reads the record again; or if another
-            consumer handed it over.
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored: it is no text, or has a NUL, or
-            is no Unicode.
+        :returns: False if the partition was released since, and its next owner reads the record again; or if another
+            consumer handed the record over.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored: not a text, or with NUL or lone
+            surrogates.
         """
         assigned = self._assignment_of(record, metadata)
         if assigned is None:
@@ -253,15 +253,15 @@ class GroupConsumer(Generic[T]):
         return True
 
     def mark_all(self, records: Iterable[Record[Any]], metadata: str = "") -> bool:
-        """`mark` for each of these; False if `mark` is for one of them.
+        """`mark` for each of these; False if one of the marks was False.
 
-        :raises ConfigurationError: one is no record, or the metadata cannot be stored; nothing is marked.
+        :raises ConfigurationError: one is not a record, or the metadata cannot be stored; nothing is marked.
         """
         several = read_records(records)
         ours = True
         top: Record[Any] | None = None
         for record in several:
-            # Of a run of one assignment only the highest counts.
+            # In a run of one assignment only the highest record counts.
             if top is None:
                 top = record
             elif (
@@ -277,14 +277,14 @@ class GroupConsumer(Generic[T]):
         return (top is None or self.mark(top, metadata)) and ours
 
     def finish(self, record: Record[Any], metadata: str = "") -> bool:
-        """This record is done, those below it perhaps not: the mark moves as far as all are.
+        """This record is done, lower offsets perhaps not: the mark moves as far as all records are done.
 
-        For work on several records of a partition at once. A release then waits for all that was handed over, at most
-        `flush_timeout`.
+        For concurrent work on records of one partition. A release then waits for all records that were handed over, at
+        most `flush_timeout`.
 
-        :returns: False if the partition was given up since, and its next owner may read the record again; or if another
-            consumer handed it over.
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :returns: False if the partition was released since, and its next owner may read the record again; or if another
+            consumer handed the record over.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         member = self._open_member()
         assigned = self._assignment_of(record, metadata)
@@ -297,23 +297,23 @@ class GroupConsumer(Generic[T]):
         return True
 
     def reset(self, record: Record[Any], metadata: str = "") -> bool:
-        """Take the mark back: this record is the last that is done. Above the mark it changes nothing.
+        """Move the mark back: this record is the last that is done. Above the mark it changes nothing.
 
-        Reading goes on where it is. To have this record itself read by the next owner, give `record.offset` to
+        Reading is not affected. To let the next owner read this record again, give `record.offset` to
         `reset_position`.
 
         :returns: False if nothing was changed.
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         assigned = self._assignment_of(record, metadata)
         return assigned is not None and self._reset(assigned, record.offset + 1, metadata)
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
-        """Every offset below `position`, the next to read, is done; False if the partition is not assigned.
+        """All offsets below `position`, the next to read, are done; False if the partition is not assigned.
 
-        One beyond the end of the log is no mark: its commit is answered with an OffsetOutOfRange.
+        The commit of a position beyond the end of the log is answered with OffsetOutOfRange, and is no mark.
 
-        :raises ConfigurationError: the partition or the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: an impossible partition or position, or metadata that cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         assigned = self._open_member().assigned_partition(topic, partition)
@@ -323,36 +323,36 @@ class GroupConsumer(Generic[T]):
         return True
 
     def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
-        """Take the mark back to `position`, the next to read. Above the mark it changes nothing.
+        """Move the mark back to `position`, the next to read. Above the mark it changes nothing.
 
         :returns: False if nothing was changed.
-        :raises ConfigurationError: the partition or the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: an impossible partition or position, or metadata that cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         assigned = self._open_member().assigned_partition(topic, partition)
         return assigned is not None and self._reset(assigned, position, metadata)
 
     def mark_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
-        """Mark what was stashed, and empty the stash; the partitions that were given up since.
+        """Mark the positions of a stash, and empty it; returns the partitions that were released since.
 
-        :raises ConfigurationError: this is no stash.
+        :raises ConfigurationError: not a stash.
         """
         return self._drain(stash, self._mark_at)
 
     def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
-        """Reset to what was stashed, and empty the stash; the partitions that were given up since.
+        """Reset to the positions of a stash, and empty it; returns the partitions that were released since.
 
-        :raises ConfigurationError: this is no stash.
+        :raises ConfigurationError: not a stash.
         """
         return self._drain(stash, lambda assigned, position: self._reset(assigned, *position[:2]))
 
     async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
-        """What to save in the same transaction as the results of these records: `store.save(tx, *point)`.
+        """The positions to save in one transaction with the results of these records: `store.save(tx, *point)`.
 
-        The store refuses it if a partition went to somebody else since, which rolls the results back.
+        If a partition went to another member since, the store refuses them, which rolls the results back.
 
-        :raises LeaseLost: a partition was taken away already, or a record is another consumer's.
-        :raises ConfigurationError: one is no record.
+        :raises LeaseLost: a partition was revoked or lost already, or a record is another consumer's.
+        :raises ConfigurationError: one is not a record.
         """
         member = self._open_member()
         positions: dict[TopicPartition, StoredOffset] = {}
@@ -370,11 +370,11 @@ class GroupConsumer(Generic[T]):
         return SavePoint(member.claims.owner, member.identified(positions))
 
     def saved(self, point: SavePoint) -> None:
-        """The transaction with this save point was committed: nothing more is to be stored of it.
+        """The transaction with this save point was committed: its positions need no commit.
 
-        A save point of another consumer, such as the former one of the group, changes nothing.
+        A save point of another consumer changes nothing.
 
-        :raises ConfigurationError: this is no save point.
+        :raises ConfigurationError: not a save point.
         """
         check_kind("point", point, SavePoint, "what save_point(records) returned")
         member = self._open_member()
@@ -392,12 +392,11 @@ class GroupConsumer(Generic[T]):
     # -- committing ----------------------------------------------------------------------------------------
 
     async def commit(self, partitions: Iterable[tuple[str, int]] | None = None) -> CommitResults:
-        """Commit what is marked and was not committed, of these partitions or of all.
+        """Commit the pending marks of these partitions, or of all.
 
-        :returns: an entry for each partition that had something to commit: None, or why it was not stored. That is
-            tried again with the next commit, as long as the partition is assigned. One that was named and is not
-            assigned has a LeaseLost.
-        :raises ConfigurationError: they are no partitions.
+        :returns: an entry for each partition with a pending mark: None, or the error. The next commit retries a failed
+            mark while its partition is assigned. A named partition that is not assigned has a LeaseLost.
+        :raises ConfigurationError: not partitions.
         """
         member = self._open_member()
         wanted = list(member.assignments) if partitions is None else as_partitions(partitions)
@@ -405,11 +404,11 @@ class GroupConsumer(Generic[T]):
         return {**await self._commit(wanted), **refused}
 
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
-        """Mark these records and every lower offset of their partitions, and commit; `record.commit()` calls it.
+        """Mark these records and all lower offsets of their partitions, and commit; `record.commit()` calls it.
 
-        :raises LeaseLost: a partition was taken away since they were handed over, or they are another consumer's; the
-            others are committed.
-        :raises ConfigurationError: one is no record.
+        :raises LeaseLost: a partition was revoked or lost since, or the records are another consumer's; the others are
+            committed.
+        :raises ConfigurationError: one is not a record.
         :raises BrokerError: a position was not stored.
         """
         several = read_records(records)
@@ -428,10 +427,10 @@ class GroupConsumer(Generic[T]):
     async def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[TopicPartition, StoredOffset | None]:
-        """What the store has of these partitions, or of all that are assigned; None where there is nothing.
+        """The stored positions of these partitions, or of all that are assigned; None where nothing is stored.
 
-        :raises ConfigurationError: they are no partitions.
-        :raises BrokerError: the store does not tell.
+        :raises ConfigurationError: not partitions.
+        :raises BrokerError: the store cannot be read.
         """
         wanted = self.assignment() if partitions is None else as_partitions(partitions)
         found = await self._open_member().store.fetch(self.group, wanted)
@@ -445,24 +444,24 @@ class GroupConsumer(Generic[T]):
     # -- positions -----------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions of this member, without those that it is about to give up."""
+        """The partitions of this member, without those that are being revoked."""
         return list(self._open_member().assignment())
 
     def subscription(self) -> list[str]:
-        """The topics that it reads, those that patterns found included."""
+        """The topics that are read, including those that match patterns."""
         return list(self._open_member().topics)
 
     def positions(self) -> Mapping[TopicPartition, StoredOffset | None]:
-        """What is marked of each partition, committed or not; None where nothing was ever."""
+        """The mark of each partition, committed or not; None where nothing was ever marked or stored."""
         marks = {place: each.marks for place, each in self._open_member().assignments.items()}
         return {place: marks[place].leap or marks[place].current for place in self.assignment()}
 
     async def seek(self, positions: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
-        """Read on from these offsets; what waits of the partitions is dropped. Marks stay as they are.
+        """Read from these offsets; fetched records of the partitions are dropped. Marks do not change.
 
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
-        :raises ConfigurationError: they are no positions of partitions.
+        :raises ConfigurationError: not positions of partitions.
         """
         member = self._open_member()
         wanted = read_positions(positions)
@@ -472,7 +471,7 @@ class GroupConsumer(Generic[T]):
         await member.move(wanted)
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Hand over nothing of these partitions, or of all, until `resume`; it ends with their assignment.
+        """Hand over nothing of these partitions, or of all, until `resume`, or the end of their assignment.
 
         Nothing is lost, and the member stays in its group.
 
@@ -489,7 +488,7 @@ class GroupConsumer(Generic[T]):
             member.buffer.resume(assigned)
 
     async def high_water_marks(self) -> Mapping[TopicPartition, int]:
-        """The offset after the last of each assigned partition, as the last fetch told; not all of one moment.
+        """The end offset of each assigned partition, from the last fetch; not all of one moment.
 
         With `read_committed`, records of open transactions count too.
         """
@@ -510,9 +509,9 @@ class GroupConsumer(Generic[T]):
         return {place: known[place] if place in known else bounds[place].next for place in places}
 
     async def lag(self) -> Mapping[TopicPartition, int]:
-        """How many offsets of each assigned partition are not marked, as the brokers say now.
+        """How many offsets of each assigned partition are not marked, up to its present end.
 
-        Offsets that hold no record, as compaction and transactions leave, count too; but none at the end of a partition
+        Offsets without a record, which compaction and transactions leave, count too, except at the end of a partition
         whose records are all marked.
         """
         member = self._open_member()
@@ -528,7 +527,7 @@ class GroupConsumer(Generic[T]):
 
     @property
     def resets(self) -> Mapping[TopicPartition, int]:
-        """How often retention overtook the position of a partition and reading went on elsewhere."""
+        """How often retention overtook the position of each partition, so that reading continued elsewhere."""
         return dict(self._open_member().resets)
 
     # -- inside --------------------------------------------------------------------------------------------
@@ -601,16 +600,16 @@ class GroupConsumer(Generic[T]):
         return gone
 
     def _assignment_of(self, record: Record[Any], metadata: str = "") -> AssignedPartition | None:
-        """The assignment that handed this record over, if that is not over, and was of this consumer.
+        """The assignment that handed this record over, if it is this consumer's and is not over.
 
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         if type(record) is not Record:
             check_record(record)
         if metadata != "":
             check_metadata((record.topic, record.partition), metadata)
         assigned = self._open_member().assigned_partition(record.topic, record.partition)
-        # Generations are numbered per process, and other consumers number theirs as they like.
+        # Generations are unique within this module only: other consumers have their own.
         if assigned is None or assigned.generation != record.generation or record.owner is not self:
             return None
         return assigned

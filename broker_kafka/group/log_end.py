@@ -64,7 +64,7 @@ class LogEnds:
 class LogEndCommits(MemberCommits):
     """`MemberCommits` that moves positions past the ends of partitions.
 
-    :param emit: called with the event of a commit that nobody asked for.
+    :param emit: called with the events of commits that this class begins.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LogEndCommits(MemberCommits):
             await self.settled(asyncio.get_running_loop().time() + timeout)
 
     async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        """`MemberCommits.commit`; a position with metadata stays as it is."""
+        """`MemberCommits.commit`; a position with metadata is not moved."""
         wanted = {
             partition: at if at.metadata else StoredOffset(self._log_ends.beyond(partition, at.offset))
             for partition, at in positions.items()

@@ -152,7 +152,7 @@ class Member(ABC, Generic[A]):
 
     @abstractmethod
     def _fetched(self, runs: Sequence[NativeRun]) -> None:
-        """A batch came; to be answered by `ConsumerThread.taken` once it is no longer held here."""
+        """A batch came; answer with `ConsumerThread.taken` when it has left."""
 
     @abstractmethod
     def _make_assignment(self, partition: TopicPartition, claim: Claim) -> A: ...
@@ -202,7 +202,7 @@ class Member(ABC, Generic[A]):
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
     def arrived(self, runs: Sequence[NativeRun]) -> None:
-        # Records that nobody will read count too: the position at the end must not pass them.
+        # Records that are dropped count too: the position at the end must not pass them.
         self.log_ends.fetched(runs)
         self._topic_ids.fetched([run.topic for run in runs])
         self._fetched(runs)

@@ -28,7 +28,7 @@ _RECORD = "a Record that this consumer handed over"
 
 
 def check_record(record: object) -> None:
-    """:raises ConfigurationError: it is no record."""
+    """:raises ConfigurationError: not a record."""
     if not isinstance(record, Record):
         raise refused("record", record, _RECORD)
 
@@ -36,7 +36,7 @@ def check_record(record: object) -> None:
 def read_records(records: Iterable[Record[Any]]) -> Collection[Record[Any]]:
     """The records, as a collection.
 
-    :raises ConfigurationError: one is none.
+    :raises ConfigurationError: one is not a record.
     """
     if not _is_iterable(records):
         raise refused("records", records, "a batch, or a list of records")
@@ -52,7 +52,7 @@ def read_positions(
 ) -> dict[TopicPartition, int]:
     """The next offset to read of each partition.
 
-    :raises ConfigurationError: they are no positions of partitions.
+    :raises ConfigurationError: not positions of partitions.
     """
     if not _is_mapping(positions):
         raise refused("positions", positions, "a mapping of (topic, number) to the next offset to read")
@@ -62,7 +62,7 @@ def read_positions(
 
 
 def check_kind(name: str, value: object, kind: type, takes: str) -> None:
-    """:raises ConfigurationError: it is of another kind."""
+    """:raises ConfigurationError: of another type."""
     if not isinstance(value, kind):
         raise refused(name, value, takes)
 
@@ -153,7 +153,7 @@ class GroupOptions:
     def begin(self) -> Start | Mapping[TopicPartition, int]:
         """`start`, with partitions as keys.
 
-        :raises ConfigurationError: it is none.
+        :raises ConfigurationError: not a start.
         """
         return _check_start(self.start)
 

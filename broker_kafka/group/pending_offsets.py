@@ -44,14 +44,14 @@ class OffsetStash:
     def mark(self, record: Record[Any], metadata: str = "") -> None:
         """This record and all lower offsets of its partition are done.
 
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         self._mark(*_following(record, metadata))
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """All offsets below `position`, the next to read, are done.
 
-        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: an impossible position, or metadata that cannot be stored.
         """
         place = TopicPartition(topic, partition)
         self._mark(place, Stashed(check_position(place, position, metadata), None))
@@ -59,14 +59,14 @@ class OffsetStash:
     def reset(self, record: Record[Any], metadata: str = "") -> None:
         """This record is the last that is done.
 
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         self._reset(*_following(record, metadata))
 
     def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """`position` is the next to read.
 
-        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: an impossible position, or metadata that cannot be stored.
         """
         place = TopicPartition(topic, partition)
         self._reset(place, Stashed(check_position(place, position, metadata), None))
@@ -94,7 +94,7 @@ class OffsetStash:
 def check_position(place: TopicPartition, position: int, metadata: str) -> StoredOffset:
     """The position as stores take it.
 
-    :raises ConfigurationError: it is no whole number of 0 or more, or the metadata cannot be stored.
+    :raises ConfigurationError: not a whole number of 0 or more, or metadata that cannot be stored.
     """
     stored = StoredOffset(position, metadata)
     check_positions({place: stored})

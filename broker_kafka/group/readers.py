@@ -329,7 +329,7 @@ class PartitionStreams:
 
 
 def check_limit(max_records: int) -> int:
-    """:raises ConfigurationError: it is no whole number of 1 or more."""
+    """:raises ConfigurationError: not a whole number of 1 or more."""
     if not is_whole(max_records) or max_records < 1:
         raise ConfigurationError(f"max_records is {max_records!r}", advice="It takes an int of 1 or more")
     return max_records

@@ -82,7 +82,7 @@ class Subscription:
 def read_topics(topics: str | TopicPattern | Sequence[str | TopicPattern]) -> Subscription:
     """Check the argument.
 
-    :raises ConfigurationError: it is neither names nor patterns, or empty.
+    :raises ConfigurationError: neither names nor patterns, or empty.
     :raises InvalidName: a name is not portable.
     """
     entries = topics if isinstance(topics, Sequence) and not isinstance(topics, str) else [topics]
