@@ -29,7 +29,7 @@ from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.errors import kafka_error, not_ours
 from broker_kafka.group.assigned_partition import Assignment
-from broker_kafka.group.log_end import LogEndCommits
+from broker_kafka.group.commits import LogEndCommits
 from broker_kafka.group.member import Member
 from broker_kafka.group.start_offsets import Claim
 from broker_kafka.offsets.protocol import CommitResults, StoredOffset

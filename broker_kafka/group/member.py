@@ -24,8 +24,8 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.group.assigned_partition import Assignment
+from broker_kafka.group.commits import LogEnds
 from broker_kafka.group.idle import Idleness
-from broker_kafka.group.log_end import LogEnds
 from broker_kafka.group.start_offsets import Claim, Claims, StartPositions, resolve_reset, warn_if_slow
 from broker_kafka.group.topic_ids import TopicIds
 from broker_kafka.offsets.identified import IdentifiedStore
