@@ -1,17 +1,17 @@
-"""`KafkaLogReader`: reads of a partition by position, without a group; nothing is left on the cluster.
+"""`KafkaLogReader`: reads partitions by position, without a group; nothing is left on the cluster.
 
-A read ends by what the broker says, never by arithmetic: at the first record at or above `stop`, or at the end of the
-partition as the client reports it. So neither transaction markers, nor aborted transactions, nor what compaction or
-retention removed at the end of the range makes it wait. Only committed records are seen; the end of the log is where
-the oldest open transaction begins, and brokers close a transaction a moment after they answer its commit.
+A read ends where the broker ends it: at the first record at or above `stop`, or at the end of the partition as the
+client reports it. So a read does not wait for transaction markers, aborted transactions, or records that compaction or
+retention removed at the end of the range. Only committed records are read; the log ends where the oldest open
+transaction begins, and brokers close a transaction a moment after they answer its commit.
 
-*Concurrency.* Any number of reads; each has a client of its own, which is used again by a later one. The next batch is
-fetched while the caller handles the last. Behind a range that was read a client fetches on for a second, as far as its
-queue allows, and a read that begins there has that: so what is read a range after the other, of up to four partitions,
-is fetched once. Such a range that comes whole at once may be one that the broker has removed since, but is of no topic
-that was made anew over this connection. *Cancellation.* A read that is cancelled or left half-way gives its client
-back. *Failure.* A position that retention removed raises OffsetOutOfRange, also in the middle of a read; a broker that
-says nothing for the request timeout raises OperationTimeout.
+*Concurrency.* Any number of reads, each with a client of its own, which later reads use again. The next batch is
+fetched while the caller handles the last. After a range the client fetches ahead for a second, as far as its queue
+allows, and a read that begins there gets those records: consecutive range reads of up to four partitions fetch each
+record once. Such records may have been removed from the log since, but a topic that was recreated over this connection
+is read again. *Cancellation.* A read that is cancelled or abandoned gives its client back. *Failure.* A position that
+retention removed raises OffsetOutOfRange, also in the middle of a read; a broker that sends nothing for the request
+timeout raises OperationTimeout.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _KEEP: Final = 4
 _STOP: Final = 5.0
 _FETCH_WAIT: Final = 5
 _SOON: Final = 0.05
-"""Seconds in which a broker that is there, and near, sends a range that is there."""
+"""Seconds in which a healthy, near broker sends a range that exists."""
 _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
-"""The client library wants a group's name; no group of it is ever joined or committed to."""
+"""The client library requires a group name; the group is never joined or committed to."""
 
 
 class KafkaLogReader:
@@ -54,7 +54,7 @@ class KafkaLogReader:
         return await topic_bounds(self._connection, topic)
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
-        """By the records' timestamps, which are the broker's where the topic says LogAppendTime."""
+        """By the timestamps of records; a topic with LogAppendTime has those of the broker."""
         found = await positions_at(self._connection, await partitions_of(self._connection, topic), time)
         return {place.partition: position for place, position in found.items()}
 
@@ -70,19 +70,19 @@ class KafkaLogReader:
         healthy = in_order = False
         try:
             await asyncio.wait((ahead,), timeout=_SOON)
-            # Who has its end already need not ask whether the range is there, which takes longer than a small read.
+            # A range that came whole needs no check, which takes longer than a small read.
             if not _is_whole(ahead):
                 await self._check(place, start, stop)
             in_order = True
             chunk = await ahead
             ahead = None
             while not chunk.done:
-                # The next batch comes while the caller has this one.
+                # The next batch is fetched while the caller handles this one.
                 ahead = asyncio.ensure_future(thread.take(max_records))
                 yield chunk.records
                 chunk = await ahead
                 ahead = None
-            thread.go_on(place, stop)
+            thread.fetch_ahead(place, stop)
             healthy = True
             await self._release(thread)
             if chunk.records:
@@ -92,26 +92,26 @@ class KafkaLogReader:
                 await asyncio.shield(self._break_off(thread, ahead, keep=in_order))
 
     async def close(self) -> None:
-        """End all clients; reads that are under way raise Closed."""
+        """Close all clients; running reads raise Closed."""
         self._closed = True
         self._idle.clear()
         threads, self._all = list(self._all), set[ReaderThread]()
         await asyncio.gather(*(thread.stop(_STOP) for thread in threads))
 
     async def _check(self, place: TopicPartition, start: int, stop: int) -> None:
-        """Refuse a range that the log does not have.
+        """Check that the log holds a range.
 
-        :raises NotFound: there is no such partition.
-        :raises OffsetOutOfRange: it does not hold the range.
+        :raises NotFound: the partition does not exist.
+        :raises OffsetOutOfRange: the log does not hold the range.
         """
         if place not in await partitions_of(self._connection, place.topic):
             raise NotFound(
-                f"Topic {place.topic!r} has no partition {place.partition}", advice="Ask `partitions(topic)`"
+                f"Topic {place.topic!r} has no partition {place.partition}", advice="See `partitions(topic)`"
             )
         bounds = (await bounds_of(self._connection, [place]))[place]
         if start < bounds.first or max(start, stop) > bounds.next:
             where = f"{place.topic!r}[{place.partition}]"
-            raise OffsetOutOfRange(f"{where} holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for")
+            raise OffsetOutOfRange(f"{where} holds {bounds.first} to {bounds.next}, not {start} to {stop}")
 
     async def _acquire(self, place: TopicPartition, start: int) -> ReaderThread:
         """A client for a read that begins here."""
@@ -122,7 +122,7 @@ class KafkaLogReader:
             self._all.discard(thread)
         for thread in self._idle:
             thread.forget(place.topic, self._connection.changed.get(place.topic, 0.0))
-        # Of those that are of the same use the newest, but of those that fetch for other reads the oldest.
+        # Of equally useful clients the newest; of those that fetch ahead for other reads the oldest.
         found = max(reversed(self._idle), key=lambda each: each.use(place, start), default=None)
         if found is not None and found.use(place, start) is Use.OF_ANOTHER:
             found = self._idle[0] if len(self._all) >= _KEEP else None
@@ -136,7 +136,7 @@ class KafkaLogReader:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
-            # A fetch that waits at the end of one read would hold up the first fetch of the next.
+            # A fetch that waits at the end of one read would delay the first fetch of the next.
             "fetch.wait.max.ms": _FETCH_WAIT,
         }
         thread = ReaderThread(config, self._connection.settings.request_timeout)
@@ -158,14 +158,13 @@ class KafkaLogReader:
             await self._drop(self._idle.pop(0))
 
     async def _break_off(self, thread: ReaderThread, ahead: asyncio.Task[Chunk] | None, *, keep: bool) -> None:
-        """A read ended before its end: its client is kept only if it is in order.
+        """A read was abandoned: keep its client, if it is healthy.
 
-        :param keep: whether it may be; a client remembers for a while that a topic is missing.
+        :param keep: whether to keep it; a client remembers a missing topic for a while.
         """
         thread.abandon()
         if ahead is not None:
             ahead.cancel()
-            # Whatever becomes of it concerns nobody any more.
             await asyncio.wait((ahead,))
             if not ahead.cancelled():
                 ahead.exception()
@@ -184,5 +183,5 @@ class KafkaLogReader:
 
 
 def _is_whole(beginning: asyncio.Task[Chunk]) -> bool:
-    """Whether this brought all of its range."""
+    """Whether the first chunk was the whole range."""
     return beginning.done() and beginning.exception() is None and beginning.result().done

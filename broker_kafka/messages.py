@@ -42,7 +42,7 @@ async def ensure_group(connection: Connection, subscription: MessageSubscription
         return
     if subscription.create:
         starts = StartPositions(connection, subscription.start)
-        await starts.found(name, await partitions_of(connection, subscription.topic))
+        await starts.create_group(name, await partitions_of(connection, subscription.topic))
     else:
         await KafkaAdmin(connection).describe_subscription(subscription.topic, name)
 
@@ -76,7 +76,7 @@ class _Messages(RecordsAsMessages):
     def go_past_tails(self) -> None:
         """Move positions past markers of transactions at the end of a log: no transaction commits positions here."""
         if isinstance(self._source, KafkaRecordSource):
-            self._source.tails.never_transacts()
+            self._source.never_transacts()
 
     def watch(self, connection: Connection, topic: str, group: str) -> None:
         """Watch for them until the close."""

@@ -1,50 +1,48 @@
-"""The Record family: one member of a Kafka consumer group.
+"""`KafkaRecordSource`: the member of a Kafka consumer group behind `bus.records`.
 
 *Concurrency.* Everything here runs on the loop; the client lives in its `ConsumerThread`. *Records* of a partition come
-in order, each once per assignment; what was taken and belongs to a partition that went away is dropped, because its
-new owner reads it. *Commits* are fenced: one for a partition that is not ours is refused here, a release waits for the
-commits that were begun, and the coordinator refuses members that it no longer knows. *Failure.* A position that the log
-does not hold ends the reading with OffsetOutOfRange, or is reset and told, as `offset_reset` says. A topic that is
-deleted ends it with TopicNotFound. While no broker can be reached, `fetch` raises ConnectionFailed.
+in order, each once per assignment; what was fetched of a partition that is revoked or lost is dropped, because its new
+owner reads it. *Commits* are fenced: a commit of a partition that is not assigned is refused here, a release waits for
+the commits that were begun, and the coordinator refuses former members. *Failure.* A position that the log does not
+hold ends the reading with OffsetOutOfRange, or is reset, as `offset_reset` says. A deleted topic ends the reading with
+TopicNotFound. While no broker can be reached, `fetch` raises ConnectionFailed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from broker import Bounds, BrokerError, Closed, Record, TopicPartition
-from broker.driver import Ephemeral, Finished, RecordListener, RecordSubscription, Waker, logger
-from broker_kafka.client.consumer import ConsumerThread
-from broker_kafka.client.fetched import Arrivals
-from broker_kafka.client.tasks import Tasks
+from confluent_kafka import KafkaError
+
+from broker import BrokerError, Closed, Record, TopicPartition
+from broker.driver import Ephemeral, Finished, PositionReset, RecordListener, RecordSubscription, Waker, logger
+from broker_kafka.client.fetched import FetchedRuns
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.group_requests import delete_ephemeral_group
-from broker_kafka.cluster.list_offsets import bounds_of, check_in_log, partitions_of
+from broker_kafka.cluster.list_offsets import check_in_log, partitions_of
 from broker_kafka.cluster.names import group_id
 from broker_kafka.cluster.requests import retry_until_answered
+from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
 from broker_kafka.codec.record_run import NativeRun
-from broker_kafka.errors import not_assigned
-from broker_kafka.group.commit_retry import MemberCommits
-from broker_kafka.group.idle import Idleness
-from broker_kafka.group.log_end import TailCommits
-from broker_kafka.group.offset_reset import reset_of
-from broker_kafka.group.start_offsets import Claims, Notes, StartPositions, told_if_slow
-from broker_kafka.group.topic_ids import TopicIdentities
-from broker_kafka.offsets.kafka import ThreadOffsetStore
-from broker_kafka.offsets.protocol import GroupMember, StoredOffset
+from broker_kafka.errors import kafka_error, not_assigned
+from broker_kafka.group.assigned_partition import Assignment
+from broker_kafka.group.commits import LogEndCommits
+from broker_kafka.group.member import Member
+from broker_kafka.group.start_offsets import Claim
+from broker_kafka.offsets.protocol import CommitResults, StoredOffset
 
 __all__ = ["KafkaRecordSource"]
 
 _CLOSE_SECONDS: Final = 8.0
 _REVOKE_SECONDS: Final = 30.0
-_RESOLVE_SECONDS: Final = 30.0
 
 
-class KafkaRecordSource:
-    """Implements `RecordSource` and `FetchesRuns`. Positions live in Kafka, which knows its members.
+class KafkaRecordSource(Member[Assignment]):
+    """Implements `RecordSource`, `FetchesRuns`, `KeepsFinished` and `TellsIdle`. Positions live in Kafka.
 
     :param on_close: called when a close is over.
     """
@@ -57,67 +55,35 @@ class KafkaRecordSource:
         *,
         on_close: Callable[[KafkaRecordSource], object],
     ) -> None:
-        self.connection: Final = connection
+        super().__init__(
+            connection,
+            connection.settings,
+            group_id(subscription.group),
+            isolation=subscription.isolation,
+            start=subscription.start,
+            whole=subscription.whole,
+            stores_starts=not isinstance(subscription.group, Ephemeral),
+            revoke_seconds=min(_REVOKE_SECONDS, connection.settings.max_poll_interval_ms / 2000),
+        )
         self._on_close = on_close
         self._subscription = subscription
         self._listener = listener
-        self._settings = settings = connection.settings
-        self.group: Final = group_id(subscription.group)
-        self._loop = asyncio.get_running_loop()
-        config = connection.client_config("consumer") | {
-            "group.id": self.group,
-            "isolation.level": subscription.isolation,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-        }
-        self.thread: Final = ConsumerThread(
-            config,
-            self,
-            name=f"broker-kafka-{self.group}",
-            warn=connection.warn,
-            revoke_seconds=min(_REVOKE_SECONDS, settings.max_poll_interval_ms / 2000),
-            ended=lambda partition, end: self.tails.ended(partition, end),
-        )
-        timeout = settings.request_timeout
-        self._store = ThreadOffsetStore(self.thread, timeout=timeout)
-        self._owner = GroupMember(self.group, -1)
-        self._claims: Claims
-        self._starts = StartPositions(
-            connection,
-            subscription.start,
-            committed=subscription.isolation == "read_committed",
-            whole=subscription.whole,
-        )
-        self._owned: dict[TopicPartition, int] = {}
-        """What is assigned, and the number of the assignment."""
-        self._assignments = 0
-        self._notes = Notes()
-        self._arrivals = Arrivals(self.thread.taken)
-        self._commits = MemberCommits(
-            self._store, self.thread, self._owned, self._owner, group=self.group, timeout=timeout
-        )
-        self._idleness = Idleness(
-            connection,
-            settings,
+        self._commits = LogEndCommits(
+            self.store,
             self.thread,
-            self._store,
+            self.assignments,
+            lambda: self.claims.owner,
             group=self.group,
-            committed=subscription.isolation == "read_committed",
-            topics=lambda: subscription.topics,
-            held=self._owned.keys,
-            paused=lambda: self._arrivals.paused,
+            timeout=connection.settings.request_timeout,
+            log_ends=self.log_ends,
+            tasks=self._tasks,
+            emit=listener.event,
         )
-        self._tasks = Tasks(f"Group {self.group!r}", self.failed)
-        self.tails: Final = TailCommits(self._commits, self._tasks, listener.event)
-        self._identities = TopicIdentities(
-            connection, self._store, self._tasks, held=self.assignment, owner=lambda: self._owner, gone=self._made_anew
-        )
+        self._metadata = _FinishedRanges()
+        self._records = FetchedRuns(self.thread.taken)
         self._failures: deque[BrokerError] = deque()
         self._waker = Waker()
-        self._interrupted = self._fetching = self._closed = False
-        self.resets: Counter[TopicPartition] = Counter()
-        """How often the position of a partition was out of range and reset."""
+        self._interrupted = self._fetching = False
 
     async def open(self) -> None:
         """Join the group. The first assignment comes later.
@@ -127,13 +93,29 @@ class KafkaRecordSource:
         """
         topics = list(dict.fromkeys(self._subscription.topics))
         partitions = [partition for topic in topics for partition in await partitions_of(self.connection, topic)]
-        await self.thread.start()
-        stores_starts = self._starts.moves and not isinstance(self._subscription.group, Ephemeral)
-        self._claims = Claims(self._store, self._starts, self._notes, stores_starts=stores_starts)
-        await self._starts.capture(partitions)
-        if stores_starts:
-            await self._starts.found(self.group, partitions)
-        await self.thread.subscribe(topics)
+        await self.join(partitions, lambda: self.thread.subscribe(topics))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._leave()
+        finally:
+            self._on_close(self)
+
+    async def _leave(self) -> None:
+        self._commits.close()
+        self._waker.wake()
+        self._topic_ids.close()
+        await self._topic_ids.check()
+        self._tasks.cancel()
+        if not await self.thread.stop(_CLOSE_SECONDS):
+            logger.warning("Group %r: leaving takes long; its partitions wait for the end of the session", self.group)
+        self.assignments.clear()
+        self._records.clear()
+        if isinstance(self._subscription.group, Ephemeral) and self._commits.attempted:
+            await delete_ephemeral_group(self.connection, self.group)
 
     # -- fetching ------------------------------------------------------------------------------------------
 
@@ -146,8 +128,8 @@ class KafkaRecordSource:
         until = self._loop.time() + wait
         try:
             while True:
-                if self._arrivals:
-                    return self._arrivals.take(max_records, max_bytes)
+                if self._records:
+                    return self._records.take(max_records, max_bytes)
                 if self._failures:
                     raise self._failures.popleft()
                 if self._interrupted:
@@ -167,141 +149,53 @@ class KafkaRecordSource:
         self._interrupted = self._fetching
         self._waker.wake()
 
-    # -- ConsumerHost --------------------------------------------------------------------------------------
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._records.pause(map(TopicPartition._make, partitions))
+        if not self._closed and self.thread.failure is None:
+            self.thread.pause(partitions)
 
-    def arrived(self, runs: Sequence[NativeRun]) -> None:
-        # Also what comes too late to be read: the end behind it is not to go past it.
-        self.tails.read(runs)
-        if self._closed:
-            self.thread.taken()
-            return
-        self._arrivals.add(runs)
-        self._identities.read([run.topic for run in runs])
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self._records.resume(map(TopicPartition._make, partitions))
         self._waker.wake()
-
-    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
-        await self._identities.coming(partitions)
-        with told_if_slow(self.group, partitions, self.connection.warn):
-            found = await retry_until_answered(
-                lambda: self._claims.positions(self._owner, partitions),
-                lambda: not self._closed,
-                within=_RESOLVE_SECONDS,
-            )
-        if found is None:
-            raise Closed(f"The member of group {self.group!r} was closed")
-        self.tails.begin(found, self._notes.begun(found))
-        return found
-
-    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        if self._closed:
-            return
-        for partition in partitions:
-            self._assignments += 1
-            self._owned[partition] = self._assignments
-        self._listener.assigned(partitions)
-
-    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        await self._identities.look()
-        going = [partition for partition in partitions if partition in self._owned]
-        self._arrivals.drop(set(going))
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._listener.revoking(going, deadline)
-        except TimeoutError:
-            logger.warning("Group %r: giving %s up took too long", self.group, going)
-        finally:
-            for partition in going:
-                self._owned.pop(partition, None)
-            self._arrivals.drop(set(going))
-        await self._commits.settled(deadline)
-        self._identities.went(going)
-
-    def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        gone = [partition for partition in partitions if self._owned.pop(partition, None) is not None]
-        self._arrivals.drop(set(gone))
-        if gone:
-            self._listener.lost(gone)
-            self._identities.went(gone)
-
-    def _made_anew(self, partitions: Collection[TopicPartition], error: BrokerError) -> None:
-        self.lost(list(partitions))
-        self.failed(error)
-
-    def out_of_range(self, partition: TopicPartition, position: int) -> None:
-        if (mine := self._owned.get(partition)) is not None:
-            self._tasks.spawn(self._reset(partition, position, mine))
-
-    def failed(self, error: BrokerError) -> None:
-        if self._closed or (self._failures and error.retriable):
-            return
-        self._failures.append(error)
-        self._waker.wake()
-
-    async def _reset(self, partition: TopicPartition, position: int, mine: int) -> None:
-        """A position is not in the log: an error, or as configured."""
-        # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
-        unread = self._claims.begun.get(partition) == position
-        reset = await reset_of(
-            partition,
-            position,
-            group=self.group,
-            policy="earliest" if unread else self._settings.offset_reset,
-            bounds=lambda: self._bounds([partition]),
-            ours=lambda: self._owned.get(partition) == mine,
-        )
-        if reset is None:
-            return
-        self.resets[partition] += 1
-        self._notes.begin(partition, None)
-        self._listener.event(reset)
-        try:
-            to = {partition: reset.to}
-            await self.thread.seek(to, self.tails.moving(to, self._arrivals.drop))
-        except BrokerError:
-            if self._owned.get(partition) == mine:
-                raise
+        if not self._closed and self.thread.failure is None:
+            self.thread.resume(partitions)
 
     # -- positions -----------------------------------------------------------------------------------------
 
-    async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
-        return await self.commit_noted({partition: (position, "") for partition, position in positions.items()})
-
-    async def commit_noted(
-        self, positions: Mapping[TopicPartition, tuple[int, str]]
-    ) -> Mapping[TopicPartition, BrokerError | None]:
-        """`commit` with a text that is stored along with each position."""
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> CommitResults:
         self._check_open()
-        return await self.tails.commit(positions)
+        return await self._commits.commit({partition: StoredOffset(at) for partition, at in positions.items()})
 
-    # -- KeepsFinished -------------------------------------------------------------------------------------
+    async def commit_noted(self, positions: Mapping[TopicPartition, tuple[int, str]]) -> CommitResults:
+        """`commit`, with metadata for each position."""
+        self._check_open()
+        return await self._commits.commit({partition: StoredOffset(*at) for partition, at in positions.items()})
 
     def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
-        return self._notes.finished(partition)
+        return self._metadata.finished(partition)
 
-    async def commit_finished(
-        self, positions: Mapping[TopicPartition, Finished]
-    ) -> Mapping[TopicPartition, BrokerError | None]:
-        results = await self.commit_noted(self._notes.texts(positions))
-        large = {each: positions[each] for each, error in results.items() if self._notes.is_too_large(error)}
+    async def commit_finished(self, positions: Mapping[TopicPartition, Finished]) -> CommitResults:
+        self._check_open()
+        results = await self._commits.commit(self._metadata.encoded(positions))
+        large = {each: positions[each] for each, error in results.items() if self._metadata.is_too_large(error)}
         if not large:
             return results
-        # This broker takes less than others do.
-        self._notes.limit //= 2
+        # This broker is configured to take less than the default.
+        self._metadata.limit //= 2
         return {**results, **await self.commit_finished(large)}
 
     def fullness(self, partition: TopicPartition) -> float:
-        return self._notes.fullness(partition)
+        return self._metadata.fullness(partition)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         stored = await self.stored(partitions)
         return {partition: None if found is None else found.offset for partition, found in stored.items()}
 
     async def stored(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StoredOffset | None]:
-        """`committed`, with the text that was stored along with each position."""
+        """`committed`, with the metadata of each position."""
         self._check_open()
         positions: dict[TopicPartition, StoredOffset | None] = {}
-        for partition, position in (await self._store.fetch(self.group, partitions)).items():
+        for partition, position in (await self.store.fetch(self.group, partitions)).items():
             if isinstance(position, BrokerError):
                 raise position
             positions[partition] = position
@@ -309,82 +203,153 @@ class KafkaRecordSource:
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
-        self._check_owned(positions)
+        self._check_assigned(positions)
         targets = {partition: at for partition, at in positions.items() if at is not None}
-        check_in_log(await self._bounds(list(targets)), targets)
+        check_in_log(await self.bounds(list(targets)), targets)
         back = [partition for partition, at in positions.items() if at is None]
         if back:
             committed = await self.committed(back)
             targets |= {partition: at for partition, at in committed.items() if at is not None}
             targets |= await self._starts.of([partition for partition, at in committed.items() if at is None])
-        self._check_owned(positions)
-        await self.thread.seek(targets, self.tails.moving(targets, self._arrivals.drop))
+        self._check_assigned(positions)
+        await self.move(targets)
 
-    def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self._arrivals.pause(map(TopicPartition._make, partitions))
-        if not self._closed and self.thread.failure is None:
-            self.thread.pause(partitions)
-
-    def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        self._arrivals.resume(map(TopicPartition._make, partitions))
-        self._waker.wake()
-        if not self._closed and self.thread.failure is None:
-            self.thread.resume(partitions)
-
-    def assignment(self) -> Sequence[TopicPartition]:
-        return sorted(self._owned)
-
-    async def is_idle(self, seconds: float) -> bool:
-        return self._closed or await self._idleness.confirmed(seconds)
+    def never_transacts(self) -> None:
+        """No transaction will commit positions of this member: see `LogEndCommits`."""
+        self._commits.never_transacts()
 
     async def group_metadata(self, partitions: Collection[TopicPartition] = ()) -> Any:
-        """What a transaction needs to commit positions of this group; it is fenced by the present generation.
+        """What a transaction needs to commit positions of this group; the present generation fences the transaction.
 
-        :raises LeaseLost: one of the partitions is not ours.
+        :raises LeaseLost: one of the partitions is not assigned to this member.
         """
         self._check_open()
-        self._check_owned(partitions)
-        await self.tails.transacts(2 * self._settings.request_timeout)
+        self._check_assigned(partitions)
+        await self._commits.transacts(2 * self._settings.request_timeout)
         return await self.thread.group_metadata()
 
     async def member_id(self) -> str:
-        """Its name in the group, as of now; empty before it has joined."""
+        """The present member id; empty before the member has joined."""
         self._check_open()
         return await self.thread.call(lambda client: client.memberid() or "")
 
-    async def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
-        committed = self._subscription.isolation == "read_committed"
-        return await bounds_of(self.connection, partitions, committed=committed)
-
-    def _check_owned(self, partitions: Collection[TopicPartition]) -> None:
+    def _check_assigned(self, partitions: Collection[TopicPartition]) -> None:
         for partition in partitions:
-            if partition not in self._owned:
+            if partition not in self.assignments:
                 raise not_assigned(partition, self.group)
-
-    # -- the end -------------------------------------------------------------------------------------------
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            await self._leave()
-        finally:
-            self._on_close(self)
-
-    async def _leave(self) -> None:
-        self._commits.close()
-        self._waker.wake()
-        self._identities.close()
-        await self._identities.look()
-        self._tasks.cancel()
-        if not await self.thread.stop(_CLOSE_SECONDS):
-            logger.warning("Group %r: leaving it takes long, the other members wait for the session's end", self.group)
-        self._owned.clear()
-        self._arrivals.clear()
-        if isinstance(self._subscription.group, Ephemeral) and self._commits.any:
-            await delete_ephemeral_group(self.connection, self.group)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"The member of group {self.group!r} was closed")
+
+    # -- Member --------------------------------------------------------------------------------------------
+
+    def _fetched(self, runs: Sequence[NativeRun]) -> None:
+        if self._closed:
+            self.thread.taken()
+            return
+        self._records.add(runs)
+        self._waker.wake()
+
+    def _make_assignment(self, partition: TopicPartition, claim: Claim) -> Assignment:
+        stored = None if claim.new else claim.stored
+        self._metadata.begin(partition, stored)
+        self._commits.begin(partition, stored)
+        return Assignment(partition)
+
+    def _assigned(self, new: Sequence[Assignment]) -> None:
+        self._listener.assigned([each.partition for each in new])
+
+    async def _release(self, going: Sequence[Assignment], deadline: float) -> None:
+        partitions = [each.partition for each in going]
+        self._records.drop(set(partitions))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._listener.revoking(partitions, deadline)
+        except TimeoutError:
+            logger.warning("Group %r: the release of %s took too long", self.group, partitions)
+        finally:
+            for each in going:
+                self._remove(each)
+            self._records.drop(set(partitions))
+        await self._commits.settled(deadline)
+
+    def _lost(self, gone: Sequence[Assignment]) -> None:
+        partitions = [each.partition for each in gone]
+        self._records.drop(set(partitions))
+        self._listener.lost(partitions)
+
+    def _drop(self, moved: Sequence[Assignment]) -> None:
+        self._records.drop({each.partition for each in moved})
+
+    def _reset(self, assignment: Assignment, reset: PositionReset) -> None:
+        self._metadata.begin(assignment.partition, None)
+
+    def _log_ended(self, assignment: Assignment, after: int, end: int) -> None:
+        self._commits.extend(assignment.partition)
+
+    def _report_reset(self, reset: PositionReset) -> None:
+        self._listener.event(reset)
+
+    def failed(self, error: BrokerError) -> None:
+        if self._closed or (self._failures and error.retriable):
+            return
+        self._failures.append(error)
+        self._waker.wake()
+
+    def _fail(self, error: BrokerError) -> None:
+        self.failed(error)
+
+    def _check_topics(self, topics: Collection[str]) -> None:
+        for topic in topics:
+            # The reader gets the error of a topic that does not exist.
+            self._tasks.spawn(
+                retry_until_answered(partial(partitions_of, self.connection, topic), lambda: not self._closed)
+            )
+
+    def _subscribed(self) -> Sequence[str]:
+        return self._subscription.topics
+
+    def _paused(self) -> Collection[TopicPartition]:
+        return self._records.paused
+
+
+class _FinishedRanges:
+    """The ranges finished above positions, as metadata of the stored offsets.
+
+    :ivar limit: the longest metadata; halved when a broker takes less.
+    """
+
+    def __init__(self) -> None:
+        self.limit = LIMIT
+        self._stored: dict[TopicPartition, StoredOffset] = {}
+        self._fullness: dict[TopicPartition, float] = {}
+
+    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
+        """An assignment begins with what is stored; None if nothing is, or if it does not count."""
+        self._fullness.pop(partition, None)
+        self._stored.pop(partition, None)
+        if stored is not None:
+            self._stored[partition] = stored
+
+    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+        """The ranges above the position from which the assignment began."""
+        stored = self._stored.get(partition)
+        return [] if stored is None else decode(stored.offset, stored.metadata)
+
+    def encoded(self, positions: Mapping[TopicPartition, Finished]) -> dict[TopicPartition, StoredOffset]:
+        """What to store."""
+        stored: dict[TopicPartition, StoredOffset] = {}
+        for partition, (position, ranges) in positions.items():
+            metadata, self._fullness[partition] = encode(position, ranges, self.limit)
+            stored[partition] = StoredOffset(position, metadata)
+        return stored
+
+    def fullness(self, partition: TopicPartition) -> float:
+        """How much of the limit the last metadata would have taken."""
+        return self._fullness.get(partition, 0.0)
+
+    def is_too_large(self, error: BrokerError | None) -> bool:
+        """Whether the broker refused metadata for its length, and a shorter one is worth a try."""
+        found = None if error is None or error.native is None else kafka_error(error.native)
+        return self.limit > 0 and found is not None and found.code() == KafkaError.OFFSET_METADATA_TOO_LARGE

@@ -181,7 +181,7 @@ class KafkaTransaction:
                     advice="Abort the transaction; the new owner reads from the last commit on",
                 )
         self._positions = (
-            [NativePartition(*place, source.tails.beyond(place, at)) for place, at in positions.items()],
+            [NativePartition(*place, source.log_ends.beyond(place, at)) for place, at in positions.items()],
             metadata,
         )
 

@@ -1,40 +1,16 @@
-"""`open_consumer`: a consumer of the library for the thread that owns it.
+"""`ConsumerThread`: the thread that polls one consumer of confluent-kafka, and hands over whole batches.
 
-What a polling thread works for, and what its client's objects are to us. Pure.
+*Concurrency.* Everything that concerns the client runs in the one thread, also within the client's callbacks:
+confluent-kafka admits one thread at a time and lets another spin until a poll is over, and during a callback only the
+thread that is in it. So commits, seeks and look-ups are commands, served between polls and within callbacks. For a
+moment after a record or a command the thread waits for commands and polls the client ever more seldom, from
+`_LEAST_WAIT` to `_BUSY_WAIT`; after that, and for the answer to a commit, it waits in the client. The host is called on
+the loop.
 
-How partitions are given to a client, taken from it and moved, whichever way its group rebalances.
-
-Incremental groups name what changes, the others all there is. Used in the thread that owns the client, also within its
-callbacks. What the client refuses is raised as its KafkaException.
-
-
-`Pausing`: which partitions a client fetches nothing of, since somebody asked for that or nobody takes what comes.
-
-The client keeps a pause beyond the assignment: a partition that was given away paused, and is given back, is not read
-until it is resumed. So what is given away is resumed first. *Concurrency.* All of it in the thread that owns the
-client, also within its callbacks.
-
-
-`Hearing`: does what is asked of a member once its client has told the news of the group.
-
-A member may have lost partitions, and joined again, before it polls. Hence a commit, and whatever else speaks for the
-member, polls first. That poll may call back to give partitions up, and whoever gives them up waits for just this work:
-so it is done at the begin of the callback then, and not after the poll.
-
-*Concurrency.* All of it in the thread that owns the client. *Failure.* An exception of the work is raised by `then`,
-and by no callback.
-
-
-`ConsumerThread`: the thread that polls one consumer of confluent-kafka, and hands over whole batches.
-
-*Concurrency.* Everything that concerns the client runs in the one thread: confluent-kafka admits one thread at a time
-and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
-look-ups are commands, served between polls and within callbacks. For a moment after a record or a command the thread
-waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then, and for the
-answer to a commit, it waits in the client. The host is called on the loop. *Flow.* At most `in_flight` batches are on
-their way; then it polls for one record now and then, which serves rebalances and keeps `max.poll.interval.ms`. After
-`_LONG_STALL` seconds partitions are paused as well, which frees librdkafka's prefetch queue. *Rebalances* wait in their
-callback until the host has dealt with them, `revoke_seconds` at most. *Failure.* Errors go to `host.failed`.
+*Flow.* At most `in_flight` batches are handed over and not taken; then the thread polls for one record now and then,
+which serves rebalances and keeps `max.poll.interval.ms`. After `_LONG_STALL` seconds partitions are paused as well,
+which frees librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them,
+`revoke_seconds` at most. *Failure.* Errors go to `host.failed`.
 """
 
 from __future__ import annotations
@@ -51,8 +27,8 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BackendError, BrokerError, LeaseLost, TopicPartition
 from broker.driver import logger
-from broker_kafka.client.consumer_workarounds import Standstill, prepare_to_leave
-from broker_kafka.client.offset_commits import Answer, Commits
+from broker_kafka.client.consumer_workarounds import SuspensionWatch, prepare_to_leave
+from broker_kafka.client.offset_commits import Answer, CommitQueue
 from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import Command, OwnerThread
 from broker_kafka.codec.record_run import NativeRun, runs_of
@@ -65,20 +41,20 @@ __all__ = [
     "ClientAssignment",
     "ConsumerHost",
     "ConsumerThread",
-    "Hearing",
     "OnPartitions",
     "Pausing",
+    "PollBefore",
     "guarded",
+    "host_calls",
     "native_partitions",
     "open_consumer",
-    "told_by",
 ]
 
 
 def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> Consumer:
-    """A consumer that the rebootstrapper holds.
+    """A consumer of the library for the thread that owns it.
 
-    :raises ConfigurationError: librdkafka does not take the settings.
+    :raises ConfigurationError: librdkafka refuses the settings.
     """
     try:
         consumer = Consumer(with_oauth_token(config))
@@ -95,52 +71,52 @@ _OF_POSITIONS: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OF
 
 
 class ConsumerHost(Protocol):
-    """Whom the thread works for; everything is called on the loop, in the order in which it happened."""
+    """The member that a thread works for. Everything is called on the loop, in the order of events."""
 
     def arrived(self, runs: Sequence[NativeRun]) -> None:
-        """A batch; to be answered by `ConsumerThread.taken` once it is no longer held here."""
+        """A batch came; answer with `ConsumerThread.taken` when it has left the host."""
         ...
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Where to begin with each of these; it is awaited before they are taken over.
+        """Return the position to begin at for each of these, before they are assigned.
 
-        What it raises goes to `failed`, and if it is retriable the group is joined again.
+        Errors go to `failed`; after a retriable error the member joins again.
         """
         ...
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are ours, and their records may follow."""
+        """These are assigned, and their records may follow."""
         ...
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        """These are given up when it returns, or at the loop time `deadline`; commits of them still work."""
+        """These are released when this returns, or at the loop time `deadline`; until then they can be committed."""
         ...
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are gone already."""
+        """These went to another member without a release."""
         ...
 
     def out_of_range(self, partition: TopicPartition, position: int) -> None:
-        """The log does not hold this position; nothing more comes of the partition until it is moved."""
+        """The log does not hold this position; nothing more comes of the partition until a seek."""
         ...
 
     def failed(self, error: BrokerError) -> None:
-        """The client reports an error; if it is retriable, it goes on by itself."""
+        """The client reports an error; after a retriable error it continues by itself."""
         ...
 
 
-def told_by(
+def host_calls(
     messages: Iterable[NativeRecord],
     group: str,
     host: ConsumerHost,
     ended: Callable[[TopicPartition, int], object] | None,
     moved: Container[tuple[str, int]],
 ) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
-    """What is to be called for messages that are none, and with what.
+    """The calls of the host, with arguments, for messages that are errors or ends of partitions.
 
-    :param group: whose member reads; it is named where an error is about no topic.
-    :param ended: is told where a partition ends.
-    :param moved: what was taken away or moved since: an end of these may be none of what is read now.
+    :param group: named in errors that are about no topic.
+    :param ended: called with the end of a partition.
+    :param moved: partitions that were revoked or moved since; their ends may be outdated.
     """
     for message in messages:
         error = message.error()
@@ -163,9 +139,9 @@ def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativeParti
 
 
 def guarded(callback: OnPartitions, failed: Callable[[BrokerError], object], name: str) -> OnPartitions:
-    """The callback, but it never raises: an exception that reached the client would end the poll, or the process.
+    """The callback without exceptions: one that reached the client would end the poll, or the process.
 
-    :param failed: told of the exception. :param name: whose callback it is, for the log.
+    :param failed: called with the exception. :param name: for the log.
     """
 
     def call(client: Consumer, partitions: list[NativePartition]) -> None:
@@ -179,23 +155,28 @@ def guarded(callback: OnPartitions, failed: Callable[[BrokerError], object], nam
 
 
 class ClientAssignment:
-    """:param config: of the client."""
+    """Assigns partitions to a client, removes and moves them, whichever way its group rebalances.
+
+    Incremental groups name the changes, others the whole assignment. A refusal of the client is its KafkaException.
+
+    :param config: of the client.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._incremental = _is_incremental(config)
         self._group = str(config["group.id"])
 
     def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        """Read these, from the positions that they name."""
+        """Read these from their positions."""
         if self._incremental:
             client.incremental_assign(partitions)
         else:
             client.assign(partitions)
 
     def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        """Read these no more."""
+        """Stop reading these."""
         if self._incremental:
-            # Those whose positions were not found were never read, and the client subtracts nothing that is not there.
+            # Partitions without a position were never assigned, and the client refuses to remove what it does not have.
             there = {(each.topic, each.partition) for each in client.assignment()}
             client.incremental_unassign([each for each in partitions if (each.topic, each.partition) in there])
         else:
@@ -204,14 +185,14 @@ class ClientAssignment:
     def move(
         self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
     ) -> tuple[list[TopicPartition], KafkaException | LeaseLost | None]:
-        """Read partitions from other positions; which were moved, and why others were not."""
+        """Read partitions from other positions; the moved partitions, and the error of the others."""
         moved: list[TopicPartition] = []
         failed: KafkaException | LeaseLost | None = None
         for partition, position in positions.items():
             try:
                 self._move(client, NativePartition(*partition, position), owned)
             except KafkaException as error:
-                # One that goes away meanwhile has nothing to be moved, and is no trouble of those that stay.
+                # A partition that is revoked meanwhile must not hide the error of one that stays.
                 failed = error if partition in owned else failed or not_assigned(partition, self._group)
             else:
                 moved.append(partition)
@@ -224,7 +205,7 @@ class ClientAssignment:
             place = (to.topic, to.partition)
             if error.args[0].code() != KafkaError._STATE or place not in owned:
                 raise
-            # After an error of its position a partition does not move, but can be taken over anew.
+            # After an error of its position a partition does not move, but it can be assigned again.
             if self._incremental:
                 client.incremental_unassign([to])
                 client.incremental_assign([to])
@@ -242,26 +223,31 @@ def _is_incremental(config: Mapping[str, Any]) -> bool:
 
 
 class Pausing:
-    """:param owned: what is assigned now; looked at with each call.
+    """The partitions that a client does not fetch.
 
-    :ivar parked: whether everything is paused because nobody takes.
+    The client keeps a pause beyond the assignment: a partition that is revoked while paused, and assigned again, is not
+    fetched until a resume. So partitions are resumed before they are released.
+
+    :param owned: what is assigned now; read with each call.
+
+    :ivar parked: whether everything is paused because no batch is taken.
     """
 
     def __init__(self, owned: set[tuple[str, int]]) -> None:
         self.parked = False
         self._owned = owned
-        self._asked: set[tuple[str, int]] = set()
+        self._requested: set[tuple[str, int]] = set()
         self._stopped: set[tuple[str, int]] = set()
         """Paused in the client."""
 
     def pause(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
-        """Fetch nothing of these, also where they are assigned later, until they are resumed."""
-        self._asked.update(partitions)
+        """Fetch nothing of these until they are resumed, also when they are assigned later."""
+        self._requested.update(partitions)
         self.apply(client)
 
     def resume(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
         """Undo `pause`."""
-        self._asked.difference_update(partitions)
+        self._requested.difference_update(partitions)
         self.apply(client)
 
     def park(self, client: Consumer) -> None:
@@ -270,13 +256,13 @@ class Pausing:
         self.apply(client)
 
     def unpark(self, client: Consumer) -> None:
-        """Undo `park`; what was paused by itself stays so."""
+        """Undo `park`; partitions that were paused stay paused."""
         self.parked = False
         self.apply(client)
 
     def apply(self, client: Consumer) -> None:
-        """Tell the client; also when something was assigned."""
-        wanted = self._owned.copy() if self.parked else self._owned & self._asked
+        """Pause and resume in the client; also after an assignment."""
+        wanted = self._owned.copy() if self.parked else self._owned & self._requested
         if more := wanted - self._stopped:
             client.pause(native_partitions(more))
         if over := self._stopped - wanted:
@@ -284,14 +270,21 @@ class Pausing:
         self._stopped = wanted
 
     def let_go(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
-        """These are given away; the client has them yet."""
+        """These are about to be released; the client still has them."""
         if stopped := self._stopped.intersection(partitions):
             client.resume(native_partitions(stopped))
             self._stopped -= stopped
 
 
-class Hearing:
-    """:param keep: is given the record that a poll brings: one at most, since callbacks come before records.
+class PollBefore:
+    """Runs commands after a poll, so that pending rebalance callbacks run first.
+
+    A member may have lost partitions, and joined again, before it polls. Hence a commit, and every command that depends
+    on the generation, polls first. That poll may call back to revoke partitions, and their release waits for just this
+    command: then it runs at the begin of the callback, and not after the poll. An exception of a command is raised by
+    `run`, and by no callback.
+
+    :param keep: takes the record that a poll returns: one at most, since callbacks come before records.
 
     :ivar calling_back: whether the thread is within a callback of the client, where nothing is polled.
     """
@@ -302,37 +295,37 @@ class Hearing:
         self._failure: Exception | None = None
         self.calling_back = False
 
-    def listen(self, client: Consumer) -> None:
-        """Have the client tell the news."""
+    def poll(self, client: Consumer) -> None:
+        """Let the client call back."""
         message: Any = client.poll(0)
         if message is not None:
             self._keep(message)
 
-    def then(self, client: Consumer, work: Callable[[Consumer], object]) -> None:
-        """Do this when the client has told the news."""
+    def run(self, client: Consumer, work: Callable[[Consumer], object]) -> None:
+        """Run this after a poll."""
         if self.calling_back:
             work(client)
             return
         self._due = work
         try:
-            self.listen(client)
+            self.poll(client)
         finally:
-            self._do_what_is_due(client)
+            self._run_due(client)
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     @contextmanager
     def callback(self, client: Consumer) -> Generator[None]:
-        """Within the block somebody is asked to give up, or to take over, what the client says."""
+        """The block is a callback of the client, in which the host releases or claims partitions."""
         self.calling_back = True
         try:
-            self._do_what_is_due(client)
+            self._run_due(client)
             yield
         finally:
             self.calling_back = False
 
-    def _do_what_is_due(self, client: Consumer) -> None:
+    def _run_due(self, client: Consumer) -> None:
         due, self._due = self._due, None
         if due is not None:
             try:
@@ -344,11 +337,11 @@ class Hearing:
 LARGEST_BATCH: Final = 5000
 IN_FLIGHT: Final = 2
 _IDLE_POLL: Final = 0.1
-_COMMIT_POLL: Final = 0.001  # tells of the answer at once, and a command waits as long
+_COMMIT_POLL: Final = 0.001  # returns at once with the answer; a command waits as long
 _LEAST_WAIT: Final = 0.0002
 _GROWTH: Final = 1.25
 _BUSY_WAIT: Final = 0.002
-_BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and is not to wait for an idle poll's end
+_BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and must not wait for an idle poll
 _STALL_POLL: Final = 0.25
 _LONG_STALL: Final = 10.0
 _ASSIGN_SECONDS: Final = 60.0
@@ -360,13 +353,13 @@ _REJOIN_PAUSE: Final = 1.0
 class ConsumerThread(OwnerThread[Consumer]):
     """One member of a group.
 
-    :param config: of the client, `group.id` and all.
-    :param warn: told on the loop what operators should read.
-    :param max_batch: the most records of a batch: few cost many changes of thread, many take memory.
+    :param config: of the client, with `group.id`.
+    :param warn: called on the loop with warnings for operators.
+    :param max_batch: the most records of a batch: few cost many thread switches, many take memory.
     :param in_flight: the most batches that are handed over and not taken.
-    :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
-    :param busy_seconds: how long after a record or a command the next is looked out for; else it waits for a poll.
-    :param ended: told on the loop that all of a partition below a position was handed over, where it ends for now.
+    :param revoke_seconds: how long a release may take.
+    :param busy_seconds: how long after a record or a command the thread polls often.
+    :param ended: called on the loop when all of a partition below a position was handed over, where it ends for now.
     """
 
     def __init__(
@@ -384,25 +377,25 @@ class ConsumerThread(OwnerThread[Consumer]):
     ) -> None:
         super().__init__(name, Rebootstrapper(config))
         self._group: str = config["group.id"]
-        self._commits = Commits(self._group, self._resolve)
+        self._commits = CommitQueue(self._group, self._resolve)
         self._config = {"enable.partition.eof": ended is not None, **config, "on_commit": self._on_commit}
-        self._host, self._tell_end = host, ended
-        self._moved: set[tuple[str, int]] = set()  # what is read no more in this turn, or from elsewhere
-        self._standstill = Standstill(config, lambda text: self._post(warn, text))
+        self._host, self._ended_at = host, ended
+        self._moved: set[tuple[str, int]] = set()  # revoked or moved in this turn
+        self._suspensions = SuspensionWatch(config, lambda text: self._post(warn, text))
         self._assignment = ClientAssignment(config)
         self._max_batch = self._batch = max_batch
         self._in_flight = in_flight
         self._revoke_seconds = revoke_seconds
         self._topics: list[str] = []
-        self._only_topic: str | None = None  # of everything that may come, if it is one
-        self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
+        self._only_topic: str | None = None  # the topic of all that may come, if it is one
+        self._posted = self._taken = 0  # each is written by one side only, so that no lock is needed
         self._starving = self._was_assigned = False
         self._stalled_since: float | None = None
         self._owned: set[tuple[str, int]] = set()
         self._pausing = Pausing(self._owned)
-        self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before their hand-over
-        self._hearing = Hearing(self._single.append)
-        self._busy_seconds, self._busy_until, self._look_after = busy_seconds, 0.0, _LEAST_WAIT
+        self._single: list[NativeRecord] = []  # polled one by one; callbacks may run before they are handed over
+        self._poll_before = PollBefore(self._single.append)
+        self._busy_seconds, self._busy_until, self._wait = busy_seconds, 0.0, _LEAST_WAIT
         self._rejoin_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
 
@@ -411,13 +404,13 @@ class ConsumerThread(OwnerThread[Consumer]):
     @property
     def calling_back(self) -> bool:
         """Whether the thread is within a callback of the client, which waits for the loop."""
-        return self._hearing.calling_back
+        return self._poll_before.calling_back
 
     async def subscribe(self, topics: Sequence[str]) -> None:
-        """Join the group for these topics, or be a member for these from now on; one with a leading ^ is a pattern."""
+        """Join the group for these topics, or change the subscription; a topic with a leading ^ is a pattern."""
 
         def subscribe(client: Consumer) -> None:
-            # Of what it was subscribed to before, something may still come.
+            # Records of a former subscription may still come.
             self._only_topic = topics[0] if not self._topics and len(topics) == 1 and topics[0][0] != "^" else None
             self._topics = list(topics)
             try:
@@ -434,7 +427,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._wake()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take no more records of these. Of what is on its way some may still come."""
+        """Fetch no more records of these; records in flight may still come."""
         asked = list(partitions)
         self.submit(lambda client: self._pausing.pause(client, asked))
 
@@ -453,7 +446,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     ) -> None:
         """Read these on from other positions.
 
-        :param sought: told on the loop which were moved, between their last old record and the first new one.
+        :param sought: called on the loop with the moved partitions, between their last old record and first new one.
         :raises BrokerError: one of them is not assigned; the others are moved.
         """
 
@@ -468,7 +461,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         await self.call(seek)
 
     async def commit(self, offsets: list[NativePartition]) -> Answer:
-        """Store positions and texts; for each the answer, or that it is not ours. :raises BrokerError: as `call`."""
+        """Store positions and metadata; an answer for each. :raises BrokerError: as `call`."""
 
         def asked(client: Consumer, waiter: asyncio.Future[Answer]) -> None:
             owned = None if self.calling_back else self._owned
@@ -476,16 +469,16 @@ class ConsumerThread(OwnerThread[Consumer]):
             def commit(client: Consumer) -> None:
                 self._commits.send(client, offsets, waiter, owned=owned, wait=self.calling_back)
 
-            self._hearing.then(client, commit)
+            self._poll_before.run(client, commit)
             self._busy()
 
         return await self.call_with_future(asked)
 
     async def group_metadata(self) -> Any:
-        """What fences the work of this member, as of now."""
+        """The client's `consumer_group_metadata`, which fences the work of this member."""
 
         def ask(client: Consumer, waiter: asyncio.Future[Any]) -> None:
-            self._hearing.then(client, lambda client: self._resolve(waiter, client.consumer_group_metadata()))
+            self._poll_before.run(client, lambda client: self._resolve(waiter, client.consumer_group_metadata()))
             self._busy()
 
         return await self.call_with_future(ask)
@@ -514,17 +507,17 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._commits.close()
 
     def _run_command(self, command: Command, client: Consumer) -> None:
-        with self._standstill.apart():
+        with self._suspensions.excluded():
             super()._run_command(command, client)
 
     def _turn(self, client: Consumer) -> None:
-        self._standstill.move()
+        self._suspensions.tick()
         if self._rejoin_at is not None and monotonic() >= self._rejoin_at:
             self._rejoin_at = None
             client.unsubscribe()
             self._subscribe(client)
         if self._commits.due:
-            self._hearing.then(client, self._commits.go_on)
+            self._poll_before.run(client, self._commits.go_on)
         if self._posted - self._taken >= self._in_flight:
             self._stalled(client)
             return
@@ -542,26 +535,26 @@ class ConsumerThread(OwnerThread[Consumer]):
                 if (message := client.poll(_COMMIT_POLL if self._commits else _IDLE_POLL)) is None:
                     return
                 self._single.append(message)
-            # Callbacks of this call may take partitions away, and drop what is single.
+            # Callbacks of this call may revoke partitions, and drop single records.
             messages = client.consume(self._batch, 0)
             if self._single:
                 messages = [*self._single, *messages]
                 self._single.clear()
         if messages:
-            # Callbacks of these calls may have changed what is ours.
+            # Callbacks of these calls may have changed the assignment.
             self._hand_over(messages, sole if sole == self._sole() else None)
 
     def _sole(self) -> tuple[str, int] | None:
-        """The partition that all records are of, if there is but one."""
+        """The assigned partition, if there is only one."""
         return next(iter(self._owned)) if len(self._owned) == 1 else None
 
     def _stalled(self, client: Consumer) -> None:
-        """Nobody takes: wait for somebody, and poll meanwhile for the sake of the group."""
+        """Batches are not taken: wait, and poll meanwhile, so that the member stays in the group."""
         self._starving = True
         try:
             if self._posted - self._taken < self._in_flight:
                 return
-            # The answer to a commit comes by a poll too.
+            # Answers to commits need polls too.
             self._serve(client, self._next_wait() if self._commits else _STALL_POLL)
             if self._posted - self._taken < self._in_flight:
                 return
@@ -572,29 +565,29 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._stalled_since = now
         elif not self._pausing.parked and now - self._stalled_since >= _LONG_STALL:
             self._pausing.park(client)
-        self._hearing.listen(client)
+        self._poll_before.poll(client)
 
     def _hand_over(self, messages: list[NativeRecord], sole: tuple[str, int] | None) -> None:
         runs = runs_of(messages, self._only_topic, sole)
         count = sum(map(len, runs))
         if runs:
-            # A batch is bounded by its bytes as well, as far as the last one tells.
+            # Bound the bytes of the next batch by the size of these records.
             self._batch = max(1, min(self._max_batch, _BATCH_BYTES * count // (sum([run.size for run in runs]) or 1)))
             self._posted += 1
             self._post(self._host.arrived, runs)
             self._busy()
         if count < len(messages):
-            for call in told_by(messages, self._group, self._host, self._tell_end, self._moved):
+            for call in host_calls(messages, self._group, self._host, self._ended_at, self._moved):
                 self._post(*call)
 
     def _busy(self) -> None:
         self._busy_until = monotonic() + self._busy_seconds
-        self._look_after = _LEAST_WAIT
+        self._wait = _LEAST_WAIT
 
     def _next_wait(self) -> float:
-        """How long to wait for commands before the next look: what comes soon is found soon."""
-        wait = self._look_after
-        self._look_after = min(_GROWTH * wait, _BUSY_WAIT)
+        """How long to wait for commands before the next poll; longer each time."""
+        wait = self._wait
+        self._wait = min(_GROWTH * wait, _BUSY_WAIT)
         return wait
 
     def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
@@ -628,15 +621,15 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places and not self._stopping else True
         if self._stopping:
-            return  # a client that closes gets no answer about positions, and takes the partitions by itself
+            return  # nothing answers a client that closes; librdkafka assigns the partitions by itself
         if outcome is not True:
             if self._claiming is not None:
                 self._post(self._claiming.cancel)
             self._assignment.add(client, [])
             error = (
-                BackendError("The positions of new partitions did not come in time", retriable=True)
+                BackendError("The positions of assigned partitions were not read in time", retriable=True)
                 if outcome is False
-                else translate(outcome, "Taking partitions over")
+                else translate(outcome, "Claiming partitions")
             )
             if error.retriable:
                 self._rejoin_at = monotonic() + _REJOIN_PAUSE
@@ -657,7 +650,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             deadline = self._loop.time() + seconds
             outcome = self._ask_host(client, lambda: self._host.revoking(places, deadline), seconds + 1.0)
             if isinstance(outcome, BaseException):
-                logger.warning("%s: giving partitions up failed: %s", self._name, outcome)
+                logger.warning("%s: the release of partitions failed: %s", self._name, outcome)
         self._let_go(client, partitions, places)
 
     def _lose(self, client: Consumer, partitions: list[NativePartition]) -> None:
@@ -669,7 +662,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._owned.difference_update(places)
         self._commits.drop(places)
         if places and not self._stopping:
-            self._standstill.explain_loss()
+            self._suspensions.explain_loss()
             # Awaited, so that nothing is committed for them in the next generation.
             self._ask_host(client, lose, _LOST_SECONDS)
         self._let_go(client, partitions, places)
@@ -677,14 +670,14 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _ask_host(
         self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
     ) -> BaseException | bool:
-        with self._standstill.apart(), self._hearing.callback(client):
+        with self._suspensions.excluded(), self._poll_before.callback(client):
             return self._await_on_loop(client, work, timeout)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
         try:
             self._commits.answered(error, partitions)
         except BaseException:
-            logger.exception("%s lost the answer to a commit", self._name)
+            logger.exception("%s: the answer to a commit failed", self._name)
 
     def _going(self, partitions: list[NativePartition]) -> list[TopicPartition]:
         places = [TopicPartition(each.topic, each.partition) for each in partitions]

@@ -1,6 +1,6 @@
-"""What a polling thread has handed over and nobody has fetched yet. Pure, for one event loop, no lock.
+"""The batches of a polling thread that are not read yet. Pure, for one event loop, without a lock.
 
-Batches leave in the order in which they came. What belongs to a paused partition is kept aside until it is resumed.
+Batches leave in the order in which they came. Runs of a paused partition are kept aside until it is resumed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from broker import TopicPartition
 from broker_kafka.codec.record_run import NativeRun
 
-__all__ = ["Arrivals"]
+__all__ = ["FetchedRuns"]
 
 
 class _Batch:
@@ -20,18 +20,18 @@ class _Batch:
     def __init__(self, runs: Sequence[NativeRun], *, from_thread: bool = True) -> None:
         self.runs = deque(runs)
         self.from_thread = from_thread
-        """Whether the thread waits for it to be taken."""
+        """Whether the thread waits for room."""
 
 
-class Arrivals:
-    """:param taken: called for each batch of the thread that is not held here any more."""
+class FetchedRuns:
+    """:param taken: called for each batch of the thread that has left."""
 
     def __init__(self, taken: Callable[[], object]) -> None:
         self._taken = taken
         self._batches: deque[_Batch] = deque()
         self.paused: set[TopicPartition] = set()
-        """Of which nothing is let out."""
-        self._held: dict[TopicPartition, list[NativeRun]] = {}
+        """Nothing of these leaves."""
+        self._aside: dict[TopicPartition, list[NativeRun]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._batches)
@@ -40,10 +40,10 @@ class Arrivals:
         """A batch came."""
         self._batches.append(_Batch(runs))
         if self.paused:
-            self._hold_back()
+            self._set_aside()
 
     def take(self, max_records: int, max_bytes: int) -> list[NativeRun]:
-        """The next batch, or as much of it as is wanted: at least one record. There must be a batch."""
+        """The next batch, or the wanted part of it: at least one record. There must be a batch."""
         batch = self._batches[0]
         runs, taken = batch.runs, list[NativeRun]()
         while runs:
@@ -67,32 +67,32 @@ class Arrivals:
         return taken
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what has come of these."""
+        """Forget the runs of these."""
         self._take_out(partitions)
         for partition in partitions:
-            self._held.pop(partition, None)
+            self._aside.pop(partition, None)
 
     def clear(self) -> None:
         """Forget everything."""
         self._batches.clear()
-        self._held.clear()
+        self._aside.clear()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let nothing of these out until they are resumed."""
+        """Keep the runs of these aside until they are resumed."""
         self.paused.update(partitions)
-        self._hold_back()
+        self._set_aside()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Undo `pause`; what was kept aside goes before what comes later."""
+        """Undo `pause`; what was kept aside leaves before what comes later."""
         for partition in partitions:
             self.paused.discard(partition)
-            runs = self._held.pop(partition, None)
+            runs = self._aside.pop(partition, None)
             if runs:
                 self._batches.append(_Batch(runs, from_thread=False))
 
-    def _hold_back(self) -> None:
+    def _set_aside(self) -> None:
         for run in self._take_out(self.paused):
-            self._held.setdefault(TopicPartition(run.topic, run.partition), []).append(run)
+            self._aside.setdefault(TopicPartition(run.topic, run.partition), []).append(run)
 
     def _take_out(self, partitions: Collection[TopicPartition]) -> list[NativeRun]:
         taken: list[NativeRun] = []

@@ -1,8 +1,8 @@
-"""`ReaderThread`: the client of one read after the other, each a range of a partition.
+"""`ReaderThread`: a client that reads ranges of partitions, one after the other.
 
-Behind a range that was read whole it fetches on for a second: what comes is kept, in the client's queue and here, for a
-read that begins there. *Concurrency.* As `OwnerThread`; one read at a time. *Failure.* A position that the log does not
-hold raises OffsetOutOfRange; one behind the range only where what comes does not reach the range's end.
+After a range was read whole, the client fetches ahead for a second, and keeps the records for a read that begins where
+the range ended. *Concurrency.* As `OwnerThread`; one read at a time. *Failure.* A position that the log does not hold
+raises OffsetOutOfRange; a position behind the range only if the records that came do not reach the end of the range.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["Chunk", "ReaderThread", "Use"]
 
 _POLL: Final = 0.2
 _AHEAD: Final = 1.0
-"""Seconds for which a client fetches on behind a range that was read."""
+"""Seconds for which a client fetches ahead after a range."""
 _SOME: Final = 1000
 _MOST: Final = 1_000_000
-"""More the client library refuses to give at once."""
+"""The most records of one call; the client library refuses more."""
 
 _NOT_OURS: Final = frozenset(
     {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED, KafkaError._ALL_BROKERS_DOWN}
@@ -41,7 +41,7 @@ _NOT_OURS: Final = frozenset(
 
 
 class Chunk:
-    """What one turn of a read brought."""
+    """The records of one step of a read. `done`: the range has ended."""
 
     __slots__ = ("done", "records")
 
@@ -51,22 +51,22 @@ class Chunk:
 
 
 class Use(IntEnum):
-    """Of what use a client is to a read; the most is the best."""
+    """How useful an idle client is to a read; higher is better."""
 
     OF_ANOTHER = auto()
-    """It fetches on in another partition."""
+    """It fetches ahead in another partition."""
     OF_ITS_PARTITION = auto()
     FREE = auto()
     HAS_IT = auto()
-    """It has fetched on from where the read begins."""
+    """It fetches ahead from where the read begins."""
 
 
 class _Ahead(NamedTuple):
-    """What a client fetches while nobody reads.
+    """What an idle client fetches ahead.
 
-    :ivar start: where it begins.
-    :ivar since: when fetching began there or before that, as `time.monotonic` has it.
-    :ivar until: the end of it.
+    :ivar start: the first position.
+    :ivar since: when fetching began there or below, in `time.monotonic`.
+    :ivar until: when fetching ends.
     """
 
     place: TopicPartition
@@ -78,7 +78,7 @@ class _Ahead(NamedTuple):
 class ReaderThread(OwnerThread[Consumer]):
     """A client that reads one range at a time.
 
-    :param patience: seconds that a broker may take to send anything of a range.
+    :param patience: seconds that a broker may take to send the first record of a range.
     """
 
     def __init__(self, config: Mapping[str, Any], patience: float) -> None:
@@ -88,14 +88,14 @@ class ReaderThread(OwnerThread[Consumer]):
         self._place = TopicPartition("", -1)
         self._stop_at = 0
         self._left = self._reading = Event()
-        """Set when nobody waits for the records of the newest read, and of the one that is carried out."""
-        self._told_ahead: _Ahead | None = None
-        """The loop's; the thread gets to know of it later."""
+        """Set when the newest read was abandoned, and the read that runs in the thread."""
+        self._planned: _Ahead | None = None
+        """As the loop knows it; the thread follows."""
         self._since = 0.0
-        """When what is read was begun to be fetched, without a new beginning since."""
+        """When fetching of what is read began, without a new assignment since."""
         self._ahead: _Ahead | None = None
         self._behind: deque[NativeRecord] = deque()
-        """What came behind the range: records, ends of the partition, and that the log does not go on there."""
+        """What came after the range: records, ends of the partition, and errors of positions."""
 
     def _open(self) -> Consumer:
         return open_consumer(self._config, self._rebootstrapper)
@@ -115,11 +115,11 @@ class ReaderThread(OwnerThread[Consumer]):
         client.close()
 
     async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> Chunk:
-        """Read this range from now on; its first records, as of `take`."""
+        """Begin to read this range; its first records, as of `take`."""
         left = self._left = Event()
-        if not _is_at(self._told_ahead, place, start):
+        if not _is_at(self._planned, place, start):
             self._since = monotonic()
-        self._told_ahead = None
+        self._planned = None
 
         def begin(client: Consumer) -> Chunk:
             self._place, self._stop_at, self._reading = place, stop, left
@@ -137,39 +137,39 @@ class ReaderThread(OwnerThread[Consumer]):
             raise translate(error, f"Reading {place.topic!r}") from error
 
     async def take(self, most: int) -> Chunk:
-        """The next records of the range; it waits for the first, which is there."""
+        """The next records of the range; waits for the first."""
         return await self.call(lambda client: self._take(client, most))
 
     def abandon(self) -> None:
-        """Nobody waits for the records any more."""
+        """End the running read: its records are not wanted any more."""
         self._left.set()
 
     def end(self) -> None:
-        """Fetch no more, from now on or a moment later; a range that is begun next comes after it."""
-        self._told_ahead = None
+        """Stop fetching, before the next range begins."""
+        self._planned = None
         self.submit(self._unassign)
 
-    def go_on(self, place: TopicPartition, stop: int) -> None:
-        """Fetch on behind this range, which was read, for a while."""
-        ahead = self._told_ahead = _Ahead(place, stop, self._since, monotonic() + _AHEAD)
+    def fetch_ahead(self, place: TopicPartition, stop: int) -> None:
+        """Fetch ahead for a while, after this range was read."""
+        ahead = self._planned = _Ahead(place, stop, self._since, monotonic() + _AHEAD)
 
-        def go_on(_: Consumer) -> None:
+        def fetch_ahead(_: Consumer) -> None:
             self._ahead = ahead
 
-        self.submit(go_on)
+        self.submit(fetch_ahead)
 
     def forget(self, topic: str, changed: float) -> None:
-        """Fetch on no more in this topic, if fetching began before it was made or changed.
+        """Stop fetching ahead in this topic, if fetching began before the topic was created or changed.
 
-        :param changed: when that was, as `time.monotonic` has it.
+        :param changed: when that was, in `time.monotonic`.
         """
-        ahead = self._told_ahead
+        ahead = self._planned
         if ahead is not None and ahead.place.topic == topic and ahead.since <= changed:
             self.end()
 
     def use(self, place: TopicPartition, start: int) -> Use:
-        """Of what use it is, while nobody reads, to a read that begins there."""
-        ahead = self._told_ahead
+        """How useful this idle client is to a read that begins there."""
+        ahead = self._planned
         if _is_at(ahead, place, start):
             return Use.HAS_IT
         if ahead is None or ahead.until <= monotonic():
@@ -180,12 +180,12 @@ class ReaderThread(OwnerThread[Consumer]):
         self._ahead = None
         self._behind.clear()
         client.unassign()
-        # What it has fetched stays in memory until it is asked for more; and an error would be the next read's.
+        # Fetched records stay in memory until the next call, and an error would go to the next read.
         client.consume(_SOME, 0.0)
 
     def _take(self, client: Consumer, most: int) -> Chunk:
         most = min(most, _MOST)
-        # Beginning with what is there: a timeout makes the library wait until the batch is full.
+        # First what is there: with a timeout the library waits until the batch is full.
         messages = self._from_behind(most) or client.consume(most, 0.0)
         deadline = monotonic() + self._patience
         last: BrokerError | None = None
@@ -202,7 +202,7 @@ class ReaderThread(OwnerThread[Consumer]):
                 messages = [message, *client.consume(max(0, most - 1), 0.0)]
 
     def _from_behind(self, most: int) -> Sequence[NativeRecord]:
-        """What came behind the last range, up to the first that ends this one."""
+        """What came after the last range, up to the end of this one."""
         found: list[NativeRecord] = []
         while self._behind and len(found) < most:
             found.append(self._behind.popleft())
@@ -213,7 +213,7 @@ class ReaderThread(OwnerThread[Consumer]):
     def _sort(
         self, messages: Sequence[NativeRecord], last: BrokerError | None
     ) -> tuple[Sequence[Record[Any]], bool, BrokerError | None]:
-        """The records of the range, whether it ended, and the last error that will pass."""
+        """The records of the range, whether the range ended, and the last retriable error."""
         topic, partition = self._place
         found: list[Any] = [message for message in messages if message.error() is None]
         done = False
@@ -234,16 +234,16 @@ class ReaderThread(OwnerThread[Consumer]):
             done = True
             found = [message for message in found if message.offset() < self._stop_at]
         if done:
-            # The end of the partition is told once, and may be that of the next range.
+            # The end of the partition is reported once, and may be the end of the next range.
             behind = [each for each in messages if (each.offset() or 0) >= self._stop_at and _is_of_log(each)]
         elif behind and not found:
             raise self._lost(behind[0])
         self._behind.extendleft(reversed(behind))
-        # Who asks for columns has no use for the records themselves, which are made when somebody looks at them.
+        # Records are made when they are accessed; readers of columns need none.
         return RecordsOfRuns([(NativeRun(topic, partition, found), 0)] if found else [], None), done, last
 
     def _explain(self, message: NativeRecord, error: KafkaError) -> BrokerError | None:
-        """An error that will pass, or None; any other is raised."""
+        """A retriable error, or None; other errors are raised."""
         if error.code() in _NOT_OURS:
             return None
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -265,16 +265,16 @@ class ReaderThread(OwnerThread[Consumer]):
 
 
 def _is_at(ahead: _Ahead | None, place: TopicPartition, start: int) -> bool:
-    """Whether this is just what a read from here wants."""
+    """Whether this begins where a read begins."""
     return ahead is not None and (ahead.place, ahead.start) == (place, start) and monotonic() < ahead.until
 
 
 def _concerns(error: NativeRecord, place: TopicPartition) -> bool:
-    """Whether an error is no other partition's; some are of none."""
+    """Whether an error is about this partition, or about none."""
     return error.topic() is None or (error.topic(), error.partition()) == place
 
 
 def _is_of_log(message: NativeRecord) -> bool:
-    """Whether it is a record, the end of the partition, or the place from which on there is nothing to be had."""
+    """Whether this is a record, the end of the partition, or an error of the position."""
     error = message.error()
     return error is None or error.code() in {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}

@@ -1,13 +1,14 @@
-"""Commits of a polling thread: sent without waiting, answered when the client is polled.
+"""`CommitQueue`: the commits of a polling thread, sent without waiting and answered when the client is polled.
 
-*Order.* librdkafka carries a commit out again on its own when the coordinator was away, and then one that is newer may
-come first and be undone. So of each partition one commit is under way at a time. What is asked for meanwhile is held,
-the newest position of each partition alone, and its answer is that of all who asked. *Concurrency.* `Commits` lives in
-the thread that owns the client, `ThreadOffsetStore` on the loop. To wait for an answer in the thread could wait for
-ever: it may depend on a rebalance, whose callback the thread has to serve. Within a callback nothing is polled, so
-there commits do wait, and `settle` repeats those that are under way. What they overtake by that is put right later.
-*Cancellation.* A commit that was asked for is carried out, or a newer one of its partition instead. *Failure.* Each
-partition has its own answer.
+*Order.* librdkafka repeats a commit on its own when the coordinator was away; a newer commit may then come first and be
+undone. So one commit of each partition is in flight at a time. Commits that are requested meanwhile wait, the newest
+position of each partition alone, and its answer goes to all who requested one.
+
+*Concurrency.* In the thread that owns the client. Waiting for an answer in the thread could last for ever: the answer
+may depend on a rebalance, whose callback the thread has to serve. Within a callback nothing is polled, so there commits
+do wait for their answers, and `settle` repeats those in flight. Positions that may be undone by an overtaken commit are
+committed once more later. *Cancellation.* A requested commit is carried out, or a newer one of its partition instead.
+*Failure.* Each partition has its own answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker import BrokerError, Closed, TopicPartition
 from broker_kafka.errors import is_partition_error, not_assigned, translate
 
-__all__ = ["Answer", "Commits", "split_owned"]
+__all__ = ["Answer", "CommitQueue", "split_owned"]
 
 Answer = Mapping[TopicPartition, BrokerError | None]
 
@@ -31,10 +32,10 @@ _POLL: Final = 0.01
 _LAST_SECONDS: Final = 1.0
 
 
-class _Asked:
-    """Who waits for the commit of some partitions; several requests may answer."""
+class _Request:
+    """A call that waits for the commits of some partitions; several commits may answer it."""
 
-    __slots__ = ("answer", "open", "waiter")
+    __slots__ = ("answer", "missing", "waiter")
 
     def __init__(
         self,
@@ -43,43 +44,48 @@ class _Asked:
         refused: Mapping[TopicPartition, BrokerError],
     ) -> None:
         self.waiter = waiter
-        self.open = set(places)
+        self.missing = set(places)
         self.answer: dict[TopicPartition, BrokerError | None] = {**refused}
 
 
-class _Wish(NamedTuple):
-    """The position that a partition is to have, and who is told of it.
+class _Pending(NamedTuple):
+    """The position to store of a partition, and the requests that its answer goes to.
 
-    :ivar alone: it is sent in a request of its own.
+    :ivar alone: sent in a commit of its own.
     """
 
     offset: NativePartition
-    askers: list[_Asked]
+    requests: list[_Request]
     alone: bool = False
 
-    def after(self, older: _Wish | None) -> _Wish:
-        """This instead of an older one."""
-        return self if older is None else _Wish(self.offset, [*older.askers, *self.askers], self.alone)
+    def replacing(self, older: _Pending | None) -> _Pending:
+        """This position in place of an older one."""
+        return self if older is None else _Pending(self.offset, [*older.requests, *self.requests], self.alone)
 
 
 class _Sent:
-    """A request that the client has not answered through its callback."""
+    """A commit in flight.
 
-    __slots__ = ("mends", "positions", "repairs", "wishes")
+    :ivar restored: overtaken positions that it stores again, with these or newer ones.
+    :ivar repeated: those of them that it stores unchanged.
+    """
 
-    def __init__(self, wishes: dict[TopicPartition, _Wish], mends: dict[TopicPartition, NativePartition]) -> None:
-        self.positions = {place: wish.offset.offset for place, wish in wishes.items()}
-        self.repairs = {place for place, offset in mends.items() if offset is wishes[place].offset}
-        self.wishes = wishes
-        self.mends = mends
-        """The positions that it puts right, with these or newer ones."""
+    __slots__ = ("pending", "positions", "repeated", "restored")
+
+    def __init__(
+        self, pending: dict[TopicPartition, _Pending], restored: dict[TopicPartition, NativePartition]
+    ) -> None:
+        self.positions = {place: each.offset.offset for place, each in pending.items()}
+        self.pending = pending
+        self.restored = restored
+        self.repeated = {place for place, offset in restored.items() if offset is pending[place].offset}
 
 
-class Commits:
-    """The commits that are under way or held.
+class CommitQueue:
+    """The commits in flight, and those that wait.
 
-    :param group: whose positions they are; errors name it.
-    :param answer: gives an answer to who waits for it, from this thread.
+    :param group: named in errors.
+    :param answer: resolves the future of a request, from this thread.
 
     :ivar due: whether `go_on` has something to send.
     """
@@ -88,13 +94,13 @@ class Commits:
         self._group = group
         self._answer = answer
         self._sent: list[_Sent] = []
-        self._held: dict[TopicPartition, _Wish] = {}
+        self._waiting: dict[TopicPartition, _Pending] = {}
         self._overtaken: dict[TopicPartition, NativePartition] = {}
-        """Positions that were waited for while an older commit was under way, which may undo them."""
+        """Positions that were stored while an older commit was in flight, which may undo them."""
         self.due = False
 
     def __len__(self) -> int:
-        return len(self._sent) + len(self._held)
+        return len(self._sent) + len(self._waiting)
 
     def send(
         self,
@@ -105,54 +111,54 @@ class Commits:
         owned: Container[tuple[str, int]] | None,
         wait: bool,
     ) -> None:
-        """Send a commit; its answer comes while the client is polled, or at once if it is of nothing.
+        """Send a commit; the answer comes when the client is polled, or at once if nothing is to be sent.
 
-        :param owned: what is ours: the rest is refused; None if all is.
-        :param wait: have it answered on return, as it must be within a callback of the client.
+        :param owned: the assigned partitions, the others are refused; None for all.
+        :param wait: return with the answer, as a callback of the client must.
         """
         ours, refused = (offsets, {}) if owned is None else split_owned(offsets, owned, self._group)
         if not ours:
             self._answer(waiter, refused)
             return
-        wishes = {TopicPartition(each.topic, each.partition): each for each in ours}
-        asked = _Asked(waiter, wishes, refused)
-        for place, offset in wishes.items():
-            self._held[place] = _Wish(offset, [asked]).after(self._held.get(place))
+        pending = {TopicPartition(each.topic, each.partition): each for each in ours}
+        request = _Request(waiter, pending, refused)
+        for place, offset in pending.items():
+            self._waiting[place] = _Pending(offset, [request]).replacing(self._waiting.get(place))
         if wait:
-            self._wait_for(client, {place: self._held.pop(place) for place in wishes})
+            self._wait_for(client, {place: self._waiting.pop(place) for place in pending})
         else:
             self.go_on(client)
 
     def go_on(self, client: Consumer) -> None:
-        """Send what is held of partitions that have nothing under way."""
+        """Send what waits of partitions without a commit in flight."""
         self.due = False
         busy = self._busy()
-        free = {place: wish for place, wish in self._held.items() if place not in busy}
+        free = {place: each for place, each in self._waiting.items() if place not in busy}
         if not free:
             return
         for place in free:
-            del self._held[place]
-        together = {place: wish for place, wish in free.items() if not wish.alone}
-        for wishes in (together, *({place: wish} for place, wish in free.items() if wish.alone)):
-            if wishes:
-                self._send(client, wishes)
+            del self._waiting[place]
+        together = {place: each for place, each in free.items() if not each.alone}
+        for pending in (together, *({place: each} for place, each in free.items() if each.alone)):
+            if pending:
+                self._send(client, pending)
 
     def settle(self, client: Consumer) -> None:
-        """Repeat what is under way or held, waiting for it; at the begin of a callback that takes partitions away."""
-        wishes: dict[TopicPartition, _Wish] = {}
+        """Repeat what is in flight or waits, and wait for it; at the begin of a callback that revokes partitions."""
+        pending: dict[TopicPartition, _Pending] = {}
         for sent in self._sent:
-            wishes |= sent.wishes
-            sent.wishes = {}
-        for place in wishes.keys() & self._overtaken.keys():
-            wishes[place] = _Wish(self._overtaken[place], []).after(wishes[place])
-        for place, wish in self._held.items():
-            wishes[place] = wish.after(wishes.get(place))
-        self._held.clear()
-        if wishes:
-            self._wait_for(client, wishes)
+            pending |= sent.pending
+            sent.pending = {}
+        for place in pending.keys() & self._overtaken.keys():
+            pending[place] = _Pending(self._overtaken[place], []).replacing(pending[place])
+        for place, each in self._waiting.items():
+            pending[place] = each.replacing(pending.get(place))
+        self._waiting.clear()
+        if pending:
+            self._wait_for(client, pending)
 
     def answered(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
-        """The client's callback: an answer to something that was sent; of what was waited for it tells nothing."""
+        """The client's callback: a sent commit was answered. It is not called for commits that were waited for."""
         positions = _positions(partitions)
         sent = next((each for each in self._sent if each.positions == positions), None)
         if sent is None:
@@ -161,101 +167,101 @@ class Commits:
         outcomes = self._outcomes(partitions)
         if error is not None and not any(outcomes.values()):
             outcomes = self._failed(partitions, error)
-        # The client tells one partition's error as that of all.
-        singly = len(sent.wishes) > 1 and all(map(is_partition_error, outcomes.values()))
-        # Stored since this was sent, so that nothing of it may be sent again.
+        # The client reports the error of one partition as that of all.
+        singly = len(sent.pending) > 1 and all(map(is_partition_error, outcomes.values()))
+        # Stored after this was sent: the positions of this commit must not be sent again.
         stored = dict(self._overtaken)
-        for place, offset in sent.mends.items():
+        for place, offset in sent.restored.items():
             refusal = outcomes.get(place)
-            if refusal is not None and (singly or refusal.retriable or place not in sent.repairs):
+            if refusal is not None and (singly or refusal.retriable or place not in sent.repeated):
                 self._overtaken.setdefault(place, offset)
         if singly:
-            for place, wish in sent.wishes.items():
-                newer = self._held.get(place)
-                alone = _Wish(stored.get(place, wish.offset), wish.askers, alone=True)
-                self._held[place] = alone if newer is None else newer.after(wish)
+            for place, each in sent.pending.items():
+                newer = self._waiting.get(place)
+                alone = _Pending(stored.get(place, each.offset), each.requests, alone=True)
+                self._waiting[place] = alone if newer is None else newer.replacing(each)
         else:
-            self._tell(sent.wishes, outcomes)
-        self._put_right()
+            self._answer_requests(sent.pending, outcomes)
+        self._restore_overtaken()
 
     def drop(self, places: Iterable[TopicPartition]) -> None:
-        """These are not ours any more: nothing of them may be sent, or repeated, in a later assignment."""
+        """These are not assigned any more: nothing of them may be sent in a later assignment."""
         for place in places:
-            for offsets in (*(sent.mends for sent in self._sent), self._overtaken):
+            for offsets in (*(sent.restored for sent in self._sent), self._overtaken):
                 offsets.pop(place, None)
-            for wishes in (*(sent.wishes for sent in self._sent), self._held):
-                wish = wishes.pop(place, None)
-                if wish is not None:
-                    self._tell({place: wish}, {place: not_assigned(place, self._group)})
+            for pending in (*(sent.pending for sent in self._sent), self._waiting):
+                each = pending.pop(place, None)
+                if each is not None:
+                    self._answer_requests({place: each}, {place: not_assigned(place, self._group)})
 
     def finish(self, client: Consumer) -> None:
-        """Poll until nothing is held, for a second at most; a client that is closed carries out only what was sent."""
+        """Poll until nothing waits, for a second at most: a client that closes completes only what was sent."""
         until = monotonic() + _LAST_SECONDS
-        while self._held and monotonic() < until:
+        while self._waiting and monotonic() < until:
             client.poll(_POLL)
             self.go_on(client)
 
     def close(self) -> None:
-        """The client is closed: nothing will be answered any more."""
+        """The client is closed, and answers nothing any more."""
         sent, self._sent = self._sent, []
-        held, self._held = self._held, {}
-        for wishes in (*(each.wishes for each in sent), held):
-            self._tell(wishes, dict.fromkeys(wishes, Closed("The consumer was closed")))
+        waiting, self._waiting = self._waiting, {}
+        for pending in (*(each.pending for each in sent), waiting):
+            self._answer_requests(pending, dict.fromkeys(pending, Closed("The consumer was closed")))
 
     def _busy(self) -> set[TopicPartition]:
         return {place for sent in self._sent for place in sent.positions}
 
-    def _send(self, client: Consumer, wishes: dict[TopicPartition, _Wish]) -> None:
-        offsets = [wish.offset for wish in wishes.values()]
+    def _send(self, client: Consumer, pending: dict[TopicPartition, _Pending]) -> None:
+        offsets = [each.offset for each in pending.values()]
         try:
             client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            self._tell(wishes, self._failed(offsets, error))
+            self._answer_requests(pending, self._failed(offsets, error))
         else:
-            mends = {place: self._overtaken.pop(place) for place in wishes if place in self._overtaken}
-            self._sent.append(_Sent(wishes, mends))
+            restored = {place: self._overtaken.pop(place) for place in pending if place in self._overtaken}
+            self._sent.append(_Sent(pending, restored))
 
-    def _wait_for(self, client: Consumer, wishes: dict[TopicPartition, _Wish]) -> None:
+    def _wait_for(self, client: Consumer, pending: dict[TopicPartition, _Pending]) -> None:
         older = self._busy()
-        outcomes = self._committed(client, wishes)
-        for place, wish in wishes.items():
+        outcomes = self._committed(client, pending)
+        for place, each in pending.items():
             if outcomes.get(place) is None:
                 self._overtaken.pop(place, None)
                 if place in older:
-                    self._overtaken[place] = wish.offset
-        self._tell(wishes, outcomes)
-        self._put_right()
+                    self._overtaken[place] = each.offset
+        self._answer_requests(pending, outcomes)
+        self._restore_overtaken()
 
-    def _put_right(self) -> None:
-        """Hold what was overtaken by commits that are answered by now."""
-        for place in self._overtaken.keys() - self._held.keys() - self._busy():
-            self._held[place] = _Wish(self._overtaken[place], [])
-        self.due = bool(self._held)
+    def _restore_overtaken(self) -> None:
+        """Queue the overtaken positions once the older commits are answered."""
+        for place in self._overtaken.keys() - self._waiting.keys() - self._busy():
+            self._waiting[place] = _Pending(self._overtaken[place], [])
+        self.due = bool(self._waiting)
 
     def _committed(
-        self, client: Consumer, wishes: dict[TopicPartition, _Wish]
+        self, client: Consumer, pending: dict[TopicPartition, _Pending]
     ) -> Mapping[TopicPartition, BrokerError | None]:
-        offsets = [wish.offset for wish in wishes.values()]
+        offsets = [each.offset for each in pending.values()]
         try:
             answered: list[NativePartition] | None = client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
             outcomes = self._failed(offsets, error)
-            if len(wishes) == 1 or not all(map(is_partition_error, outcomes.values())):
+            if len(pending) == 1 or not all(map(is_partition_error, outcomes.values())):
                 return outcomes
-            singly = [self._committed(client, {place: wish}) for place, wish in wishes.items()]
+            singly = [self._committed(client, {place: each}) for place, each in pending.items()]
             return {place: outcome for each in singly for place, outcome in each.items()}
         return self._outcomes(answered or offsets)
 
-    def _tell(
-        self, wishes: Mapping[TopicPartition, _Wish], outcomes: Mapping[TopicPartition, BrokerError | None]
+    def _answer_requests(
+        self, pending: Mapping[TopicPartition, _Pending], outcomes: Mapping[TopicPartition, BrokerError | None]
     ) -> None:
-        for place, wish in wishes.items():
-            for asked in wish.askers:
-                asked.open.discard(place)
+        for place, each in pending.items():
+            for request in each.requests:
+                request.missing.discard(place)
                 if place in outcomes:
-                    asked.answer[place] = outcomes[place]
-                if not asked.open:
-                    self._answer(asked.waiter, asked.answer)
+                    request.answer[place] = outcomes[place]
+                if not request.missing:
+                    self._answer(request.waiter, request.answer)
 
     def _outcomes(self, answered: Sequence[Any]) -> dict[TopicPartition, BrokerError | None]:
         return {
@@ -275,7 +281,7 @@ class Commits:
 def split_owned(
     offsets: Iterable[NativePartition], owned: Container[tuple[str, int]], group: str
 ) -> tuple[list[NativePartition], dict[TopicPartition, BrokerError]]:
-    """Those of a commit that are ours, and the refusal of the others: a broker takes any of a present member."""
+    """The assigned partitions of a commit, and the refusal of the others: brokers take any partition from a member."""
     ours: list[NativePartition] = []
     refused: dict[TopicPartition, BrokerError] = {}
     for each in offsets:

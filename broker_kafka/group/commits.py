@@ -1,190 +1,339 @@
-"""Commits of what was marked: by time, by count, on demand, and before partitions go.
+"""Commits of one member of a group.
 
-*Concurrency.* One commit at a time, so that a later one never overtakes an earlier. *Cancellation.* A commit that was
-begun goes on. *Failure.* Every partition has its own answer. What could not be stored stays to be stored, and is tried
-again at the next turn, until the partition is gone. What nobody awaits is reported. Whatever a store raises is the
-answer for each partition of the call; it never ends a release.
+`MemberCommits` stores positions. `LogEndCommits`, for `bus.records`, also moves positions past the ends of partitions.
+`MarkCommits`, for `GroupConsumer`, decides when marks are committed.
+
+*Ends of partitions.* Behind the last record there may be transaction markers and records of aborted transactions. No
+reader gets these, so the position after the last record is moved past them: within its commit, or by another commit
+after the answer. Otherwise a group that has read everything would have a lag until another record comes. A position
+never passes the begin of an open transaction, where a partition ends for readers of committed data.
+
+*Concurrency.* One event loop. *Cancellation.* A commit that was begun continues when its caller is cancelled.
+*Failure.* Each partition has its own answer, whatever a store raises. `MemberCommits.commit` retries for a few seconds
+in the middle of a rebalance, and while a coordinator moves, as long as the assignment lasts and no newer commit of the
+partition was begun. `MarkCommits` keeps what was not stored and retries at its next turn. Errors of background commits
+are reported.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError
 
-from broker import BackendError, Bounds, BrokerError, OffsetOutOfRange, OperationTimeout, TopicNotFound, TopicPartition
-from broker.driver import logger
+from broker import (
+    BackendError,
+    Bounds,
+    BrokerError,
+    LeaseLost,
+    OffsetOutOfRange,
+    OperationTimeout,
+    TopicNotFound,
+    TopicPartition,
+)
+from broker.driver import Event, PositionsCommitted, RecordRun, logger
+from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.list_offsets import out_of_range_text
-from broker_kafka.errors import kafka_error
-from broker_kafka.group.held import Held
+from broker_kafka.cluster.requests import is_retriable
+from broker_kafka.errors import commit_unanswered, kafka_error, not_assigned
+from broker_kafka.group.assigned_partition import AssignedPartition
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["Commits"]
+__all__ = ["CallbackState", "LogEndCommits", "LogEnds", "MarkCommits", "MemberCommits"]
 
-_AGAIN: Final = 0.05
-_FOR_NOW: Final = frozenset(
+
+_RETRY_PAUSE: Final = 0.1
+_RETRY_SECONDS: Final = 5.0
+_SUSPENDED: Final = 0.5
+"""A timer that is so late shows that this process did not run."""
+_FLUSH_PAUSE: Final = 0.05
+_GENERATION_CHANGES: Final = frozenset(
     {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
 )
-"""The group is changing, and the brokers are a generation ahead of the client: the same commit is taken in a moment, if
-this is a member still. If it is none, the client finds out, and the partitions are lost."""
-_UNANSWERED: Final = BrokerError("The offset store did not answer for this partition", retriable=True)
+"""The brokers are a generation ahead of the client: they take the commit of a present member a moment later, and the
+client of a former member finds out."""
 
 
-class Commits:
-    """:param interval: seconds after which what was marked is committed; None is never.
-    :param every: offsets after which it is; None is never.
-    :param timeout: seconds for one commit.
-    :param report: is told of the errors of commits that nobody awaits.
-    :param ends: asks for the bounds of partitions.
-    :param gone: is told that a commit was refused since its topic seems to be gone.
+class CallbackState(Protocol):
+    """Whether the member's `ConsumerThread` is within a callback of its client."""
+
+    @property
+    def calling_back(self) -> bool: ...
+
+
+class MemberCommits:
+    """Stores positions of the partitions that are assigned to this member.
+
+    :param owner: the member in its present generation.
+    :param assignments: the present assignment of each partition; only compared.
+    :param timeout: seconds for one answer of the store.
+
+    :ivar attempted: whether anything was committed, or tried.
     """
 
     def __init__(
         self,
-        held: Mapping[TopicPartition, Held],
         store: OffsetStore,
+        thread: CallbackState,
+        assignments: Mapping[TopicPartition, object],
         owner: Callable[[], GroupMember],
+        *,
+        group: str,
+        timeout: float,
+    ) -> None:
+        self._store = store
+        self._thread = thread
+        self._assignments = assignments
+        self._owner = owner
+        self._group = group
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._newest: dict[TopicPartition, asyncio.Task[CommitResults]] = {}
+        self._closed = False
+        self.attempted = False
+
+    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        """Store positions, with retries."""
+        results: dict[TopicPartition, BrokerError | None] = {
+            partition: not_assigned(partition, self._group)
+            for partition in positions
+            if partition not in self._assignments
+        }
+        ours = {each: position for each, position in positions.items() if each in self._assignments}
+        if ours:
+            # A partition may be revoked before the task begins.
+            assignments = {partition: self._assignments[partition] for partition in ours}
+            task = self._loop.create_task(self._commit_with_retries(ours, assignments), name="broker-kafka-commit")
+            self._in_flight.add(task)
+            self._newest.update(dict.fromkeys(ours, task))
+            task.add_done_callback(self._in_flight.discard)
+            results |= await asyncio.shield(task)
+        return results
+
+    async def attempt(self, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False) -> CommitResults:
+        """Store positions once, of whatever partitions. A process that was suspended waits a second time."""
+        self.attempted = True
+        answer = asyncio.ensure_future(self._store.commit(self._owner(), positions, rewind=rewind))
+        try:
+            for _ in range(2):
+                until = self._loop.time() + self._timeout
+                await asyncio.wait((answer,), timeout=self._timeout)
+                if answer.done():
+                    return self._checked(positions, answer.result())
+                if self._loop.time() < until + _SUSPENDED:
+                    break
+        except BrokerError as error:
+            return dict.fromkeys(positions, error)
+        except Exception as error:
+            return dict.fromkeys(positions, _store_failed(error))
+        finally:
+            answer.cancel()
+        late = OperationTimeout(f"A commit of group {self._group!r} was not answered in {self._timeout:g} s")
+        return dict.fromkeys(positions, late)
+
+    async def settled(self, deadline: float) -> None:
+        """Wait for the commits that were begun, until this loop time at most."""
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=max(0.0, deadline - self._loop.time()))
+
+    def close(self) -> None:
+        """Stop retrying."""
+        self._closed = True
+
+    async def _commit_with_retries(
+        self, positions: Mapping[TopicPartition, StoredOffset], assignments: dict[TopicPartition, object]
+    ) -> CommitResults:
+        within = self._thread.calling_back
+        results = dict(await self.attempt(positions))
+        # The answer may have waited for the end of a rebalance: the time for retries begins only now.
+        until = self._loop.time() + _RETRY_SECONDS
+        # A member in the middle of a rebalance has no generation, and may keep its partitions in the next one. A new
+        # coordinator loads the offsets of the former one, and the client does not wait for all of that.
+        while retried := {
+            partition: positions[partition]
+            for partition, error in results.items()
+            if (isinstance(error, LeaseLost) or (is_retriable(error) and not isinstance(error, OperationTimeout)))
+            and partition in assignments
+            and self._assignments.get(partition) == assignments[partition]
+        }:
+            # The generation does not change within a callback; an attempt before it was of an earlier generation.
+            if (within and self._thread.calling_back) or self._closed or self._loop.time() > until:
+                break
+            await asyncio.sleep(_RETRY_PAUSE)
+            for partition in retried:
+                newest = self._newest[partition]
+                if newest is not asyncio.current_task():
+                    # A retry would undo the newer position: its answer counts.
+                    del assignments[partition]
+                    results[partition] = (await asyncio.shield(newest))[partition]
+            if still := {partition: positions[partition] for partition in retried if partition in assignments}:
+                within = self._thread.calling_back
+                results |= await self.attempt(still)
+        return results
+
+    def _checked(self, positions: Mapping[TopicPartition, StoredOffset], answer: CommitResults) -> CommitResults:
+        """The answers of a store, which may be the application's."""
+        results: dict[TopicPartition, BrokerError | None] = {}
+        for partition in positions:
+            result: object = answer[partition] if partition in answer else commit_unanswered(partition, self._group)
+            if result is None or isinstance(result, BrokerError):
+                results[partition] = result
+            else:
+                results[partition] = _store_failed(
+                    TypeError(f"it returned {result!r}, which is neither None nor a BrokerError")
+                )
+        return results
+
+
+class MarkCommits:
+    """Commits what the application marked: by time, by count, on demand, and before partitions go; one at a time.
+
+    :param commits: stores the positions.
+    :param interval: seconds after which marks are committed; None is never.
+    :param every: offsets after which they are; None is never.
+    :param report: called with the errors of background commits.
+    :param bounds: reads the bounds of partitions.
+    :param topic_missing: called when a commit was refused because its topic does not exist.
+    """
+
+    def __init__(
+        self,
+        commits: MemberCommits,
+        assignments: Mapping[TopicPartition, AssignedPartition],
         *,
         interval: float | None,
         every: int | None,
-        timeout: float,
         report: Callable[[TopicPartition, BrokerError], None],
-        ends: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
-        gone: Callable[[], None],
+        bounds: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
+        topic_missing: Callable[[], None],
     ) -> None:
-        self._held = held
-        self._store = store
-        self._owner = owner
+        self._commits = commits
+        self._assignments = assignments
         self._interval = interval
         self._every = every
-        self._timeout = timeout
         self._report = report
-        self._ends = ends
-        self._gone = gone
+        self._bounds = bounds
+        self._topic_missing = topic_missing
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
         self._grown = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._background: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[CommitResults]] = set()
-        self._clock: asyncio.Timeout | None = None
-        """Of the commit that runs."""
+        self._timeout: asyncio.Timeout | None = None
+        """Of the running attempt."""
         self._closed = False
 
     def grew(self, offsets: int) -> None:
-        """A mark changed, by so many offsets."""
+        """A mark grew by so many offsets."""
         self._grown += offsets
-        if self._every is not None and self._grown >= self._every and self._running is None:
+        if self._every is not None and self._grown >= self._every and self._background is None:
             self._begin()
         elif self._timer is None:
             self._set_timer()
 
-    async def commit(self, partitions: Collection[Held]) -> CommitResults:
-        """Commit what is dirty of these."""
+    async def commit(self, partitions: Collection[AssignedPartition]) -> CommitResults:
+        """Commit the pending marks of these."""
         task = self._loop.create_task(self._commit(partitions), name="broker-kafka-commit")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def flush(self, partitions: Collection[Held], deadline: float) -> None:
-        """Commit what is dirty of these, again while that may help, at most until the loop time `deadline`."""
+    async def flush(self, partitions: Collection[AssignedPartition], deadline: float) -> None:
+        """Commit the pending marks of these, with retries until the loop time `deadline`; errors are reported."""
         while True:
             results = await self._commit_until(partitions, deadline)
-            passing = [error for error in results.values() if error is not None and _passes(error)]
-            if not passing or self._loop.time() + _AGAIN >= deadline:
+            is_retriable = [error for error in results.values() if error is not None and _passes(error)]
+            if not is_retriable or self._loop.time() + _FLUSH_PAUSE >= deadline:
                 break
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_FLUSH_PAUSE)
         for partition, error in results.items():
             if error is not None:
                 self._report(partition, error)
 
-    async def _commit_until(self, partitions: Collection[Held], deadline: float) -> CommitResults:
-        # None may still wait in the client's thread when the partitions are released, since it would be carried out
-        # in the next generation.
-        if self._clock is not None and not self._clock.expired() and (self._clock.when() or deadline) >= deadline:
-            self._clock.reschedule(deadline)
-        try:
-            async with asyncio.timeout_at(deadline + _AGAIN):
-                return await self._commit(partitions, deadline)
-        except TimeoutError:
-            late = OperationTimeout("The commit got no answer before the partition had to be released")
-            return {held.partition: late for held in partitions if held.marks.pending}
-
     def close(self) -> None:
-        """Begin no more by itself."""
+        """Begin no more background commits."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    async def _commit(self, partitions: Collection[Held], deadline: float | None = None) -> CommitResults:
-        # Whoever waits here commits what is marked once it is its turn.
+    async def _commit_until(self, partitions: Collection[AssignedPartition], deadline: float) -> CommitResults:
+        # No commit may still wait in the client's thread when partitions are released: the next generation would send
+        # it.
+        timeout = self._timeout
+        if timeout is not None and not timeout.expired() and (timeout.when() or deadline) >= deadline:
+            timeout.reschedule(deadline)
+        try:
+            async with asyncio.timeout_at(deadline + _FLUSH_PAUSE):
+                return await self._commit(partitions, deadline)
+        except TimeoutError:
+            late = OperationTimeout("The commit was not answered before the partition had to be released")
+            return {each.partition: late for each in partitions if each.marks.pending}
+
+    async def _commit(self, partitions: Collection[AssignedPartition], deadline: float | None = None) -> CommitResults:
+        # Waiters commit what is marked when their turn comes.
         async with self._one_at_a_time:
             refused = await self._refused_leaps(partitions)
             forward: dict[TopicPartition, StoredOffset] = {}
             backward: dict[TopicPartition, StoredOffset] = {}
-            committing: dict[TopicPartition, Held] = {}
-            for held in partitions:
-                marks = held.marks
-                if marks.dirty and marks.current is not None and not held.gone:
-                    (backward if marks.rewinds else forward)[held.partition] = marks.current
-                    committing[held.partition] = held
+            committing: dict[TopicPartition, AssignedPartition] = {}
+            for each in partitions:
+                marks = each.marks
+                if marks.dirty and marks.current is not None and not each.gone:
+                    (backward if marks.rewinds else forward)[each.partition] = marks.current
+                    committing[each.partition] = each
                     marks.trying()
             results = {
-                **await self._carry_out(forward, False, deadline),
-                **await self._carry_out(backward, True, deadline),
+                **await self._attempt(forward, deadline, rewind=False),
+                **await self._attempt(backward, deadline, rewind=True),
             }
             for partition, error in results.items():
                 if error is None:
                     committing[partition].marks.stored({**forward, **backward}[partition])
             if any(isinstance(error, TopicNotFound) for error in results.values()):
                 # The client of a classic group finds out only when its metadata is due.
-                self._gone()
+                self._topic_missing()
             return {**results, **refused}
 
-    async def _refused_leaps(self, partitions: Collection[Held]) -> dict[TopicPartition, BrokerError | None]:
-        """Have marks of what was not fetched count if the log reaches so far; why others do not."""
-        leaps = {held: held.marks.leap for held in partitions if held.marks.leap is not None and not held.gone}
-        if not leaps:
-            return {}
-        try:
-            bounds = await self._ends([held.partition for held in leaps])
-        except BrokerError as error:
-            return {held.partition: error for held in leaps}
-        refused: dict[TopicPartition, BrokerError | None] = {}
-        for held, leap in leaps.items():
-            within = bounds[held.partition]
-            held.marks.landed(leap, within=leap.offset <= within.next)
-            if leap.offset > within.next:
-                (topic, number), text = held.partition, out_of_range_text(within)
-                refused[held.partition] = OffsetOutOfRange(
-                    f"Position {leap.offset} of {topic!r}[{number}] {text}, so it is no mark",
-                    advice="Mark what was read; the mark is as it was before",
-                )
-        return refused
-
-    async def _carry_out(
-        self, positions: Mapping[TopicPartition, StoredOffset], rewind: bool, deadline: float | None
+    async def _attempt(
+        self, positions: Mapping[TopicPartition, StoredOffset], deadline: float | None, *, rewind: bool
     ) -> CommitResults:
         if not positions:
             return {}
-        until = self._loop.time() + self._timeout
         try:
-            async with asyncio.timeout_at(until if deadline is None else min(until, deadline)) as self._clock:
-                answer = await self._store.commit(self._owner(), positions, rewind=rewind)
-                return {partition: _told(answer.get(partition, _UNANSWERED)) for partition in positions}
-        except BrokerError as error:
-            return dict.fromkeys(positions, error)
-        except TimeoutError as error:
-            if self._clock is not None and not self._clock.expired():
-                return dict.fromkeys(positions, _broken(error))  # the store's own
-            return dict.fromkeys(positions, OperationTimeout("The commit got no answer in time"))
-        except Exception as error:
-            return dict.fromkeys(positions, _broken(error))
+            async with asyncio.timeout_at(deadline) as self._timeout:
+                return await self._commits.attempt(positions, rewind=rewind)
+        except TimeoutError:
+            return dict.fromkeys(positions, OperationTimeout("The commit was not answered in time"))
         finally:
-            self._clock = None
+            self._timeout = None
+
+    async def _refused_leaps(
+        self, partitions: Collection[AssignedPartition]
+    ) -> dict[TopicPartition, BrokerError | None]:
+        """Accept marks above all that was fetched if the log reaches so far; the errors of the others."""
+        leaps = {each: each.marks.leap for each in partitions if each.marks.leap is not None and not each.gone}
+        if not leaps:
+            return {}
+        try:
+            bounds = await self._bounds([each.partition for each in leaps])
+        except BrokerError as error:
+            return {each.partition: error for each in leaps}
+        refused: dict[TopicPartition, BrokerError | None] = {}
+        for each, leap in leaps.items():
+            within = bounds[each.partition]
+            each.marks.landed(leap, within=leap.offset <= within.next)
+            if leap.offset > within.next:
+                (topic, number), text = each.partition, out_of_range_text(within)
+                refused[each.partition] = OffsetOutOfRange(
+                    f"Position {leap.offset} of {topic!r}[{number}] {text}, so it is no mark",
+                    advice="Mark what was read; the earlier mark is unchanged",
+                )
+        return refused
 
     def _set_timer(self) -> None:
         if self._interval is not None and not self._closed:
@@ -192,7 +341,7 @@ class Commits:
 
     def _due(self) -> None:
         self._timer = None
-        if self._running is None:
+        if self._background is None:
             self._begin()
         else:
             self._set_timer()
@@ -201,37 +350,164 @@ class Commits:
         if self._closed:
             return
         self._grown = 0
-        self._running = self._loop.create_task(self._in_background(), name="broker-kafka-commits")
+        self._background = self._loop.create_task(self._commit_in_background(), name="broker-kafka-commits")
 
-    async def _in_background(self) -> None:
+    async def _commit_in_background(self) -> None:
         try:
-            results = await self.commit(list(self._held.values()))
+            results = await self.commit(list(self._assignments.values()))
             for partition, error in results.items():
                 if error is not None and not _passes(error):
                     self._report(partition, error)
         except Exception:
-            logger.exception("A commit in the background failed")
+            logger.exception("A background commit failed")
         finally:
-            self._running = None
-            if self._timer is None and any(held.marks.pending for held in self._held.values()):
+            self._background = None
+            if self._timer is None and any(each.marks.pending for each in self._assignments.values()):
                 self._set_timer()
 
 
-def _told(answer: object) -> BrokerError | None:
-    """What a store answered for a partition, which may be one of the application's own."""
-    if answer is None or isinstance(answer, BrokerError):
-        return answer
-    return _broken(TypeError(f"it answered {answer!r}, which is neither None nor a BrokerError"))
-
-
-def _broken(error: Exception) -> BackendError:
+def _store_failed(error: Exception) -> BackendError:
     return BackendError(
         f"The offset store failed: {error!r}",
         native=error,
-        advice="A store answers for each partition and raises nothing; the next commit tries again",
+        advice="A store returns an answer for each partition and raises nothing; the next commit tries again",
     )
 
 
 def _passes(error: BrokerError) -> bool:
     native = None if error.native is None else kafka_error(error.native)
-    return error.retriable or (native is not None and native.code() in _FOR_NOW)
+    return error.retriable or (native is not None and native.code() in _GENERATION_CHANGES)
+
+
+class LogEnds:
+    """Where each partition ends that was fetched to its end. Pure."""
+
+    def __init__(self) -> None:
+        self._reached: dict[TopicPartition, int] = {}
+        """After the last record that was fetched."""
+        self._ends: dict[TopicPartition, tuple[int, int]] = {}
+
+    def begin(self, positions: Mapping[TopicPartition, int]) -> None:
+        """These are read from here on; a position below 0 is unknown."""
+        for partition, position in positions.items():
+            self._ends.pop(partition, None)
+            self._reached.pop(partition, None)
+            if position >= 0:
+                self._reached[partition] = position
+
+    def fetched(self, runs: Iterable[RecordRun]) -> None:
+        for run in runs:
+            self._reached[TopicPartition(run.topic, run.partition)] = run.last + 1
+
+    def covers(self, partition: TopicPartition, position: int) -> bool:
+        """Whether the log is known to reach this position."""
+        return position <= self.beyond(partition, self._reached.get(partition, -1))
+
+    def ended(self, partition: TopicPartition, end: int) -> tuple[int, int] | None:
+        """All below `end` was fetched; the range without records before it, if there is one."""
+        reached = self._reached.get(partition)
+        if reached is None or end <= reached:
+            return None
+        self._ends[partition] = (reached, end)
+        return reached, end
+
+    def beyond(self, partition: TopicPartition, position: int) -> int:
+        """The highest position known that has the same records before it as this one."""
+        begin, end = self._ends.get(partition, (0, 0))
+        return end if begin <= position < end else position
+
+
+class LogEndCommits(MemberCommits):
+    """`MemberCommits` that moves positions past the ends of partitions.
+
+    Transactions of the application commit positions without this class, and a commit from here could undo theirs. So
+    nothing is moved before the application has committed, or has said that it never commits in transactions, and
+    nothing after its first transaction. A commit that fails is logged.
+
+    :param emit: called with the events of commits that this class begins.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        thread: CallbackState,
+        assignments: Mapping[TopicPartition, object],
+        owner: Callable[[], GroupMember],
+        *,
+        group: str,
+        timeout: float,
+        log_ends: LogEnds,
+        tasks: Tasks,
+        emit: Callable[[Event], object],
+    ) -> None:
+        super().__init__(store, thread, assignments, owner, group=group, timeout=timeout)
+        self._log_ends = log_ends
+        self._tasks = tasks
+        self._emit = emit
+        self._latest: dict[TopicPartition, object] = {}
+        self._stored: dict[TopicPartition, int] = {}
+        """What the brokers have, as long as nothing else can have been stored since."""
+        self._claimed: dict[TopicPartition, int] = {}
+        """What they had when the assignment began."""
+        self._transactional = False
+        self._trusts_claims = False
+
+    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
+        """An assignment begins. :param stored: what the brokers have."""
+        self._stored.pop(partition, None)
+        self._claimed.pop(partition, None)
+        # Metadata says more than the position: to move the position would remove the metadata.
+        if stored is not None and not stored.metadata:
+            (self._stored if self._trusts_claims else self._claimed)[partition] = stored.offset
+
+    def never_transacts(self) -> None:
+        """No transaction will commit positions."""
+        self._trusts_claims = True
+        claimed, self._claimed = self._claimed, {}
+        self._stored.update(claimed)
+        for partition in claimed:
+            self.extend(partition)
+
+    async def transacts(self, timeout: float) -> None:
+        """Transactions commit positions from now on; waits `timeout` seconds at most for running commits."""
+        if not self._transactional:
+            self._transactional = True
+            self._stored.clear()
+            await self.settled(asyncio.get_running_loop().time() + timeout)
+
+    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        """`MemberCommits.commit`; a position with metadata is not moved."""
+        wanted = {
+            partition: at if at.metadata else StoredOffset(self._log_ends.beyond(partition, at.offset))
+            for partition, at in positions.items()
+        }
+        this = object()
+        for partition in wanted:
+            self._latest[partition] = this
+            self._stored.pop(partition, None)
+            self._claimed.pop(partition, None)
+        results = await super().commit(wanted)
+        for partition, error in results.items():
+            if self._latest.get(partition) is this:
+                del self._latest[partition]
+                at = wanted[partition]
+                if error is None and not self._transactional and not at.metadata:
+                    self._stored[partition] = at.offset
+                    self.extend(partition)
+        return results
+
+    def extend(self, partition: TopicPartition) -> None:
+        """Move the stored position to the end of the partition, if it can be."""
+        stored = self._stored.get(partition)
+        if stored is not None and self._log_ends.beyond(partition, stored) > stored:
+            self._tasks.spawn(self._extend(partition, stored))
+
+    async def _extend(self, partition: TopicPartition, stored: int) -> None:
+        if self._stored.get(partition) != stored:
+            return
+        end = self._log_ends.beyond(partition, stored)
+        error = (await self.commit({partition: StoredOffset(stored)}))[partition]
+        if error is None:
+            self._emit(PositionsCommitted(positions={partition: end}))
+        else:
+            logger.info("The position of %s stays before its end: %s", partition, error)

@@ -1,25 +1,25 @@
-"""`GroupConsumer`: the whole of Kafka's consumer groups, for those who need more than `bus.records`.
+"""`GroupConsumer`: the whole of Kafka's consumer groups, for applications that need more than `bus.records`.
 
 *Concurrency.* One event loop; its methods may be called from any of its tasks. Marking is synchronous and does no I/O.
-*Cancellation.* A cancelled step of an iteration has taken nothing; a commit that was begun goes on. *Failure.* What the
-client repairs by itself is an event of `bus.hooks`. All else ends the reading: every iteration raises it, once what
-came before is handed over; marks can still be committed, and `close` does. *Delivery.* Records of a partition come in
-order, each once per assignment. What is not marked and committed is read again by the partition's next owner.
+*Cancellation.* A cancelled step of an iteration has taken nothing; a commit that was begun continues. *Failure.* What
+the client repairs by itself is an event of `bus.hooks`. Every other error ends the reading: each iteration raises it
+after the records that came before; marks can still be committed, and `close` commits them. *Delivery.* Records of a
+partition come in order, each once per assignment. Records that are not marked and committed are read again by the next
+owner of the partition.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, Self
+from typing import Any, Final, Generic, Literal, NamedTuple, Self
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
 from typing_extensions import TypeVar
 
 from broker import (
-    Bounds,
     BrokerError,
     Bus,
     Closed,
@@ -33,27 +33,45 @@ from broker import (
 )
 from broker.driver import as_partitions
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.list_offsets import bounds_of, check_in_log
-from broker_kafka.group.arguments import read_positions, read_records
-from broker_kafka.group.held import Held
-from broker_kafka.group.marking import Marking
-from broker_kafka.group.membership import Membership
-from broker_kafka.group.options import GroupOptions, GroupStart, with_options
+from broker_kafka.cluster.list_offsets import check_in_log
+from broker_kafka.group.assigned_partition import AssignedPartition
+from broker_kafka.group.consumer_member import ConsumerMember
+from broker_kafka.group.options import (
+    GroupOptions,
+    GroupStart,
+    check_kind,
+    check_record,
+    read_positions,
+    read_records,
+    with_options,
+)
+from broker_kafka.group.pending_offsets import OffsetStash, check_position
+from broker_kafka.group.readers import AllBatches, AllRecords, PartitionStream, check_limit
 from broker_kafka.group.rebalance import OnRebalance
-from broker_kafka.group.streams import AllBatches, AllRecords, PartitionStream, check_limit
 from broker_kafka.group.topics import TopicPattern, read_topics
-from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
+from broker_kafka.offsets.arguments import check_metadata
+from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["GroupConsumer"]
+__all__ = ["GroupConsumer", "SavePoint"]
 
 
 T = TypeVar("T", default=bytes)
 
 
-class GroupConsumer(Marking, Generic[T]):
-    """A member of a Kafka consumer group; joins when it is entered with `async with`, and opens once.
+class SavePoint(NamedTuple):
+    """The positions that a store saves in one transaction with the results of some records.
 
-    Read either all partitions in one, by `async for record in group` or `group.batches()`, or a stream for each, by
+    :ivar owner: the member; the store refuses it once a newer member owns one of the partitions.
+    """
+
+    owner: GroupMember
+    positions: Mapping[TopicPartition, StoredOffset]
+
+
+class GroupConsumer(Generic[T]):
+    """A member of a Kafka consumer group. `async with` joins the group; a consumer opens once.
+
+    Read all partitions as one, by `async for record in group` or `group.batches()`, or each as a stream, by
     `group.partitions()`.
 
     :param bus: an open bus on Kafka.
@@ -61,21 +79,21 @@ class GroupConsumer(Marking, Generic[T]):
     :param group: its members share the partitions.
     :param start: where partitions without a stored position begin: "earliest", "latest", a time, or a mapping of
         `TopicPartition` to the next offset to read; partitions that it leaves out begin at their first record.
-    :param codec: decodes payloads; None leaves them bytes. A record that it cannot read is a DecodeError in its place,
-        with the `record`, which is to be marked like any other; the next step, or iteration, goes on behind it.
-    :param store: where positions live; None is Kafka itself. It stays the caller's to close.
+    :param codec: decodes payloads; None leaves them bytes. A record that cannot be decoded raises a DecodeError in its
+        place, with the `record`, which is to be marked like any other; the next step continues behind it.
+    :param store: where positions live; None is Kafka. The caller closes the store.
     :param isolation: whether records of open and aborted transactions are seen.
     :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
-    :param on_revoked: called before partitions are released; that it returns says that all is flushed.
-    :param on_lost: called when partitions went to somebody else before they could be released.
-    :param flush_timeout: the seconds that `on_revoked`, and the work in hand, may delay a release; None is 10, or half
-        of `max_poll_interval_ms` if that is less.
-    :param commit_interval: seconds after which what was marked is committed; None is never by time.
-    :param commit_every: offsets after which it is; None is never by number. Releases commit in any case.
+    :param on_revoked: called before partitions are released; its return says that everything is flushed.
+    :param on_lost: called when partitions went to another member before they could be released.
+    :param flush_timeout: the seconds that `on_revoked`, and work in flight, may delay a release; None is 10, or half of
+        `max_poll_interval_ms` if that is less.
+    :param commit_interval: seconds after which marks are committed; None is never by time.
+    :param commit_every: offsets after which marks are committed; None is never by number. A release always commits.
     :param max_buffered: the most records that wait here to be handed over.
-    :param max_buffered_bytes: likewise in bytes; exceeded by a batch of the client at most.
+    :param max_buffered_bytes: likewise in bytes; exceeded by one batch of the client at most.
     :param stop_when_idle: end the iterations after so many seconds without a record; None is never.
-    :param close_timeout: the seconds that `close` waits for work in hand and callbacks.
+    :param close_timeout: the seconds that `close` waits for work in flight and callbacks.
     :param options: settings of `KafkaSettings` for consumers, in place of the bus's: `group_protocol`,
         `partition_assignment_strategy`, `group_instance_id`, `session_timeout_ms`, `offset_reset`, `properties` …
     :raises ConfigurationError: an argument cannot be used.
@@ -106,7 +124,7 @@ class GroupConsumer(Marking, Generic[T]):
     ) -> None:
         if not isinstance(bus, Bus):
             raise ConfigurationError(
-                f"bus is {bus!r}", advice="Give what broker.connect(...) returns; GroupConsumer has no blocking form"
+                f"bus is {bus!r}", advice="Give the result of broker.connect(...); GroupConsumer has no blocking form"
             )
         connection: object = getattr(bus.backend, "connection", None)
         if not isinstance(connection, Connection):
@@ -137,7 +155,7 @@ class GroupConsumer(Marking, Generic[T]):
         )
         self.group: Final = group
         self._mode = ""
-        self._parts: Membership | None = None
+        self._member: ConsumerMember | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -149,11 +167,11 @@ class GroupConsumer(Marking, Generic[T]):
         :raises TopicNotFound: an explicit topic does not exist.
         :raises BrokerError: the client cannot be made, or no broker answers.
         """
-        if self._parts is not None or self._closed:
+        if self._member is not None or self._closed:
             raise Closed("A group consumer opens once", advice="Make another GroupConsumer(...)")
-        self._parts = Membership(self._connection, self._options, self._hooks, self)
+        self._member = ConsumerMember(self._connection, self._options, self._hooks, self)
         try:
-            await self._parts.join()
+            await self._member.open()
         except BaseException:
             self._closed = True
             raise
@@ -166,19 +184,19 @@ class GroupConsumer(Marking, Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Release all partitions as in a rebalance, which commits what is marked, and leave the group.
+        """Release all partitions as in a rebalance, which commits the marks, and leave the group.
 
-        Work in hand and `on_revoked` get `close_timeout` seconds. May be called twice; cancelling the caller does not
-        stop it. A rebalance callback that calls it goes on, and does not wait.
+        Work in flight and `on_revoked` get `close_timeout` seconds. Further calls wait for the same close; cancelling a
+        caller does not stop it. Within a rebalance callback, the call returns at once.
         """
-        parts, task = self._parts, asyncio.current_task()
-        if parts is None or self._closed:
+        member, task = self._member, asyncio.current_task()
+        if member is None or self._closed:
             self._closed = True
             return
         if self._closing is None:
-            work = parts.leave(self._options.close_timeout, task)
+            work = member.leave(self._options.close_timeout, task)
             self._closing = asyncio.create_task(self._close(work), name="broker-kafka-group-close")
-        if not parts.member.is_callback(task):
+        if not member.is_callback(task):
             await asyncio.shield(self._closing)
 
     async def _close(self, work: Coroutine[Any, Any, None]) -> None:
@@ -190,53 +208,207 @@ class GroupConsumer(Marking, Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or ended by an error."""
+        """Whether the consumer was closed, or has failed."""
         return (
             self._closed
             or self._closing is not None
-            or (self._parts is not None and self._parts.delivery.error is not None)
+            or (self._member is not None and self._member.readers.error is not None)
         )
 
     # -- reading -------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """The records of all partitions, until the consumer is closed."""
-        parts = self._read_as("all")
-        return AllRecords[T](parts.intake, parts.delivery)
+        member = self._read_as("all")
+        return AllRecords[T](member.buffer, member.readers)
 
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Batches of what is there of all partitions, at most `max_records` each, until the consumer is closed."""
-        parts = self._read_as("all")
-        return AllBatches[T](parts.intake, parts.delivery, check_limit(max_records), self)
+        """Batches of fetched records of all partitions, at most `max_records` each, until the consumer is closed."""
+        member = self._read_as("all")
+        return AllBatches[T](member.buffer, member.readers, check_limit(max_records), self)
 
     def partitions(self) -> AsyncIterator[PartitionStream[T]]:
-        """A stream for each partition, when it is assigned, until the consumer is closed.
+        """A stream for each assigned partition, until the consumer is closed.
 
-        Read each stream in a task of its own; one that is not read holds up no other.
+        Read each stream in a task of its own; a stream that is not read does not delay the others.
         """
         return self._read_as("partitions").streams
+
+    # -- marking; all positions are the next offset to read -----------------------------------------------
+
+    def mark(self, record: Record[Any], metadata: str = "") -> bool:
+        """This record and all lower offsets of its partition are done; committed later, with the metadata.
+
+        A mark below an earlier one changes nothing.
+
+        :returns: False if the partition was released since, and its next owner reads the record again; or if another
+            consumer handed the record over.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored: not a text, or with NUL or lone
+            surrogates.
+        """
+        assigned = self._assignment_of(record, metadata)
+        if assigned is None:
+            return False
+        self._grew(assigned.marks.mark(record.offset + 1, metadata))
+        return True
+
+    def mark_all(self, records: Iterable[Record[Any]], metadata: str = "") -> bool:
+        """`mark` for each of these; False if one of the marks was False.
+
+        :raises ConfigurationError: one is not a record, or the metadata cannot be stored; nothing is marked.
+        """
+        several = read_records(records)
+        ours = True
+        top: Record[Any] | None = None
+        for record in several:
+            # In a run of one assignment only the highest record counts.
+            if top is None:
+                top = record
+            elif (
+                record.partition != top.partition
+                or record.generation != top.generation
+                or record.topic != top.topic
+                or record.owner is not top.owner
+            ):
+                ours &= self.mark(top, metadata)
+                top = record
+            elif record.offset > top.offset:
+                top = record
+        return (top is None or self.mark(top, metadata)) and ours
+
+    def finish(self, record: Record[Any], metadata: str = "") -> bool:
+        """This record is done, lower offsets perhaps not: the mark moves as far as all records are done.
+
+        For concurrent work on records of one partition. A release then waits for all records that were handed over, at
+        most `flush_timeout`.
+
+        :returns: False if the partition was released since, and its next owner may read the record again; or if another
+            consumer handed the record over.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
+        """
+        member = self._open_member()
+        assigned = self._assignment_of(record, metadata)
+        if assigned is None:
+            return False
+        member.finishes = True
+        self._grew(assigned.marks.finish(record.offset, metadata))
+        if assigned.revoking:
+            member.readers.returned()
+        return True
+
+    def reset(self, record: Record[Any], metadata: str = "") -> bool:
+        """Move the mark back: this record is the last that is done. Above the mark it changes nothing.
+
+        Reading is not affected. To let the next owner read this record again, give `record.offset` to
+        `reset_position`.
+
+        :returns: False if nothing was changed.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
+        """
+        assigned = self._assignment_of(record, metadata)
+        return assigned is not None and self._reset(assigned, record.offset + 1, metadata)
+
+    def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
+        """All offsets below `position`, the next to read, are done; False if the partition is not assigned.
+
+        The commit of a position beyond the end of the log is answered with OffsetOutOfRange, and is no mark.
+
+        :raises ConfigurationError: an impossible partition or position, or metadata that cannot be stored.
+        """
+        check_position(TopicPartition(topic, partition), position, metadata)
+        assigned = self._open_member().assigned_partition(topic, partition)
+        if assigned is None:
+            return False
+        self._mark_at(assigned, StoredOffset(position, metadata))
+        return True
+
+    def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
+        """Move the mark back to `position`, the next to read. Above the mark it changes nothing.
+
+        :returns: False if nothing was changed.
+        :raises ConfigurationError: an impossible partition or position, or metadata that cannot be stored.
+        """
+        check_position(TopicPartition(topic, partition), position, metadata)
+        assigned = self._open_member().assigned_partition(topic, partition)
+        return assigned is not None and self._reset(assigned, position, metadata)
+
+    def mark_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
+        """Mark the positions of a stash, and empty it; returns the partitions that were released since.
+
+        :raises ConfigurationError: not a stash.
+        """
+        return self._drain(stash, self._mark_at)
+
+    def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
+        """Reset to the positions of a stash, and empty it; returns the partitions that were released since.
+
+        :raises ConfigurationError: not a stash.
+        """
+        return self._drain(stash, lambda assigned, position: self._reset(assigned, *position[:2]))
+
+    async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
+        """The positions to save in one transaction with the results of these records: `store.save(tx, *point)`.
+
+        If a partition went to another member since, the store refuses them, which rolls the results back.
+
+        :raises LeaseLost: a partition was revoked or lost already, or a record is another consumer's.
+        :raises ConfigurationError: one is not a record.
+        """
+        member = self._open_member()
+        positions: dict[TopicPartition, StoredOffset] = {}
+        for record in read_records(records):
+            assigned = self._assignment_of(record)
+            if assigned is None:
+                raise LeaseLost(
+                    f"Partition {record.partition} of topic {record.topic!r} was taken away from this member of group "
+                    f"{self.group!r} before its results were saved",
+                    advice="Drop the results; its new owner reads these records again",
+                )
+            before = positions.get(assigned.partition)
+            after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
+            positions[assigned.partition] = StoredOffset(assigned.marks.covers(after))
+        return SavePoint(member.claims.owner, member.identified(positions))
+
+    def saved(self, point: SavePoint) -> None:
+        """The transaction with this save point was committed: its positions need no commit.
+
+        A save point of another consumer changes nothing.
+
+        :raises ConfigurationError: not a save point.
+        """
+        check_kind("point", point, SavePoint, "what save_point(records) returned")
+        member = self._open_member()
+        present = member.claims.owner
+        if (point.owner.group, point.owner.member) != (present.group, present.member):
+            return
+        for place, position in point.positions.items():
+            assigned = member.assigned_partition(*place)
+            if assigned is not None:
+                stored = position._replace(topic_id="")
+                assigned.marks.mark(*stored[:2])
+                if assigned.marks.current == stored:
+                    assigned.marks.stored(stored)
 
     # -- committing ----------------------------------------------------------------------------------------
 
     async def commit(self, partitions: Iterable[tuple[str, int]] | None = None) -> CommitResults:
-        """Commit what is marked and was not committed, of these partitions or of all.
+        """Commit the pending marks of these partitions, or of all.
 
-        :returns: an entry for each partition that had something to commit: None, or why it was not stored. That is
-            tried again with the next commit, as long as the partition is assigned. One that was named and is not
-            assigned has a LeaseLost.
-        :raises ConfigurationError: they are no partitions.
+        :returns: an entry for each partition with a pending mark: None, or the error. The next commit retries a failed
+            mark while its partition is assigned. A named partition that is not assigned has a LeaseLost.
+        :raises ConfigurationError: not partitions.
         """
-        member = self._open_parts().member
-        wanted = list(member.held) if partitions is None else as_partitions(partitions)
-        strange = {place: member.not_ours(place) for place in wanted if place not in member.held}
-        return {**await self._commit(wanted), **strange}
+        member = self._open_member()
+        wanted = list(member.assignments) if partitions is None else as_partitions(partitions)
+        refused = {place: member.not_assigned(place) for place in wanted if place not in member.assignments}
+        return {**await self._commit(wanted), **refused}
 
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
-        """Mark these records and every lower offset of their partitions, and commit; `record.commit()` calls it.
+        """Mark these records and all lower offsets of their partitions, and commit; `record.commit()` calls it.
 
-        :raises LeaseLost: a partition was taken away since they were handed over, or they are another consumer's; the
-            others are committed.
-        :raises ConfigurationError: one is no record.
+        :raises LeaseLost: a partition was revoked or lost since, or the records are another consumer's; the others are
+            committed.
+        :raises ConfigurationError: one is not a record.
         :raises BrokerError: a position was not stored.
         """
         several = read_records(records)
@@ -255,13 +427,13 @@ class GroupConsumer(Marking, Generic[T]):
     async def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[TopicPartition, StoredOffset | None]:
-        """What the store has of these partitions, or of all that are assigned; None where there is nothing.
+        """The stored positions of these partitions, or of all that are assigned; None where nothing is stored.
 
-        :raises ConfigurationError: they are no partitions.
-        :raises BrokerError: the store does not tell.
+        :raises ConfigurationError: not partitions.
+        :raises BrokerError: the store cannot be read.
         """
-        asked = self.assignment() if partitions is None else as_partitions(partitions)
-        found = await self._open_parts().store.fetch(self.group, asked)
+        wanted = self.assignment() if partitions is None else as_partitions(partitions)
+        found = await self._open_member().store.fetch(self.group, wanted)
         positions: dict[TopicPartition, StoredOffset | None] = {}
         for place, position in found.items():
             if isinstance(position, BrokerError):
@@ -272,53 +444,55 @@ class GroupConsumer(Marking, Generic[T]):
     # -- positions -----------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions of this member, without those that it is about to give up."""
-        return list(self._open_parts().member.current())
+        """The partitions of this member, without those that are being revoked."""
+        return list(self._open_member().assignment())
 
     def subscription(self) -> list[str]:
-        """The topics that it reads, those that patterns found included."""
-        return list(self._open_parts().topics)
+        """The topics that are read, including those that match patterns."""
+        return list(self._open_member().topics)
 
     def positions(self) -> Mapping[TopicPartition, StoredOffset | None]:
-        """What is marked of each partition, committed or not; None where nothing was ever."""
-        held = self._open_parts().member.held
-        return {place: held[place].marks.leap or held[place].marks.current for place in self.assignment()}
+        """The mark of each partition, committed or not; None where nothing was ever marked or stored."""
+        marks = {place: each.marks for place, each in self._open_member().assignments.items()}
+        return {place: marks[place].leap or marks[place].current for place in self.assignment()}
 
     async def seek(self, positions: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
-        """Read on from these offsets; what waits of the partitions is dropped. Marks stay as they are.
+        """Read from these offsets; fetched records of the partitions are dropped. Marks do not change.
 
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
-        :raises ConfigurationError: they are no positions of partitions.
+        :raises ConfigurationError: not positions of partitions.
         """
-        parts = self._open_parts()
+        member = self._open_member()
         wanted = read_positions(positions)
-        parts.member.moving(wanted)
-        check_in_log(await self._bounds(list(wanted)), wanted)
-        await parts.member.seek(wanted)
+        member.staying(wanted)
+        check_in_log(await member.bounds(list(wanted)), wanted)
+        member.staying(wanted)
+        await member.move(wanted)
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Hand over nothing of these partitions, or of all, until `resume`; it ends with their assignment.
+        """Hand over nothing of these partitions, or of all, until `resume`, or the end of their assignment.
 
         Nothing is lost, and the member stays in its group.
 
         :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """
-        parts = self._open_parts()
-        for held in self._chosen(partitions):
-            parts.intake.pause(held)
+        member = self._open_member()
+        for assigned in self._chosen(partitions):
+            member.buffer.pause(assigned)
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Undo `pause`. :raises LeaseLost: a partition is not assigned to this member; nothing is resumed."""
-        parts = self._open_parts()
-        for held in self._chosen(partitions):
-            parts.intake.resume(held)
+        member = self._open_member()
+        for assigned in self._chosen(partitions):
+            member.buffer.resume(assigned)
 
     async def high_water_marks(self) -> Mapping[TopicPartition, int]:
-        """The offset after the last of each assigned partition, as the last fetch told; not all of one moment.
+        """The end offset of each assigned partition, from the last fetch; not all of one moment.
 
         With `read_committed`, records of open transactions count too.
         """
+        member = self._open_member()
         places = self.assignment()
 
         def look(client: Consumer) -> dict[TopicPartition, int]:
@@ -329,55 +503,52 @@ class GroupConsumer(Marking, Generic[T]):
                     found[place] = following
             return found
 
-        known = await self._open_parts().thread.call(look)
+        known = await member.thread.call(look)
         missing = [place for place in places if place not in known]
-        bounds = await self._bounds(missing)
+        bounds = await member.bounds(missing)
         return {place: known[place] if place in known else bounds[place].next for place in places}
 
     async def lag(self) -> Mapping[TopicPartition, int]:
-        """How many offsets of each assigned partition are not marked, as the brokers say now.
+        """How many offsets of each assigned partition are not marked, up to its present end.
 
-        Offsets that hold no record, as compaction and transactions leave, count too; but none at the end of a partition
+        Offsets without a record, which compaction and transactions leave, count too, except at the end of a partition
         whose records are all marked.
         """
-        held = self._open_parts().member.held
+        member = self._open_member()
         places = self.assignment()
-        bounds = await self._bounds(places)
+        bounds = await member.bounds(places)
         behind: dict[TopicPartition, int] = {}
         for place in places:
-            position = held[place].position if place in held else None
+            assigned = member.assignments.get(place)
+            position = None if assigned is None else assigned.position
             first, following = bounds[place]
             behind[place] = max(0, following - max(first, first if position is None else position))
         return behind
 
     @property
     def resets(self) -> Mapping[TopicPartition, int]:
-        """How often retention overtook the position of a partition and reading went on elsewhere."""
-        return dict(self._open_parts().member.resets)
+        """How often retention overtook the position of each partition, so that reading continued elsewhere."""
+        return dict(self._open_member().resets)
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    async def _bounds(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
-        committed = self._options.isolation == "read_committed"
-        return await bounds_of(self._connection, places, committed=committed)
-
     async def _commit(self, places: Iterable[TopicPartition]) -> CommitResults:
-        parts = self._open_parts()
-        held = parts.member.held
-        return await parts.commits.commit([held[place] for place in places if place in held])
+        member = self._open_member()
+        found = [member.assignments[place] for place in places if place in member.assignments]
+        return await member.commits.commit(found)
 
-    def _chosen(self, partitions: Iterable[tuple[str, int]] | None) -> list[Held]:
-        member = self._open_parts().member
+    def _chosen(self, partitions: Iterable[tuple[str, int]] | None) -> list[AssignedPartition]:
+        member = self._open_member()
         if partitions is None:
-            return list(member.held.values())
+            return list(member.assignments.values())
         wanted = as_partitions(partitions)
         for place in wanted:
-            if place not in member.held:
-                raise member.not_ours(place)
-        return [member.held[place] for place in wanted]
+            if place not in member.assignments:
+                raise member.not_assigned(place)
+        return [member.assignments[place] for place in wanted]
 
-    def _read_as(self, mode: str) -> Membership:
-        parts = self._open_parts()
+    def _read_as(self, mode: str) -> ConsumerMember:
+        member = self._open_member()
         if self._mode and self._mode != mode:
             raise ConfigurationError(
                 "This consumer is read both as one and by partition",
@@ -386,14 +557,59 @@ class GroupConsumer(Marking, Generic[T]):
         if not self._mode:
             self._mode = mode
             if mode == "partitions":
-                parts.intake.by_partition()
+                member.buffer.by_partition()
             else:
-                parts.streams.disable()
-        return parts
+                member.streams.disable()
+        return member
 
-    def _open_parts(self) -> Membership:
-        if self._parts is None:
+    def _open_member(self) -> ConsumerMember:
+        if self._member is None:
             raise Closed("The group consumer is not open", advice="Enter it: async with GroupConsumer(...) as group")
         if self._closed:
             raise Closed("The group consumer was closed", advice="Make another GroupConsumer(...)")
-        return self._parts
+        return self._member
+
+    def _mark_at(self, assigned: AssignedPartition, position: StoredOffset) -> None:
+        seen = self._open_member().log_ends.covers(assigned.partition, position.offset)
+        self._grew((assigned.marks.mark if seen else assigned.marks.leap_to)(*position[:2]))
+
+    def _grew(self, offsets: int) -> None:
+        if offsets:
+            self._open_member().commits.grew(offsets)
+
+    def _reset(self, assigned: AssignedPartition, position: int, metadata: str) -> bool:
+        if not assigned.marks.reset(position, metadata):
+            return False
+        self._open_member().commits.grew(1)
+        return True
+
+    def _drain(
+        self, stash: OffsetStash, apply: Callable[[AssignedPartition, StoredOffset], object]
+    ) -> list[TopicPartition]:
+        check_kind("stash", stash, OffsetStash, "an OffsetStash")
+        member, gone = self._open_member(), list[TopicPartition]()
+        for place, stashed in stash.drain().items():
+            assigned = member.assigned_partition(*place)
+            by_name = stashed.generation is None
+            if assigned is None or not (
+                by_name or (stashed.generation == assigned.generation and stashed.owner is self)
+            ):
+                gone.append(place)
+            else:
+                apply(assigned, stashed.position)
+        return gone
+
+    def _assignment_of(self, record: Record[Any], metadata: str = "") -> AssignedPartition | None:
+        """The assignment that handed this record over, if it is this consumer's and is not over.
+
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
+        """
+        if type(record) is not Record:
+            check_record(record)
+        if metadata != "":
+            check_metadata((record.topic, record.partition), metadata)
+        assigned = self._open_member().assigned_partition(record.topic, record.partition)
+        # Generations are unique within this module only: other consumers have their own.
+        if assigned is None or assigned.generation != record.generation or record.owner is not self:
+            return None
+        return assigned

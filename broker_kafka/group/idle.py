@@ -1,10 +1,11 @@
-"""Whether a member that gets nothing may call its group read: others may hold what is unread, and be dead.
+"""`Idleness`: whether a member that gets no records may call its group read, or others hold what is unread.
 
-*What is known.* The description of a group tells its members and what they hold, not whether they live. A dead one is
-found out when its session ends, so that what another holds counts as looked after only if all of it is committed, or if
-the group has stayed as it is for a whole session. That of the other members is not told either: in the classic protocol
-it is taken to be ours, with KIP-848 the brokers have one for all. *Concurrency.* One loop; any number may ask at once.
-*Failure.* What ends by itself is no answer yet; other errors of the brokers are raised.
+The description of a group names its members and their partitions, not whether they live; a dead member is removed when
+its session ends. So a partition of another member counts as looked after only if all of it is committed, or if the
+group has not changed for a whole session. The session of other members is not described either: the classic protocol
+is assumed to use ours for all, with KIP-848 the brokers set one for all.
+
+*Concurrency.* One loop; callers queue. *Failure.* A retriable error means "not idle yet"; others are raised.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ from broker_kafka.settings import KafkaSettings
 
 __all__ = ["Idleness"]
 
-_MOMENT: Final = 0.4
+_RECHECK_PAUSE: Final = 0.4
 _MARGIN: Final = 1.0
-"""Seconds in which the coordinator notices that a session is over."""
+"""Seconds in which the coordinator notices the end of a session."""
 _SESSION: Final = 45.0
-"""Kafka's default for KIP-848, for those who may not ask the brokers."""
+"""Kafka's default for KIP-848, where the configuration of brokers may not be read."""
 _SESSION_NAME: Final = "group.consumer.session.timeout.ms"
 
 
 class Idleness:
     """:param settings: of the member.
     :param store: where the group's positions are.
+    :param read_committed: whether open transactions bound what can be read.
     :param topics: what the member reads.
-    :param held: what is assigned to it.
-    :param paused: those that are not read for now.
+    :param assigned: its partitions.
+    :param paused: those that are not fetched for now.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class Idleness:
         store: OffsetStore,
         *,
         group: str,
-        committed: bool,
+        read_committed: bool,
         topics: Callable[[], Sequence[str]],
-        held: Callable[[], Collection[TopicPartition]],
+        assigned: Callable[[], Collection[TopicPartition]],
         paused: Callable[[], Collection[TopicPartition]],
     ) -> None:
         self._connection = connection
@@ -63,12 +65,12 @@ class Idleness:
         self._store = store
         self._groups = KafkaGroups(connection)
         self._group = group
-        self._committed = committed
+        self._read_committed = read_committed
         self._topics = topics
-        self._held = held
+        self._assigned = assigned
         self._paused = paused
         self._fetched: set[TopicPartition] = set()
-        """Those held that were read of."""
+        """Assigned partitions whose fetch was answered."""
         self._one = asyncio.Lock()
         self._not_before = 0.0
         self._session: float | None = None
@@ -76,46 +78,46 @@ class Idleness:
     async def confirmed(self, seconds: float) -> bool:
         """Whether nothing is left to read, after so many seconds without a record and without a new partition.
 
-        :raises BrokerError: the brokers do not tell, and will not.
+        :raises BrokerError: the brokers refuse to answer.
         """
         now = asyncio.get_running_loop().time
         async with self._one:
             if now() < self._not_before:
                 return False
             try:
-                idle = await self._look(seconds)
+                idle = await self._check(seconds)
             except Closed:
                 return True
             except BrokerError as error:
                 if not error.retriable:
                     raise
-                logger.info("Group %r: it is not known whether all is read: %s", self._group, error)
+                logger.info("Group %r: whether everything is read is not known: %s", self._group, error)
                 idle = False
             if not idle:
-                self._not_before = now() + _MOMENT
+                self._not_before = now() + _RECHECK_PAUSE
             return idle
 
-    async def _look(self, seconds: float) -> bool:
+    async def _check(self, seconds: float) -> bool:
         if not await self._are_fetched():
             return False
-        others = await self._not_held()
+        others = await self._of_others()
         if not others:
             return True
         info = await self._groups.state(self._group)
         if info is None or info.state != "stable":
             return False
         me = await self._thread.call(_member_id)
-        with_somebody = {place for member in info.members if member.id != me for place in member.partitions}
-        if me not in {member.id for member in info.members} or not others <= with_somebody:
-            # It is about to be given to somebody, perhaps to us.
+        assigned = {place for member in info.members if member.id != me for place in member.partitions}
+        if me not in {member.id for member in info.members} or not others <= assigned:
+            # A partition is about to be assigned, perhaps to this member.
             return False
         return seconds >= await self._session_seconds() + _MARGIN or await self._are_read(others)
 
     async def _are_fetched(self) -> bool:
-        """Whether a fetch of each partition was answered, and what came with it handed over."""
-        held = set(self._held())
-        self._fetched &= held
-        missing = sorted(held - self._fetched - set(self._paused()))
+        """Whether a fetch of each partition was answered, and its records were handed over."""
+        assigned = set(self._assigned())
+        self._fetched &= assigned
+        missing = sorted(assigned - self._fetched - set(self._paused()))
         if not missing:
             return True
         answered, ended = await self._thread.call(lambda client: _progress(client, missing))
@@ -123,20 +125,19 @@ class Idleness:
         self._fetched |= answered
         return ended.issuperset(missing)
 
-    async def _not_held(self) -> set[TopicPartition]:
+    async def _of_others(self) -> set[TopicPartition]:
         places: set[TopicPartition] = set()
         for topic in self._topics():
             try:
                 places.update(await partitions_of(self._connection, topic))
             except TopicNotFound:
-                # Nothing is left in it.
-                continue
-        return places.difference(self._held())
+                continue  # nothing is left in it
+        return places.difference(self._assigned())
 
     async def _are_read(self, places: Collection[TopicPartition]) -> bool:
         asked = sorted(places)
         positions = await self._store.fetch(self._group, asked)
-        bounds = await bounds_of(self._connection, asked, committed=self._committed)
+        bounds = await bounds_of(self._connection, asked, committed=self._read_committed)
         for place in asked:
             position = positions[place]
             if isinstance(position, BrokerError):
@@ -162,7 +163,7 @@ class Idleness:
         timeout = self._settings.request_timeout
         what = "Asking for the session time-out of groups"
         cluster = await read_metadata(self._connection, what, timeout)
-        # One that has just answered; it is asked itself.
+        # The configuration of a broker that has just answered, asked of that broker itself.
         resource = ConfigResource(ConfigResource.Type.BROKER, str(cluster.orig_broker_id))
         found = await request_with_retries(
             self._connection, lambda client: client.describe_configs([resource], request_timeout=timeout), what
@@ -172,11 +173,11 @@ class Idleness:
 
 
 def _progress(client: Any, places: Sequence[TopicPartition]) -> tuple[set[TopicPartition], set[TopicPartition]]:
-    """The partitions of which a fetch was answered, and those among them of which nothing is left."""
+    """The partitions with an answered fetch, and those among them with nothing left."""
     answered: set[TopicPartition] = set()
     ended: set[TopicPartition] = set()
     for place in places:
-        # These are noted with the answer to a fetch.
+        # The client keeps the watermarks of the last answered fetch.
         first, following = client.get_watermark_offsets(NativePartition(*place), cached=True)
         if following >= 0:
             answered.add(place)

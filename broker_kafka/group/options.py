@@ -1,24 +1,79 @@
-"""The options of a group consumer: what is checked, and the settings of the bus that it may change for itself. Pure."""
+"""The arguments of a group consumer: its options, the settings that it may change for itself, and checks of its calls.
+
+Pure. Each check raises ConfigurationError with the argument, its value and what to give instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from broker import Codec, ConfigurationError, TopicPartition, UnknownSetting
-from broker.driver import Start, check_codec, check_name, check_start, is_finite, is_whole
+from broker import Codec, ConfigurationError, Record, TopicPartition, UnknownSetting
+from broker.driver import Start, as_partitions, check_codec, check_name, check_start, is_finite, is_whole, refused
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import CONSUMER_PROPERTIES
 from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import Subscription
-from broker_kafka.offsets.arguments import check_store, is_offset, is_partition
-from broker_kafka.offsets.protocol import OffsetStore
+from broker_kafka.offsets.arguments import check_positions, check_store, is_offset, is_partition
+from broker_kafka.offsets.protocol import OffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["GroupOptions", "GroupStart", "with_options"]
+__all__ = ["GroupOptions", "GroupStart", "check_kind", "check_record", "read_positions", "read_records", "with_options"]
+
+
+_RECORD = "a Record that this consumer handed over"
+
+
+def check_record(record: object) -> None:
+    """:raises ConfigurationError: not a record."""
+    if not isinstance(record, Record):
+        raise refused("record", record, _RECORD)
+
+
+def read_records(records: Iterable[Record[Any]]) -> Collection[Record[Any]]:
+    """The records, as a collection.
+
+    :raises ConfigurationError: one is not a record.
+    """
+    if not _is_iterable(records):
+        raise refused("records", records, "a batch, or a list of records")
+    several = records if isinstance(records, Collection) else list(records)
+    for record in several:
+        if type(record) is not Record:
+            check_record(record)
+    return several
+
+
+def read_positions(
+    positions: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int],
+) -> dict[TopicPartition, int]:
+    """The next offset to read of each partition.
+
+    :raises ConfigurationError: not positions of partitions.
+    """
+    if not _is_mapping(positions):
+        raise refused("positions", positions, "a mapping of (topic, number) to the next offset to read")
+    found = dict(zip(as_partitions(positions), positions.values(), strict=True))
+    check_positions({place: StoredOffset(position) for place, position in found.items()})
+    return found
+
+
+def check_kind(name: str, value: object, kind: type, takes: str) -> None:
+    """:raises ConfigurationError: of another type."""
+    if not isinstance(value, kind):
+        raise refused(name, value, takes)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable)
+
 
 GroupStart = Start | Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
 """Where a group without a stored position begins; partitions that a mapping leaves out begin at their first record."""
@@ -98,7 +153,7 @@ class GroupOptions:
     def begin(self) -> Start | Mapping[TopicPartition, int]:
         """`start`, with partitions as keys.
 
-        :raises ConfigurationError: it is none.
+        :raises ConfigurationError: not a start.
         """
         return _check_start(self.start)
 
@@ -128,10 +183,10 @@ def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSe
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, 1)
-            mend = f"Did you mean {near[0]!r}?" if near else "It takes the settings of KafkaSettings for consumers"
+            advice = f"Did you mean {near[0]!r}?" if near else "It takes the settings of KafkaSettings for consumers"
             if name in fields:
-                mend = "Give it to the bus, whose connection all its consumers share"
-            raise UnknownSetting(f"A group consumer has no option {name!r}", advice=mend)
+                advice = "Give it to the bus, whose connection all its consumers share"
+            raise UnknownSetting(f"A group consumer has no option {name!r}", advice=advice)
     changed = dict(options)
     if isinstance(changed.get("properties"), Mapping):
         changed["properties"] = {**settings.properties, **changed["properties"]}

@@ -1,48 +1,195 @@
-"""Where a partition begins that its group has no position for. Asks the brokers, and keeps what "latest" meant.
+"""Where a member begins to read a partition: at the stored position, or at the group's start; and the offset reset.
 
-*Concurrency.* Used on the loop. *Failure.* A question that is not answered raises a BrokerError; nothing was changed.
+`Claims` reads and fences the stored positions of assigned partitions, `StartPositions` resolves the start of the
+others, `resolve_reset` applies `offset_reset` to a position that the log does not hold.
 
-The texts beside a member's positions: what was stored at the assignment, and how much the next may hold. Pure.
-
-Where a member begins with the partitions that it is given: at what is stored, or at the group's start.
-
-*Concurrency.* Used on the loop, once per assignment. *Failure.* A store or broker that does not tell raises its error;
-the assignment is tried again with it.
+*Concurrency.* Used on the loop; one claim at a time. *Failure.* A retriable error is retried for 30 seconds; then the
+error is raised, and the member joins again. A store outside Kafka that refuses a claim because the group's generations
+started over is asked again, once the brokers confirm that this is a member.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError
+from confluent_kafka import OFFSET_BEGINNING
 
-from broker import BrokerError, ConfigurationError, TopicPartition
-from broker.driver import Finished, Start, logger
-from broker_kafka.cluster.connection import Connection
-from broker_kafka.cluster.list_offsets import bounds_of, positions_at
-from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
-from broker_kafka.errors import kafka_error
+from broker import (
+    BackendError,
+    Bounds,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    LeaseLost,
+    OffsetOutOfRange,
+    TopicPartition,
+)
+from broker.driver import PositionReset, Start, logger
+from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
+from broker_kafka.cluster.group_requests import request_group
+from broker_kafka.cluster.list_offsets import bounds_of, out_of_range_text, positions_at
+from broker_kafka.cluster.requests import plain_str, retry_until_answered
+from broker_kafka.offsets.arguments import is_offset
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["BEGINNING", "Claims", "Notes", "StartPositions", "told_if_slow"]
-
+__all__ = ["BEGINNING", "Claim", "Claims", "StartPositions", "resolve_reset", "warn_if_slow"]
 
 BEGINNING: Final = OFFSET_BEGINNING
-"""As a position to read from: the first that the log holds by then."""
+"""As a position to read from: the first record that the log holds by then."""
+
+_CLAIM_SECONDS: Final = 30.0
+_SLOW_SECONDS: Final = 15.0
+"""Brokers answer with positions in milliseconds, except while a transaction that includes some is open."""
+_MISSING: Final = object()
+
+
+class Claim(NamedTuple):
+    """The position of a partition at its assignment.
+
+    :ivar stored: what the store has; None if it has nothing.
+    :ivar begin: where reading begins.
+    :ivar new: whether the group had no position of the partition before.
+    """
+
+    stored: StoredOffset | None
+    begin: int
+    new: bool = False
+
+
+class Claims:
+    """Claims the partitions that are assigned to one member.
+
+    :param stores_starts: whether the start of a partition without a position is stored, so that another member that
+        gets the partition before the first commit begins there too.
+    :param metadata: returns the client's `consumer_group_metadata`; None for Kafka's own store, which the coordinator
+        fences.
+    :param wanted: whether a claim is still of use.
+
+    :ivar owner: who commits: this member in the generation of its last claim, which fences all its earlier ones.
+    :ivar started: where partitions began that had no position.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        store: OffsetStore,
+        starts: StartPositions,
+        *,
+        stores_starts: bool,
+        metadata: Callable[[], Awaitable[Any]] | None,
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._connection = connection
+        self._group = group
+        self._store = store
+        self._starts = starts
+        self._stores_starts = stores_starts
+        self._metadata = metadata
+        self._wanted = wanted
+        self.owner = GroupMember(group, -1)
+        self.started: dict[TopicPartition, int] = {}
+
+    async def claim(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Claim]:
+        """Claim these.
+
+        :raises BrokerError: a position is not known; retriable if the group should be joined again.
+        """
+        claims = await retry_until_answered(lambda: self._claim(partitions), self._wanted, within=_CLAIM_SECONDS)
+        if claims is None:
+            raise Closed(f"The member of group {self._group!r} was closed")
+        return claims
+
+    async def _claim(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Claim]:
+        if self._metadata is not None:
+            self.owner = GroupMember.from_metadata(await self._metadata())
+        found = dict(await self._store.claim(self.owner, partitions))
+        fenced = [partition for partition, position in found.items() if isinstance(position, LeaseLost)]
+        if fenced:
+            found |= await self._claim_restarted(fenced)
+        claims: dict[TopicPartition, Claim] = {}
+        missing: list[TopicPartition] = []
+        for partition in partitions:
+            position = self._checked(partition, found.get(partition, _MISSING))
+            if isinstance(position, BrokerError):
+                raise position
+            if position is None:
+                missing.append(partition)
+            else:
+                claims[partition] = Claim(position, position.offset)
+        return claims | await self._start(missing)
+
+    def _checked(self, partition: TopicPartition, answer: object) -> StoredOffset | BrokerError | None:
+        """The answer of the store. The client would take an offset below 0 for one end of the log.
+
+        :raises BackendError: the answer is no position.
+        """
+        if answer is None or isinstance(answer, BrokerError):
+            return answer
+        if isinstance(answer, StoredOffset) and is_offset(answer.offset):
+            return answer
+        text = "nothing" if answer is _MISSING else repr(answer)
+        raise BackendError(
+            f"The offset store returned {text} for {partition.topic!r}[{partition.partition}] of group {self._group!r}",
+            advice="A store returns a StoredOffset of 0 or more, None or an error for each partition; correct the "
+            "stored position with the store's reset(group, positions)",
+        )
+
+    async def _start(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Claim]:
+        if not partitions:
+            return {}
+        # Numbers, because librdkafka takes half a second to look for "the beginning".
+        starts = await self._starts.numbered(partitions)
+        if self._starts.may_be_overtaken:
+            self.started |= starts
+        if not self._stores_starts:
+            return {partition: Claim(None, at, new=True) for partition, at in starts.items()}
+        positions = {partition: StoredOffset(at) for partition, at in starts.items()}
+        for error in (await self._store.commit(self.owner, positions)).values():
+            if error is not None:
+                raise error
+        return {partition: Claim(position, position.offset, new=True) for partition, position in positions.items()}
+
+    async def _claim_restarted(self, partitions: Sequence[TopicPartition]) -> FetchResults:
+        """The store has a later generation: of a newer owner, or of a group that was deleted and created again."""
+        described = await request_group(
+            self._connection,
+            lambda client: client.describe_consumer_groups([plain_str(self._group)], request_timeout=LONGEST_TIMEOUT),
+            f"Describing group {self._group!r}",
+            self._group,
+        )
+        if self.owner.member not in [member.member_id for member in described.members]:
+            raise BackendError(
+                f"Member {self.owner.member!r} of group {self._group!r} was replaced and joins again", retriable=True
+            )
+        return await self._store.claim(self.owner, partitions, restarted=True)
+
+
+@contextmanager
+def warn_if_slow(group: str, partitions: Sequence[TopicPartition], warn: Callable[[str], object]) -> Generator[None]:
+    """Warn once if the block takes long: nothing of these partitions is read meanwhile."""
+    text = (
+        f"Group {group!r} waits for its positions on {list(map(tuple, partitions))}: the group's coordinator does not "
+        "answer, or a transaction that includes some of them is open, until its transaction_timeout_ms at the latest"
+    )
+    timer = asyncio.get_running_loop().call_later(_SLOW_SECONDS, warn, text)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class StartPositions:
-    """Begins of the partitions of one group.
+    """Where partitions begin that their group has no position for.
 
-    :param start: the group's, or positions by partition; a partition that is not among them begins at the first
-        record that there is.
-    :param committed: whether open transactions bound what "latest" is.
+    :param start: the group's, or positions by partition; other partitions begin at their first record.
+    :param committed: whether "latest" ends before open transactions.
     :param whole: topics that begin at their first record whatever `start` says.
     """
 
@@ -62,13 +209,18 @@ class StartPositions:
 
     @property
     def moves(self) -> bool:
-        """Whether a member that joins later would begin elsewhere, so that the begin is to be stored."""
+        """Whether a member that joins later would begin elsewhere."""
         return self._start == "latest"
 
-    def check(self, partitions: Collection[TopicPartition]) -> None:
-        """Refuse a begin of a partition that is not there; topics that none of these is of may come later.
+    @property
+    def may_be_overtaken(self) -> bool:
+        """Whether retention may remove a start before it is read; positions that were named are errors then."""
+        return not isinstance(self._start, Mapping)
 
-        :raises ConfigurationError: a position is for no partition.
+    def check(self, partitions: Collection[TopicPartition]) -> None:
+        """Check that the partitions that `start` names exist. Topics without any partition here may come later.
+
+        :raises ConfigurationError: a named partition does not exist.
         """
         if isinstance(self._start, Mapping):
             there = frozenset(partitions)
@@ -77,21 +229,21 @@ class StartPositions:
                 count = counts[place.topic]
                 if count and place not in there:
                     raise ConfigurationError(
-                        f"start names {place.topic!r}[{place.partition}], and its last partition is {count - 1}",
-                        advice="Leave it out, or add the partition first",
+                        f"start names {place.topic!r}[{place.partition}], and the last partition is {count - 1}",
+                        advice="Leave it out, or create the partition first",
                     )
 
     async def capture(self, partitions: Sequence[TopicPartition]) -> None:
-        """Fix what "latest" means: the ends of the partitions that there are now. Later ones are read in full."""
+        """Take the present ends of these partitions as "latest". Partitions that are created later are read in full."""
         if self._start == "latest":
             self._latest = await self._ends([each for each in partitions if each.topic not in self._whole])
 
-    async def found(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Store the begins as the group's positions if it has none on any of these, so that it exists from now on.
+    async def create_group(self, group: str, partitions: Sequence[TopicPartition]) -> None:
+        """Store the starts as the positions of a group that has none on any of these, so that the group exists.
 
-        Nothing happens to a group that has members: they have begun already.
+        A group with members is left alone: they have begun already.
 
-        :raises BrokerError: the brokers do not tell.
+        :raises BrokerError: the brokers do not answer.
         """
         store = GroupOffsetStore(self._connection)
         for stored in (await store.fetch(group, partitions)).values():
@@ -105,20 +257,20 @@ class StartPositions:
         results = await store.reset(group, {each: StoredOffset(at) for each, at in begins.items()})
         for error in results.values():
             if error is not None:
-                logger.debug("Group %r is not founded by this member: %s", group, error)
+                logger.debug("Group %r exists already: %s", group, error)
                 return
 
     async def of(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where these begin; `BEGINNING` for the first record there is.
+        """Where these begin; `BEGINNING` for the first record.
 
-        :raises BrokerError: the brokers do not tell.
+        :raises BrokerError: the brokers do not answer.
         """
         start = self._start
         if isinstance(start, datetime):
             later = [each for each in partitions if each.topic not in self._whole]
-            # What is appended between the two questions has its time looked up, and must not be passed over.
+            # The ends are read first: records that are appended between the two requests must not be skipped.
             ends = await self._ends(later)
-            # A record's time has milliseconds: what was written in the rest of this one is not to be missed.
+            # Timestamps of records have milliseconds: a start within one must not skip its records.
             begun = start.replace(microsecond=start.microsecond // 1000 * 1000)
             found = await positions_at(self._connection, later, begun) if later else {}
             begins = {partition: min(at, ends[partition]) for partition, at in found.items()}
@@ -128,7 +280,7 @@ class StartPositions:
         return {partition: self._latest.get(partition, BEGINNING) for partition in partitions}
 
     async def numbered(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The same, with the number of the first record in place of `BEGINNING`."""
+        """`of`, with the first record's offset in place of `BEGINNING`."""
         found = await self.of(partitions)
         open_ones = [partition for partition, at in found.items() if at == BEGINNING]
         bounds = await bounds_of(self._connection, open_ones)
@@ -139,104 +291,30 @@ class StartPositions:
         return {partition: at.next for partition, at in bounds.items()}
 
 
-class Notes:
-    """:ivar limit: the longest text; halved when a broker takes less."""
+async def resolve_reset(
+    partition: TopicPartition,
+    position: int,
+    *,
+    group: str,
+    policy: str,
+    bounds: Callable[[], Awaitable[Mapping[TopicPartition, Bounds]]],
+    wanted: Callable[[], bool],
+    reason: str = "",
+) -> PositionReset | None:
+    """Where reading continues when the log does not hold a position; None if the answer is not `wanted` any more.
 
-    def __init__(self) -> None:
-        self.limit = LIMIT
-        self._stored: dict[TopicPartition, StoredOffset] = {}
-        self._fullness: dict[TopicPartition, float] = {}
-
-    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
-        """An assignment begins with what is stored; None if nothing is, or if it is not to count."""
-        self._fullness.pop(partition, None)
-        self._stored.pop(partition, None)
-        if stored is not None:
-            self._stored[partition] = stored
-
-    def begun(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The positions that were stored without a text when the assignments began."""
-        found = {each: self._stored[each] for each in partitions if each in self._stored}
-        return {each: stored.offset for each, stored in found.items() if not stored.metadata}
-
-    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
-        """The ranges above the position from which the assignment began."""
-        stored = self._stored.get(partition)
-        return [] if stored is None else decode(stored.offset, stored.metadata)
-
-    def texts(self, positions: Mapping[TopicPartition, Finished]) -> dict[TopicPartition, tuple[int, str]]:
-        """What to store of these."""
-        texts: dict[TopicPartition, tuple[int, str]] = {}
-        for partition, (position, ranges) in positions.items():
-            text, self._fullness[partition] = encode(position, ranges, self.limit)
-            texts[partition] = (position, text)
-        return texts
-
-    def fullness(self, partition: TopicPartition) -> float:
-        """How much of the limit the last text would have taken."""
-        return self._fullness.get(partition, 0.0)
-
-    def is_too_large(self, error: BrokerError | None) -> bool:
-        """Whether the broker refused a text for its length, and a shorter one is worth trying."""
-        found = None if error is None or error.native is None else kafka_error(error.native)
-        return self.limit > 0 and found is not None and found.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
-
-
-_SLOW: Final = 15.0
-"""Seconds; brokers tell positions in milliseconds, but not while a transaction that has some is open."""
-
-
-@contextmanager
-def told_if_slow(group: str, partitions: Sequence[TopicPartition], warn: Callable[[str], object]) -> Generator[None]:
-    """Warn once if this is not over soon: until then nothing of these partitions is read, and nothing else says so."""
-    text = (
-        f"Group {group!r} waits for its positions on {list(map(tuple, partitions))}: the group's coordinator does not "
-        "answer, or a transaction that has some is neither committed nor undone, which its transaction_timeout_ms ends"
-    )
-    timer = asyncio.get_running_loop().call_later(_SLOW, warn, text)
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-class Claims:
-    """:param stores_starts: whether the begin of a partition without a position is stored: another member that gets it
-    before the first commit is to begin there too.
-
-    :ivar begun: where partitions began that had no position.
+    :param policy: `offset_reset`.
+    :param bounds: reads the bounds of the log; retried while `wanted`.
+    :param reason: why the position cannot be read, if not because the log does not hold it.
+    :raises OffsetOutOfRange: the policy is "error".
     """
-
-    def __init__(self, store: OffsetStore, starts: StartPositions, notes: Notes, *, stores_starts: bool) -> None:
-        self._store = store
-        self._starts = starts
-        self._notes = notes
-        self._stores_starts = stores_starts
-        self.begun: dict[TopicPartition, int] = {}
-
-    async def positions(self, owner: GroupMember, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Claim partitions; the position to read each from.
-
-        :raises BrokerError: one of them is not known now.
-        """
-        stored = await self._store.claim(owner, partitions)
-        positions: dict[TopicPartition, int] = {}
-        for partition in partitions:
-            found = stored[partition]
-            if isinstance(found, BrokerError):
-                raise found
-            self._notes.begin(partition, found)
-            if found is not None:
-                positions[partition] = found.offset
-        missing = [partition for partition in partitions if partition not in positions]
-        if not missing:
-            return positions
-        # Numbers, because librdkafka takes half a second to look for "the beginning".
-        begins = await self._starts.numbered(missing)
-        self.begun |= begins
-        if self._stores_starts:
-            results = await self._store.commit(owner, {each: StoredOffset(at) for each, at in begins.items()})
-            for error in results.values():
-                if error is not None:
-                    raise error
-        return positions | begins
+    found = await retry_until_answered(bounds, wanted)
+    if found is None:
+        return None
+    within, (topic, number) = found[partition], partition
+    text = f"{topic}[{number}] of group {group!r}: position {position} {reason or out_of_range_text(within)}"
+    if policy == "error":
+        raise OffsetOutOfRange(text, advice="Seek, reset the group's offsets, or set offset_reset")
+    to = within.first if policy == "earliest" else within.next
+    logger.warning("%s; reading continues at %d", text, to)
+    return PositionReset(partition=partition, position=position, to=to, policy=policy)

@@ -1,11 +1,10 @@
-"""Where the positions of consumer groups live: in Kafka, in a database with the results, in files, in memory."""
+"""Where the positions of consumer groups live: in Kafka, in a database beside the results, or in memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from broker import MissingClient
-from broker_kafka.offsets.file import FileOffsetStore
 from broker_kafka.offsets.kafka import GroupOffsetStore, MemberOffsetStore
 from broker_kafka.offsets.memory import MemoryOffsetStore
 from broker_kafka.offsets.migrate import Move, migrate_offsets
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CommitResults",
     "FetchResults",
-    "FileOffsetStore",
     "GroupMember",
     "GroupOffsetStore",
     "MemberOffsetStore",

@@ -1,7 +1,7 @@
-"""What the calls of offset stores take: one refusal for all of them, so that they agree on what cannot be stored.
+"""Checks of the arguments of offset stores, shared so that all stores refuse the same values.
 
-Each raises ConfigurationError, which names the argument, its value and the mend, and nothing else, whatever it is
-given. A wrong argument is refused before anything is read or stored, of any partition of the call. Pure.
+Each raises ConfigurationError with the argument, its value and what to give instead, and nothing else. Arguments are
+checked before anything is read or stored. Pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 _LARGEST: Final = 2**63 - 1
 _LARGEST_PARTITION: Final = 2**31 - 1
 _LONGEST_TOPIC: Final = 249
-"""Characters, as the brokers have it."""
+"""Characters, as in the brokers."""
 _CALLS: Final = ("fetch", "claim", "commit", "reset", "stored", "close")
 
 
@@ -59,13 +59,13 @@ def check_reset(group: object, positions: object) -> None:
 
 
 def check_group(group: object) -> None:
-    """:raises ConfigurationError: it is no name of a group."""
+    """:raises ConfigurationError: not the name of a group."""
     if not (_is_text(group) and group):
         raise refused("group", group, "a group's name: text without NUL and without lone surrogates")
 
 
 def _check_owner(owner: object) -> None:
-    """:raises ConfigurationError: it is no `GroupMember` that a store can keep."""
+    """:raises ConfigurationError: not a `GroupMember` that a store can keep."""
     if not isinstance(owner, GroupMember):
         raise refused("owner", owner, "a GroupMember(group, generation, member)")
     check_group(owner.group)
@@ -76,7 +76,7 @@ def _check_owner(owner: object) -> None:
 
 
 def _check_partition(partition: object) -> None:
-    """:raises ConfigurationError: it is no `TopicPartition` that there can be."""
+    """:raises ConfigurationError: not a possible `TopicPartition`."""
     if not isinstance(partition, TopicPartition):
         raise refused("partition", partition, "a TopicPartition(topic, partition)")
     topic, number = partition
@@ -87,7 +87,7 @@ def _check_partition(partition: object) -> None:
 
 
 def _check_partitions(partitions: object) -> None:
-    """:raises ConfigurationError: they are no list of partitions."""
+    """:raises ConfigurationError: not a list of partitions."""
     if not isinstance(partitions, Collection) or isinstance(partitions, str | bytes):
         raise refused("partitions", partitions, "a list of TopicPartition(topic, partition)")
     for partition in _each(partitions):
@@ -95,7 +95,7 @@ def _check_partitions(partitions: object) -> None:
 
 
 def check_positions(positions: object) -> None:
-    """:raises ConfigurationError: they are no mapping of partitions to positions that every store can keep."""
+    """:raises ConfigurationError: not a mapping of partitions to positions that every store can keep."""
     if not isinstance(positions, Mapping):
         raise refused("positions", positions, "a mapping of TopicPartition to StoredOffset")
     for partition, position in _items(positions):
@@ -109,17 +109,17 @@ def check_positions(positions: object) -> None:
 
 
 def is_offset(value: object) -> bool:
-    """Whether it can be the next offset to read."""
+    """Whether this can be the next offset to read."""
     return is_whole(value) and 0 <= value <= _LARGEST
 
 
 def is_partition(value: object) -> bool:
-    """Whether it can be the number of a partition."""
+    """Whether this can be the number of a partition."""
     return is_whole(value) and 0 <= value <= _LARGEST_PARTITION
 
 
 def check_metadata(partition: tuple[str, int], metadata: object) -> None:
-    """:raises ConfigurationError: it is no text, or one that has a NUL or is no Unicode."""
+    """:raises ConfigurationError: not a text, or a text with NUL or lone surrogates."""
     if _is_text(metadata):
         return
     where = f"{partition[0]!r}[{partition[1]}]"
@@ -132,7 +132,7 @@ def check_metadata(partition: tuple[str, int], metadata: object) -> None:
 
 
 def check_store(name: str, store: object) -> None:
-    """:raises ConfigurationError: it is no offset store."""
+    """:raises ConfigurationError: not an offset store."""
     calls = [getattr(store, call, None) for call in _CALLS]
     if inspect.isclass(store) or not all(map(callable, calls)):
         raise refused(name, store, f"an OffsetStore, which has {', '.join(_CALLS)}")
@@ -148,7 +148,7 @@ def _is_text(value: object) -> bool:
     return True
 
 
-# What a caller gave has no types yet.
+# The arguments of callers have no types yet.
 
 
 def _each(values: Any) -> Collection[Any]:

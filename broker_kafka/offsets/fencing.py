@@ -1,6 +1,6 @@
-"""The rules by which every store outside Kafka takes a claim or a commit. Functions of what they are given.
+"""The rules by which every store outside Kafka accepts a claim or a commit. Pure.
 
-Kept in one place so that memory, file and SQL cannot drift apart; SQL also writes them as a condition of its UPDATE.
+One place, so that the memory and SQL stores cannot drift apart; SQL repeats them as a condition of its UPDATE.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMemb
 __all__ = ["UNCLAIMED", "Entries", "Entry", "check_claim", "check_commit", "claim", "commit", "position_of", "put_back"]
 
 UNCLAIMED = -2
-"""The generation of an entry that nobody has claimed; Kafka uses -1 for a consumer without a group."""
+"""The generation of an unclaimed entry; Kafka uses -1 for a consumer without a group."""
 
 
 class Entry(NamedTuple):
-    """What a store keeps of a partition.
+    """The entry of a partition in a store.
 
-    :ivar offset: the next to read; None if it was claimed and nothing was ever committed.
+    :ivar offset: the next to read; None if the partition was claimed and never committed.
     """
 
     offset: int | None = None
@@ -35,35 +35,35 @@ class Entry(NamedTuple):
 
 
 Entries = dict[TopicPartition, Entry]
-"""What a store keeps of a group."""
+"""The entries of a group."""
 _NONE = Entry()
 
 
 def check_claim(partition: TopicPartition, entry: Entry, owner: GroupMember, restarted: bool) -> LeaseLost | None:
-    """Why this claim is refused, if it is."""
+    """The refusal of a claim, or None."""
     if owner.generation >= entry.generation or restarted:
         return None
     return LeaseLost(
         f"{_of(partition, owner.group)} was claimed in generation {entry.generation}, and this is "
         f"generation {owner.generation}",
-        advice="A newer member owns it; if the group was founded anew, claim with restarted=True",
+        advice="A newer member owns the partition; if the group was recreated, claim with restarted=True",
     )
 
 
 def check_commit(
     partition: TopicPartition, entry: Entry, owner: GroupMember, offset: int, rewind: bool
 ) -> SettleError | None:
-    """Why this commit is refused, if it is."""
+    """The refusal of a commit, or None."""
     claimed = entry.generation != UNCLAIMED
     if claimed and (owner.generation < entry.generation or owner.member != entry.member):
         return LeaseLost(
             f"{_of(partition, owner.group)} belongs to member {entry.member!r} of generation {entry.generation}, and "
             f"the commit is of {owner.member!r} of generation {owner.generation}",
-            advice="The partition was given to another member, which reads these records again",
+            advice="The partition was assigned to another member, which reads these records again",
         )
     if entry.offset is not None and offset < entry.offset and not rewind:
         return SettleError(
-            f"{_of(partition, owner.group)} is at {entry.offset}, and {offset} lies before it",
+            f"{_of(partition, owner.group)} is at {entry.offset}; the commit of {offset} would move it back",
             advice="Commit with rewind=True to go back on purpose",
         )
     return None
@@ -75,7 +75,7 @@ def position_of(entries: Entries, partition: TopicPartition) -> StoredOffset | N
 
 
 def claim(entries: Entries, owner: GroupMember, partitions: Sequence[TopicPartition], restarted: bool) -> FetchResults:
-    """Make it the owner of what it may claim."""
+    """Make this member the owner of the partitions that it may claim."""
     results: dict[TopicPartition, StoredOffset | BrokerError | None] = {}
     for partition in partitions:
         entry = entries.get(partition, _NONE)
@@ -89,7 +89,7 @@ def claim(entries: Entries, owner: GroupMember, partitions: Sequence[TopicPartit
 def commit(
     entries: Entries, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], rewind: bool
 ) -> CommitResults:
-    """Keep the positions that it may commit."""
+    """Store the positions that this member may commit."""
     results: dict[TopicPartition, BrokerError | None] = {}
     for partition, position in positions.items():
         error = check_commit(partition, entries.get(partition, _NONE), owner, position.offset, rewind)
@@ -102,7 +102,7 @@ def commit(
 
 
 def put_back(entries: Entries, positions: Mapping[TopicPartition, StoredOffset]) -> None:
-    """An operator's reset: the present owners, whoever they are, are fenced until their next generation."""
+    """An operator's reset: the present owners are fenced until their next generation."""
     for partition, position in positions.items():
         generation = entries.get(partition, _NONE).generation
         entries[partition] = Entry(position.offset, position.metadata, generation, topic_id=position.topic_id)

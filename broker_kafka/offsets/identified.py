@@ -1,8 +1,7 @@
-"""`IdentifiedStore`: keeps with each position which topic it is of, and takes none for one of another topic.
+"""`IdentifiedStore`: stores the topic id with each position, and detects positions of a deleted topic.
 
-A store outside Kafka outlives a topic that is deleted, and its position would skip as much of one that is made under
-the same name. Wraps the store of one member, and is used as that is. A store that keeps no `topic_id`, or a position
-that was stored without one, is taken at its word.
+A store outside Kafka keeps the positions of a deleted topic, which would skip records of a topic that is recreated
+under the same name. Wraps the store of one member. A position without a topic id is trusted.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ __all__ = ["IdentifiedStore"]
 class IdentifiedStore:
     """Implements `OffsetStore`.
 
-    :param identity: the id of the topic that bears this name now, as far as known.
-    :param moved: is given a partition and a position of a topic that is gone; where reading begins instead.
+    :param identity: returns the present id of a topic; empty if it is not known.
+    :param moved: called with a position of a deleted topic; returns the position to begin at instead.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class IdentifiedStore:
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
-        """:raises OffsetOutOfRange: a position is of a topic that is gone, and `moved` refuses to go on."""
+        """:raises OffsetOutOfRange: a position is of a deleted topic, and `offset_reset` is "error"."""
         found = await self._store.claim(owner, partitions, restarted=restarted)
         moved: dict[TopicPartition, StoredOffset] = {}
         for partition, position in found.items():

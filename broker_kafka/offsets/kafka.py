@@ -1,8 +1,8 @@
-"""Kafka's own offsets as `OffsetStore`: from inside of a group, and from outside.
+"""Kafka's own offsets as `OffsetStore`, from inside a group and from outside.
 
-Nothing is kept here. *Fencing* is the coordinator's: it refuses a member that is not of the group's generation, and an
-operator while the group runs. *Concurrency, cancellation.* Calls may be made at once; a cancelled one may have taken
-effect. *Failure.* Every partition has its own answer, read and write alike, with the brokers' word for it.
+*Fencing* is the coordinator's: it refuses a member that is not in the group's generation, and an operator while the
+group has members. *Concurrency, cancellation.* Calls may overlap; a cancelled call may have taken effect. *Failure.*
+Every partition has its own answer, with the error of the brokers.
 """
 
 from __future__ import annotations
@@ -34,20 +34,17 @@ R = TypeVar("R")
 _FIRST_WAIT: Final = 0.25
 _LONGEST_WAIT: Final = 2.0
 _LEAST_WAIT: Final = 0.01
-"""Seconds for which the client of a member waits for its group's positions at a time."""
+"""The shortest wait, in seconds, of one request for positions."""
 
 
 class ConsumerClient(Protocol):
-    """The thread that owns a member's client, as `broker_kafka.client.thread.OwnerThread` does."""
+    """The thread that owns a member's client, such as `broker_kafka.client.thread.OwnerThread`."""
 
     async def call(self, function: Callable[[Consumer], R]) -> R: ...
 
 
 class MemberOffsetStore:
-    """The offsets of the group that this member is in, through the member's own client.
-
-    Groups and generations that are given are the client's anyway.
-    """
+    """The offsets of a member's group, through the member's own client, which sets group and generation."""
 
     def __init__(self, client: ConsumerClient, *, timeout: float = 10.0) -> None:
         self._client = client
@@ -62,13 +59,13 @@ class MemberOffsetStore:
         while True:
             seconds = max(_LEAST_WAIT, min(wait, until - monotonic()))
             try:
-                # The client does nothing else meanwhile: it is to read on, and can be closed, while no answer comes.
+                # Short waits: the client does nothing else meanwhile, and must go on reading, or close.
                 found = await self._client.call(
                     lambda client, seconds=seconds: client.committed(asked, timeout=seconds)
                 )
             except KafkaException as error:
-                told = kafka_error(error)
-                if told is None or told.code() != KafkaError._TIMED_OUT or monotonic() >= until:
+                found_error = kafka_error(error)
+                if found_error is None or found_error.code() != KafkaError._TIMED_OUT or monotonic() >= until:
                     return dict.fromkeys(partitions, translate(error, f"Reading the offsets of group {group!r}"))
                 wait = min(2 * wait, _LONGEST_WAIT)
             else:
@@ -93,13 +90,13 @@ class MemberOffsetStore:
         except KafkaException as error:
             named = ", ".join(f"{place.topic!r}[{place.partition}]" for place in positions)
             failed = translate(error, f"Committing {named} for group {owner.group!r}")
-            return await self._told_apart(owner, positions, dict.fromkeys(positions, failed))
+            return await self._retried_singly(owner, positions, dict.fromkeys(positions, failed))
         return _outcomes(owner.group, positions, answered or offsets)
 
-    async def _told_apart(
+    async def _retried_singly(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], results: CommitResults
     ) -> CommitResults:
-        """The answers of a commit, asked for singly where the client tells one partition's error as that of all."""
+        """The answers of single commits, where the client reports the error of one partition as that of all."""
         if len(positions) == 1 or not all(map(is_partition_error, results.values())):
             return results
         singly = [await self.commit(owner, {partition: at}) for partition, at in positions.items()]
@@ -109,7 +106,7 @@ class MemberOffsetStore:
         return await self.commit(GroupMember(group, -1), positions, rewind=True)
 
     async def stored(self, group: str) -> FetchResults:
-        """Of the partitions that are assigned to this member."""
+        """The positions of the partitions that are assigned to this member."""
         check_group(group)
         assigned = await self._client.call(lambda client: client.assignment())
         found = await self.fetch(group, [TopicPartition(each.topic, each.partition) for each in assigned])
@@ -120,13 +117,13 @@ class MemberOffsetStore:
 
 
 class CommittingClient(ConsumerClient, Protocol):
-    """The thread, as the store sees it."""
+    """A thread that commits in order."""
 
     async def commit(self, offsets: list[NativePartition]) -> CommitResults: ...
 
 
 class ThreadOffsetStore(MemberOffsetStore):
-    """Kafka's own offsets of the group that a thread's client is a member of."""
+    """The offsets of a member's group, committed by the member's thread."""
 
     def __init__(self, thread: CommittingClient, *, timeout: float) -> None:
         super().__init__(thread, timeout=timeout)
@@ -156,9 +153,9 @@ class GroupOffsetStore:
 
     @classmethod
     def of(cls, bus: Bus) -> GroupOffsetStore:
-        """Those of the cluster that this bus is connected to, for as long as it is open.
+        """The offsets of the cluster of this bus, while the bus is open.
 
-        :raises ConfigurationError: it is no bus. :raises Unsupported: it is not connected to Kafka.
+        :raises ConfigurationError: not a bus. :raises Unsupported: the bus is not on Kafka.
         """
         backend: object = getattr(bus, "backend", None)
         if backend is None:
@@ -188,7 +185,7 @@ class GroupOffsetStore:
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
-        """Commit without being a member: LeaseLost while the group has members."""
+        """Commit from outside the group: LeaseLost while the group has members."""
         check_commit(owner, positions)
         return await self.reset(owner.group, positions)
 
@@ -233,16 +230,16 @@ class GroupOffsetStore:
         )
 
     async def _everywhere(self) -> list[NativePartition]:
-        """All partitions of the cluster: only the admin client could name those of the group."""
+        """All partitions of the cluster, since the partitions of the group are not known."""
         found = await read_metadata(self._connection, "Listing topics", self._timeout)
         return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
 
 
 def _while_it_runs(group: str, error: BrokerError | None) -> BrokerError | None:
-    """What refuses positions that are stored from outside is that the group has members."""
+    """Brokers refuse positions from outside while the group has members."""
     if not isinstance(error, LeaseLost):
         return error
-    advice = f"Group {group!r} has members: stop its consumers, and do it again"
+    advice = f"Group {group!r} has members: stop its consumers, then retry"
     return LeaseLost(error.message, native=error.native, advice=advice)
 
 
@@ -260,7 +257,7 @@ def _positions(group: str, asked: Sequence[TopicPartition], found: Sequence[Nati
 def _position(group: str, partition: TopicPartition, found: Any) -> StoredOffset | BrokerError | None:
     what = f"Reading the offset of {partition.topic!r}[{partition.partition}] of group {group!r}"
     if found is None:
-        # No answer is not the answer "none".
+        # A missing answer does not mean that there is no position.
         return BrokerError(f"{what}: the broker did not answer for it", retriable=True)
     if found.error is not None:
         return translate(found.error, what)

@@ -1,6 +1,6 @@
 """`MemoryOffsetStore`: positions in this process; for tests, and for positions that need not outlive it.
 
-Calls do not suspend. Several consumers of one process may share one object; it holds no lock, so one loop uses it.
+Calls do not suspend. Several consumers of one event loop may share a store.
 """
 
 from __future__ import annotations

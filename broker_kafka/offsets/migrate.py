@@ -1,8 +1,8 @@
-"""Copies the positions of a group from one offset store to another; a dry run tells what it would do.
+"""Copies the positions of a group from one offset store to another.
 
-*Concurrency.* The group must not run: a member that commits to the source meanwhile is not followed. *Failure.* Each
-partition has its own outcome, and what failed can be repeated, since a copy of the same position changes nothing.
-*Cancellation.* What was written until then stays.
+*Concurrency.* The group must not run: later commits to the source are not copied. *Failure.* Each partition has its own
+outcome. A migration can be repeated: a copy of the same position changes nothing. *Cancellation.* Positions that were
+written stay.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffs
 __all__ = ["Action", "Existing", "Move", "migrate_offsets"]
 
 Existing = Literal["keep", "overwrite"]
-"""What becomes of a different position that the target has already."""
+"""What to do with a different position that the target has."""
 
 Action = Literal["copy", "same", "keep", "overwrite", "fail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What is to become, or became, of one partition.
+    """The plan, or the outcome, for one partition.
 
     :ivar source: its position in the source; None if that cannot be read.
     :ivar target: the position that the target had before.
@@ -51,8 +51,8 @@ async def migrate_offsets(
 ) -> Sequence[Move]:
     """Copy all positions that the source has of a group; one entry per partition, by topic and partition.
 
-    :param existing: what becomes of a different position that the target has already.
-    :param dry_run: only tell.
+    :param existing: what to do with a different position that the target has.
+    :param dry_run: return the plan, and write nothing.
     :raises BrokerError: the source cannot be read at all.
     :raises ConfigurationError: an argument cannot be used, or both stores are one.
     """
@@ -97,7 +97,7 @@ def _plan(
 def _alike(target: StoredOffset, source: StoredOffset | None) -> bool:
     if source is None or target[:2] != source[:2]:
         return False
-    # Not every store keeps the id.
+    # Some stores keep no id.
     return target.topic_id == source.topic_id or not (target.topic_id and source.topic_id)
 
 

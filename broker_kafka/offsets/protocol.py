@@ -1,16 +1,15 @@
-"""What an offset store is: where a consumer group's positions live, in Kafka or elsewhere.
+"""`OffsetStore`: where the positions of a consumer group live, in Kafka or elsewhere.
 
-An offset is always the *next* one to read, never that of the last record handled; `None` is "never committed", which
-is neither 0 nor a failure. Every answer is per partition, for success and failure alike.
+An offset is always the *next* one to read, never that of the last record handled; `None` is "never committed", which is
+neither 0 nor a failure. Every answer is per partition, for success and failure alike.
 
-*Fencing.* A store outside Kafka is not guarded by the group's coordinator, so it guards itself: it keeps with each
-partition the generation and member that claimed it last, and refuses what an older one commits. `claim` is called
-when a partition is assigned and reads the position in the same step: from then on a former owner, however late it
-wakes up, can change nothing, and the new owner's position is the last that was ever taken.
+*Fencing.* The coordinator of the group does not guard a store outside Kafka, so the store guards itself: it keeps the
+generation and member that claimed each partition last, and refuses commits of older ones. `claim` is called when a
+partition is assigned, and reads the position in the same step: after that no former owner can change the position.
 
-*Concurrency.* All methods may be called at once, from the event loop; partitions of one call are stored together where
-the store can. *Cancellation.* A cancelled write may have taken effect. *Failure.* What concerns one partition is that
-partition's entry; nothing is raised but for wrong arguments and after `close`.
+*Concurrency.* Methods may be called concurrently, from the event loop; the partitions of one call are stored together
+where the store can. *Cancellation.* A cancelled write may have taken effect. *Failure.* An error of one partition is
+that partition's answer; only wrong arguments, and calls after `close`, raise.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class StoredOffset(NamedTuple):
 
     :ivar offset: the next offset to read.
     :ivar metadata: what the application, or the offset map, keeps with it.
-    :ivar topic_id: the id of the topic that it is of, which a topic of the same name that is made later does not have;
-        empty if nobody knows. Kafka's own store keeps none: Kafka drops the positions of topics that are deleted.
+    :ivar topic_id: the id of its topic, which a recreated topic of the same name does not have; empty if not known.
+        Kafka's own store keeps none: Kafka deletes the positions of deleted topics.
     """
 
     offset: int
@@ -47,10 +46,10 @@ class StoredOffset(NamedTuple):
 
 
 class GroupMember(NamedTuple):
-    """Who commits: one member of a group in one generation of it.
+    """One member of a group in one generation, as the owner of commits.
 
     :ivar generation: of the group, or the member's epoch in the newer protocol; it only grows while the group lives.
-    :ivar member: the member's id, which tells apart two members of one generation.
+    :ivar member: the member id, which distinguishes members of one generation.
     """
 
     group: str
@@ -59,9 +58,9 @@ class GroupMember(NamedTuple):
 
     @classmethod
     def from_metadata(cls, metadata: bytes) -> GroupMember:
-        """Read what `Consumer.consumer_group_metadata()` of the client library returns.
+        """Decode the result of `Consumer.consumer_group_metadata()` of the client library.
 
-        :raises ConfigurationError: it is not in the form that this version of the library writes.
+        :raises ConfigurationError: not in the format of this version of the library.
         """
         if not _is_bytes(metadata):
             raise refused("metadata", metadata, "what consumer_group_metadata() returns, unchanged")
@@ -69,49 +68,49 @@ class GroupMember(NamedTuple):
 
 
 FetchResults = Mapping[TopicPartition, StoredOffset | BrokerError | None]
-"""One entry for each partition asked for: its position, None if there is none, or why it cannot be told."""
+"""One entry for each requested partition: its position, None if there is none, or an error."""
 
 CommitResults = Mapping[TopicPartition, BrokerError | None]
-"""One entry for each partition given: None if it was stored, else why not. `LeaseLost` is a newer owner's doing."""
+"""One entry for each given partition: None if it was stored, else an error; LeaseLost if a newer member owns it."""
 
 
 class OffsetStore(Protocol):
-    """Implemented by the stores of this package, and by yours."""
+    """Implemented by the stores of this package, or by the application."""
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
-        """Read positions; nothing is changed and nobody is fenced."""
+        """Read positions; nothing is changed or fenced."""
         ...
 
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
-        """Read the positions of partitions that were assigned to this member, and fence everybody before it.
+        """Read the positions of partitions that were assigned to this member, and fence all earlier owners.
 
-        :param restarted: the group was founded anew, so that its generations count from the beginning: claim in spite
-            of a higher generation in the store. Only for a member that the coordinator has just confirmed.
+        :param restarted: the group was recreated, and its generations start over: claim in spite of a higher generation
+            in the store. Only for a member that the coordinator has just confirmed.
         """
         ...
 
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
-        """Store positions of partitions that this member claimed, now or in an earlier generation, or that nobody has.
+        """Store positions of partitions that this member claimed, in any generation, or that are unclaimed.
 
-        :param rewind: positions may also go back; without it, one below what is stored is refused.
+        :param rewind: positions may also go back; otherwise a position below the stored one is refused.
         """
         ...
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
         """Store positions as an operator, in either direction, while the group does not run.
 
-        A member that runs in spite of it cannot commit in its present generation any more.
+        A running member cannot commit in its present generation any more.
         """
         ...
 
     async def stored(self, group: str) -> FetchResults:
-        """All positions of a group. An empty result means that there are none; an unreadable store raises.
+        """All positions of a group. An empty result means that there are none.
 
-        :raises BrokerError: they cannot be read.
+        :raises BrokerError: the store cannot be read.
         """
         ...
 
@@ -119,7 +118,7 @@ class OffsetStore(Protocol):
 
 
 def failures(results: CommitResults) -> dict[TopicPartition, BrokerError]:
-    """Those of a commit that were not stored."""
+    """The errors of a commit."""
     return {partition: error for partition, error in results.items() if error is not None}
 
 

@@ -4,16 +4,16 @@
         tx.execute(insert(results), rows)
         store.save(tx, owner, {partition: StoredOffset(batch[-1].offset + 1)})
 
-`save` raises if a newer member has claimed the partition, which rolls back the results with it: their effect is exactly
-once, whatever is killed when. That needs `claim` when the partition is assigned, which the group consumer calls.
+`save` raises if a newer member has claimed the partition, which rolls the results back as well: their effect is exactly
+once, whichever process is killed. It relies on `claim` at the assignment, which the group consumer calls.
 
 *Concurrency.* Any number of tasks, threads, processes and machines. Rows are locked in one order, so that two commits
-do not block each other for good. With a synchronous engine each call runs in a thread; with an asynchronous one, on the
-loop. *Cancellation.* A cancelled call of a synchronous engine goes on in its thread. *Failure.* A commit of several
-partitions is one transaction; those that are refused do not keep the others from being stored, except in `save`, which
-is all or nothing. A database that cannot be asked is an error of every partition, never "no position".
-A worker that is frozen within a transaction keeps its rows locked, and its successor waits: give the database a limit,
-such as PostgreSQL's idle_in_transaction_session_timeout.
+do not deadlock. With a synchronous engine each call runs in a thread; with an asynchronous one, on the loop.
+*Cancellation.* A cancelled call of a synchronous engine continues in its thread. *Failure.* A commit of several
+partitions is one transaction; a refused partition does not keep the others from being stored, except in `save`, which
+is all or nothing. A database that cannot be reached is an error of every partition, never "no position". A worker that
+is frozen within a transaction keeps its rows locked, and its successor waits: set a limit in the database, such as
+PostgreSQL's idle_in_transaction_session_timeout.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class SqlOffsetStore:
             raise missing
         if missing:
             raise ConfigurationError(
-                f"Table {self._table.fullname!r} is there and has no column {', '.join(sorted(missing))}",
-                advice="Give the store the name of another table, or drop this one",
+                f"Table {self._table.fullname!r} exists and has no column {', '.join(sorted(missing))}",
+                advice="Give the store the name of another table, or drop this table",
             )
 
     def save(
@@ -137,10 +137,10 @@ class SqlOffsetStore:
         *,
         rewind: bool = False,
     ) -> None:
-        """Store positions in a transaction of yours; they take effect when you commit it.
+        """Store positions in a transaction of the caller; they take effect with its commit.
 
-        :raises LeaseLost: a newer member has claimed a partition. Let it pass, so that the transaction is rolled back.
-        :raises SettleError: a position lies before the stored one.
+        :raises LeaseLost: a newer member has claimed a partition; let the error roll the transaction back.
+        :raises SettleError: a position is below the stored one.
         :raises ConfigurationError: a position cannot be stored.
         :raises sqlalchemy.exc.SQLAlchemyError: the database failed, as for any other statement of the transaction.
         """
@@ -237,7 +237,7 @@ class SqlOffsetStore:
         values = {"generation": owner.generation, "member": owner.member}
         for _ in range(2):
             if self._update(tx, owner.group, partition, condition, values):
-                # The row is ours until the transaction ends, so this is what it holds.
+                # The row is locked until the transaction ends, so this reads what it holds.
                 return read_row(tx, self._table, owner.group, partition).position
             if self._add(tx, owner.group, partition, values | {"next_offset": None, "note": "", "topic_id": ""}):
                 return None
@@ -259,7 +259,7 @@ class SqlOffsetStore:
                 return None
             if self._add(tx, owner.group, partition, values):
                 return None
-        # It exists and the condition refused it, or another transaction wrote it between the two.
+        # The condition refused the row, or another transaction wrote it between the two statements.
         entry = read_row(tx, self._table, owner.group, partition)
         return fencing.check_commit(partition, entry, owner, position.offset, rewind) or _busy(partition)
 
@@ -297,7 +297,7 @@ class SqlOffsetStore:
 
 
 def _connection_of(tx: Any) -> Connection:
-    """The connection of a transaction of the caller's."""
+    """The connection of the caller's transaction."""
     if isinstance(tx, Connection):
         return tx
     if hasattr(tx, "run_sync"):
@@ -332,13 +332,13 @@ def _failed(error: Exception) -> SettleError:
     if isinstance(error, OperationalError) and getattr(error.orig, "sqlite_errorcode", None) == _SQLITE_ERROR:
         retriable, cannot_work = False, True
     if cannot_work:
-        advice = "Create the table with `await store.create_table()` if it is missing, and see `native`"
+        advice = "Create the table with `await store.create_table()` if it is missing; see `native`"
     elif retriable:
-        advice = "Try again when the database can be reached and is not locked, and see `native`"
+        advice = "Retry when the database can be reached and is not locked; see `native`"
     else:
         advice = "See `native`"
     return SettleError(
-        f"The database did not take the offsets: {' '.join(reason.split())}",
+        f"The database refused the offsets: {' '.join(reason.split())}",
         native=error,
         retriable=retriable,
         advice=advice,

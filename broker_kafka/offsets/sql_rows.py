@@ -19,7 +19,7 @@ __all__ = ["add_row", "place", "read_row", "read_rows"]
 
 
 _QUIET_INSERTS: Final[dict[str, Callable[[Table], Any]]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
-"""Databases that can pass over a row that is there; the others do it with a savepoint."""
+"""Databases that can skip an existing row; others use a savepoint."""
 
 
 def place(table: Table, group: str, partition: TopicPartition) -> ColumnElement[bool]:
@@ -33,19 +33,19 @@ def place(table: Table, group: str, partition: TopicPartition) -> ColumnElement[
 
 
 def read_row(tx: Connection, table: Table, group: str, partition: TopicPartition) -> Entry:
-    """What is kept of one partition; an empty entry if there is no row."""
+    """The entry of one partition; empty if there is no row."""
     row = tx.execute(_select(table).where(place(table, group, partition))).one_or_none()
     return Entry() if row is None else _entry(row)
 
 
 def read_rows(tx: Connection, table: Table, group: str) -> dict[TopicPartition, Entry]:
-    """What is kept of a group."""
+    """The entries of a group."""
     rows = tx.execute(_select(table).where(table.c.group_name == group))
     return {TopicPartition(row.topic, row.topic_partition): _entry(row) for row in rows}
 
 
 def add_row(tx: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert it; False, and nothing done, if there is one already. The transaction stays usable."""
+    """Insert a row; False, and nothing done, if there is one already. The transaction stays usable."""
     insert = _QUIET_INSERTS.get(tx.dialect.name)
     if insert is not None:
         return tx.execute(insert(table).values(row).on_conflict_do_nothing()).rowcount > 0

@@ -56,7 +56,7 @@ async def test_a_frozen_member_is_told_that_it_lost_and_commits_nothing(protocol
                 # In any order: the group's answer to the commit, and what it says to the next heartbeat.
                 lost, refused, (word, *why) = sorted([await said() for _ in range(3)])
                 assert (lost, refused, word) == (["lost", "0"], ["refused"], "warned")
-                assert f"of group {group!r} lost its partitions: its process stood still for" in " ".join(why)
+                assert f"of group {group!r} lost its partitions: its process was suspended for" in " ".join(why)
                 assert "session_timeout_ms" in " ".join(why)
                 assert raw.committed(group, topic).offset == RECORDS
             # Alone again, it goes on after what the survivor did.

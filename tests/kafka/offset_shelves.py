@@ -18,7 +18,6 @@ from broker.driver.contract import TopicPartition
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.offsets import (
-    FileOffsetStore,
     GroupMember,
     GroupOffsetStore,
     MemberOffsetStore,
@@ -48,7 +47,7 @@ __all__ = [
     "sql_store",
 ]
 
-OWN = ["memory", "file", "sqlite", "sqlite-async", "postgres", "postgres-async", "postgres-savepoint"]
+OWN = ["memory", "sqlite", "sqlite-async", "postgres", "postgres-async", "postgres-savepoint"]
 """Stores outside Kafka, which fence by themselves."""
 KAFKA = ["kafka-group", "kafka-member"]
 
@@ -122,8 +121,6 @@ async def make_shelf(kind: str, tmp_path: Path, closing: list[Callable[[], Any]]
     if kind == "memory":
         memory = MemoryOffsetStore()
         return Shelf(memory, lambda: memory, owner, topics)
-    if kind == "file":
-        return Shelf(FileOffsetStore(tmp_path), lambda: FileOffsetStore(tmp_path), owner, topics, place=tmp_path)
     if kind in ("kafka-group", "kafka-member"):
         server = shared_server()
         admin = RawAdmin(server.bootstrap)

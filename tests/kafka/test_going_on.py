@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import broker_kafka.group.member
-import broker_kafka.group.watch
-import broker_kafka.records
+import broker_kafka.group.topics
 from broker.bus import connect
 from broker.driver.contract import Bounds, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, TopicNotFound
@@ -23,9 +22,8 @@ from broker_kafka.backend import KafkaBackend
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.group import GroupConsumer
-from broker_kafka.group.commit_retry import MemberCommits
-from broker_kafka.group.topics import read_topics
-from broker_kafka.group.watch import TopicWatch
+from broker_kafka.group.commits import MemberCommits
+from broker_kafka.group.topics import TopicWatch, read_topics
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.group_members import both_protocols, options_of, take
@@ -64,7 +62,7 @@ async def test_records_go_on_when_the_brokers_tell_late_where_a_log_begins(
     kafka: KafkaServer, topic: str, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
     late = Late()
-    monkeypatch.setattr(broker_kafka.records, "bounds_of", late)
+    monkeypatch.setattr(broker_kafka.group.member, "bounds_of", late)
     events: list[Event] = []
     settings = KafkaSettings(servers=(kafka.bootstrap,), offset_reset="earliest", **options_of(protocol))
     async with connect(settings) as bus:
@@ -111,9 +109,9 @@ async def test_a_deleted_topic_is_told_though_the_brokers_tell_late(
         )
         await watch.open()
         await watch.start()
-        monkeypatch.setattr(broker_kafka.group.watch, "partitions_of", late)
+        monkeypatch.setattr(broker_kafka.group.topics, "partitions_of", late)
         admin.delete_topic(topic)
-        watch.look()
+        watch.check_soon()
         async with asyncio.timeout(20):
             assert isinstance(await failed, TopicNotFound)
         await watch.stop()
@@ -137,7 +135,7 @@ class Store:
 
 def commits(store: Any) -> MemberCommits:
     thread: Any = SimpleNamespace(calling_back=False)
-    return MemberCommits(store, thread, {ORDERS: 1}, GroupMember("g", -1), group="g", timeout=0.2)
+    return MemberCommits(store, thread, {ORDERS: 1}, lambda: GroupMember("g", -1), group="g", timeout=0.2)
 
 
 async def test_a_process_that_stood_still_waits_for_the_answer_of_its_commit():
@@ -148,12 +146,12 @@ async def test_a_process_that_stood_still_waits_for_the_answer_of_its_commit():
         loop.call_soon(time.sleep, 1.0)
         Timer(1.1, loop.call_soon_threadsafe, (answered.set_result, None)).start()
 
-    assert await commits(Store(stand_still)).commit({ORDERS: (5, "")}) == {ORDERS: None}
+    assert await commits(Store(stand_still)).commit({ORDERS: StoredOffset(5)}) == {ORDERS: None}
 
 
 async def test_a_commit_without_an_answer_ends_in_time():
     begun = time.monotonic()
-    (error,) = (await commits(Store(lambda answered: None)).commit({ORDERS: (5, "")})).values()
+    (error,) = (await commits(Store(lambda answered: None)).commit({ORDERS: StoredOffset(5)})).values()
     assert isinstance(error, OperationTimeout)
     assert error.retriable
     assert time.monotonic() - begun < 5
@@ -181,9 +179,9 @@ async def test_a_commit_that_is_tried_again_undoes_no_newer_one():
         calling_back = False
 
     store, thread = Rebalancing(), Thread()
-    member = MemberCommits(store, thread, {ORDERS: 1}, GroupMember("g", -1), group="g", timeout=5)  # pyright: ignore[reportArgumentType]
-    older = asyncio.ensure_future(member.commit({ORDERS: (700, "")}))
+    member = MemberCommits(store, thread, {ORDERS: 1}, lambda: GroupMember("g", -1), group="g", timeout=5)  # pyright: ignore[reportArgumentType]
+    older = asyncio.ensure_future(member.commit({ORDERS: StoredOffset(700)}))
     await store.refused.wait()
-    assert await member.commit({ORDERS: (750, "")}) == {ORDERS: None}
+    assert await member.commit({ORDERS: StoredOffset(750)}) == {ORDERS: None}
     assert await older == {ORDERS: None}
     assert store.position == 750

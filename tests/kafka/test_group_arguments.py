@@ -118,7 +118,7 @@ async def test_a_start_that_is_none_tells_all_that_one_can_be(kafka: KafkaServer
 
 
 async def test_a_start_of_a_partition_that_is_not_there_is_refused(kafka: KafkaServer, topic: str, group: str):
-    with pytest.raises(ConfigurationError, match=r"start names '.*'\[9\], and its last partition is 0"):
+    with pytest.raises(ConfigurationError, match=r"start names '.*'\[9\], and the last partition is 0"):
         async with opened(kafka, topic, group, start={TopicPartition(topic, 9): 5}):
             pass
 

@@ -126,8 +126,8 @@ async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, m
                 read += len(batch)
                 if read == 5000:
                     break
-            assert consumer._parts is not None
-            held = consumer._parts.member.held[TopicPartition(topic, 0)].records
+            assert consumer._member is not None
+            held = consumer._member.assignments[TopicPartition(topic, 0)].records
             await eventually(lambda: len(held) >= 100)
             again = 0
             async for batch in streams[0].batches(200):
@@ -152,8 +152,8 @@ async def test_what_is_buffered_is_bounded(kafka: KafkaServer, make_topic: MakeT
     async with opened(kafka, topic, group, max_buffered=1000) as consumer:
         (record,) = [record async for record in first(consumer, 1)]
         await asyncio.sleep(0.5)
-        assert consumer._parts is not None
-        assert len(consumer._parts.intake) <= 2000
+        assert consumer._member is not None
+        assert len(consumer._member.buffer) <= 2000
         assert record.offset == 0
         assert len(await take(consumer, 19_999)) == 19_999
 

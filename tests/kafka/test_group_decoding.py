@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,24 +16,27 @@ from broker.errors import DecodeError
 from broker.records import Record
 from broker_kafka.codec.record_run import runs_of
 from broker_kafka.group import PartitionStream
-from broker_kafka.group.held import Held
-from broker_kafka.group.intake import Intake
+from broker_kafka.group.assigned_partition import AssignedPartition
+from broker_kafka.group.buffer import DeliveryBuffer
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import opened
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
 _JSON = broker.Json(int)
+SOURCE: Any = SimpleNamespace(taken=lambda: None)
 
 
-def intake_of(*bodies: tuple[int, bytes]) -> tuple[Intake, dict[TopicPartition, Held]]:
-    """An intake with these records, each of a partition."""
+def buffer_of(*bodies: tuple[int, bytes]) -> tuple[DeliveryBuffer, dict[TopicPartition, AssignedPartition]]:
+    """A buffer with these records, each of a partition."""
     places = [TopicPartition("orders", partition) for partition in sorted({partition for partition, _ in bodies})]
-    held = {place: Held(place, 1, None, 0) for place in places}
-    intake = Intake(held, None, max_records=100, max_bytes=10_000, decode=_JSON.decode, changed=lambda: None)
-    intake.open(held.values())
+    held = {place: AssignedPartition(place, None, 0) for place in places}
+    buffer = DeliveryBuffer(
+        held, SOURCE, None, max_records=100, max_bytes=10_000, decode=_JSON.decode, changed=lambda: None
+    )
+    buffer.open(held.values())
     made: Any = NativeRecord
-    intake.arrived(
+    buffer.add(
         runs_of(
             [
                 made(topic="orders", partition=partition, offset=offset, value=body)
@@ -40,7 +44,7 @@ def intake_of(*bodies: tuple[int, bytes]) -> tuple[Intake, dict[TopicPartition, 
             ]
         )
     )
-    return intake, held
+    return buffer, held
 
 
 def payloads(records: list[Record[Any]]) -> list[Any]:
@@ -48,14 +52,15 @@ def payloads(records: list[Record[Any]]) -> list[Any]:
 
 
 async def test_a_batch_ends_before_what_cannot_be_decoded():
-    intake, held = intake_of((0, b"1"), (0, b"{"), (0, b"3"))
-    assert payloads(intake.take(10)[0]) == [1]
+    buffer, held = buffer_of((0, b"1"), (0, b"{"), (0, b"3"))
+    assert payloads(buffer.take(10)[0]) == [1]
     with pytest.raises(DecodeError, match=r"'orders'\[0\]@1 cannot be decoded.*mark the error's record") as caught:
-        intake.take(10)
+        buffer.take(10)
     assert caught.value.record is not None
-    assert (caught.value.record.offset, caught.value.record.generation) == (1, 1)
-    assert payloads(intake.take(10)[0]) == [3]
-    assert len(intake) == 0
+    generation = held[TopicPartition("orders", 0)].generation
+    assert (caught.value.record.offset, caught.value.record.generation) == (1, generation)
+    assert payloads(buffer.take(10)[0]) == [3]
+    assert len(buffer) == 0
     # It was handed over, so that what is finished above it waits for it.
     marks = held[TopicPartition("orders", 0)].marks
     marks.finish(0)
@@ -67,24 +72,24 @@ async def test_a_batch_ends_before_what_cannot_be_decoded():
 
 
 async def test_records_of_other_partitions_are_not_lost_with_it():
-    intake, _ = intake_of((0, b"1"), (1, b"{"), (1, b"2"))
-    assert payloads(intake.take(10)[0]) == [1]
+    buffer, _ = buffer_of((0, b"1"), (1, b"{"), (1, b"2"))
+    assert payloads(buffer.take(10)[0]) == [1]
     with pytest.raises(DecodeError):
-        intake.take(10)
-    assert payloads(intake.take(10)[0]) == [2]
+        buffer.take(10)
+    assert payloads(buffer.take(10)[0]) == [2]
 
 
 async def test_one_by_one_it_is_raised_in_its_place():
-    intake, _ = intake_of((0, b"1"), (0, b"{"), (0, b"3"))
-    first = intake.take_one()
+    buffer, _ = buffer_of((0, b"1"), (0, b"{"), (0, b"3"))
+    first = buffer.take_one()
     with pytest.raises(DecodeError) as caught:
-        intake.take_one()
-    third = intake.take_one()
+        buffer.take_one()
+    third = buffer.take_one()
     assert first is not None
     assert third is not None
     assert payloads([first[0], third[0]]) == [1, 3]
     assert isinstance(caught.value.__cause__, DecodeError)
-    assert intake.take_one() is None
+    assert buffer.take_one() is None
 
 
 @pytest.mark.parametrize("how", ["one by one", "by batch", "by partition"])

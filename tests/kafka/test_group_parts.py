@@ -18,10 +18,9 @@ from broker.errors import ConfigurationError, InvalidName, InvalidSetting, Unsup
 from broker.records import Record
 from broker_kafka.codec.headers import RECORD_VIEW
 from broker_kafka.group import GroupConsumer, OffsetStash, TopicPattern
-from broker_kafka.group.delivery import Delivery
-from broker_kafka.group.held import Held
-from broker_kafka.group.marks import Marks, Runs
+from broker_kafka.group.assigned_partition import AssignedPartition, Marks, Runs
 from broker_kafka.group.options import with_options
+from broker_kafka.group.readers import Readers
 from broker_kafka.group.topics import read_topics
 from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
@@ -331,8 +330,8 @@ async def test_what_is_not_open_says_so():
 class Working:
     """A reader whose task goes on with what it was handed."""
 
-    def __init__(self, held: Held) -> None:
-        self.holding: Collection[Held] = (held,)
+    def __init__(self, held: AssignedPartition) -> None:
+        self.holding: Collection[AssignedPartition] = (held,)
         self.task = asyncio.current_task()
 
 
@@ -340,17 +339,17 @@ async def test_two_releases_at_once_both_hear_of_readers_that_come_back():
     async def never(_: float) -> bool:
         return False
 
-    delivery = Delivery(None, never)
-    helds = [Held(TopicPartition("orders", number), 1, None, 0) for number in range(2)]
+    readers = Readers(None, never)
+    helds = [AssignedPartition(TopicPartition("orders", number), None, 0) for number in range(2)]
     workers = [Working(held) for held in helds]
     for worker in workers:
-        delivery.joins(worker)
-    releases = [asyncio.ensure_future(delivery.settled([held], lambda: True, None)) for held in helds]
+        readers.add(worker)
+    releases = [asyncio.ensure_future(readers.settled([held], lambda: True, None)) for held in helds]
     await asyncio.sleep(0)
     for worker in workers:
         worker.holding = ()
     assert not any(release.done() for release in releases), "nobody has told them yet"
-    delivery.came_back()
+    readers.returned()
     _, waiting = await asyncio.wait(releases, timeout=5)
     assert not waiting
     await asyncio.gather(*releases)

@@ -12,7 +12,7 @@ import pytest
 from broker.bus import connect
 from broker.driver.contract import TopicPartition
 from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
-from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance, member
+from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance, consumer_member
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of, take
 from tests.kafka.test_group_leaving import patient
@@ -229,7 +229,7 @@ async def test_what_waits_for_on_assigned_is_told(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    monkeypatch.setattr(member, "_PATIENCE", 0.1)
+    monkeypatch.setattr(consumer_member, "_SLOW_CALLBACK", 0.1)
     await fill(kafka, topic, 1, 5)
     go_on = asyncio.Event()
 
@@ -237,7 +237,7 @@ async def test_what_waits_for_on_assigned_is_told(
         await go_on.wait()
 
     async with opened(kafka, topic, group, on_assigned=hang) as consumer:
-        await eventually(lambda: "on_assigned is not over yet" in caplog.text)
+        await eventually(lambda: "on_assigned has not returned" in caplog.text)
         assert topic in caplog.text
         go_on.set()
         assert len(await take(consumer, 5)) == 5

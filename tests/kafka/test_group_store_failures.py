@@ -223,7 +223,7 @@ async def test_a_position_that_is_none_is_told_and_nothing_is_passed_over(
 ) -> None:
     await fill(kafka, topic, 1, 3)
     async with opened(kafka, topic, group, store=TellingStore(answer)) as consumer:
-        with pytest.raises(BackendError, match=f"The offset store says .* of '{topic}'"):
+        with pytest.raises(BackendError, match=f"The offset store returned .* for '{topic}'"):
             async with asyncio.timeout(20):
                 await take(consumer, 1)
 
@@ -236,5 +236,5 @@ async def test_an_answer_to_a_commit_that_is_none_is_told_and_the_member_leaves(
         for record in await take(consumer, 3):
             consumer.mark(record)
         (error,) = (await consumer.commit()).values()
-        assert "it answered True" in str(error)
+        assert "it returned True" in str(error)
     assert members_of(admin, group) == 0

@@ -7,7 +7,6 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from broker.errors import BackendError, ConfigurationError, LeaseLost, OffsetOut
 from broker.hooks import Event, PositionReset
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.group import GroupConsumer, TopicPattern
-from broker_kafka.group.topics import read_topics
-from broker_kafka.group.watch import TopicWatch
-from broker_kafka.offsets import FileOffsetStore, GroupMember, MemoryOffsetStore, OffsetStore, StoredOffset
+from broker_kafka.group.topics import TopicWatch, read_topics
+from broker_kafka.offsets import GroupMember, MemoryOffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import bare, both_protocols, eventually, every_protocol, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
@@ -265,29 +263,24 @@ async def test_high_water_marks_and_lag(kafka: KafkaServer, make_topic: MakeTopi
 
 
 @both_protocols
-@pytest.mark.parametrize("kind", ["memory", "file"])
 async def test_positions_live_where_they_are_told_to(
-    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, kind: str, protocol: str, tmp_path: Path
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
 ):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, 10)
-    memory = MemoryOffsetStore()
-
-    def store() -> OffsetStore:
-        return memory if kind == "memory" else FileOffsetStore(tmp_path)
-
-    async with opened(kafka, topic, group, store=store(), **options_of(protocol)) as consumer:
+    store = MemoryOffsetStore()
+    async with opened(kafka, topic, group, store=store, **options_of(protocol)) as consumer:
         records = await take(consumer, 20)
         consumer.mark_all([record for record in records if record.offset < 5], "half")
         assert await consumer.commit() == {(topic, 0): None, (topic, 1): None}
-        async with opened(kafka, topic, group, store=store(), **options_of(protocol)) as second:
+        async with opened(kafka, topic, group, store=store, **options_of(protocol)) as second:
             await eventually(lambda: len(second.assignment()) == 1)
             (place,) = second.assignment()
             assert [record.offset for record in await take(second, 5)] == list(range(5, 10))
             assert second.positions() == {place: StoredOffset(5, "half")}
             second.mark_position(*place, 10)
             second.reset_position(*place, 3, "back")
-    assert bare(await store().fetch(group, [place])) == {place: StoredOffset(3, "back")}
+    assert bare(await store.fetch(group, [place])) == {place: StoredOffset(3, "back")}
     assert admin.committed(group, topic).offset == -1001
 
 

@@ -1,4 +1,4 @@
-"""What is done once a client has told its news: the order of it, and whose its exceptions are."""
+"""Commands that run after a poll: their order, and where their exceptions go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker_kafka.client.consumer import Hearing
+from broker_kafka.client.consumer import PollBefore
 
 
 class Client:
@@ -28,32 +28,32 @@ def test_work_is_done_after_the_news_and_what_the_poll_brings_is_kept() -> None:
     kept: list[Any] = []
     done: list[Any] = []
     client: Any = Client(record="record")
-    Hearing(kept.append).then(client, lambda given: done.append((given, list(kept))))
+    PollBefore(kept.append).run(client, lambda given: done.append((given, list(kept))))
     assert done == [(client, ["record"])]
 
 
 def test_within_a_callback_work_is_done_at_once_and_what_was_asked_before_comes_first() -> None:
-    hearing = Hearing(lambda record: None)
+    poll_before = PollBefore(lambda record: None)
     done: list[str] = []
 
     def give_up() -> None:
-        assert not hearing.calling_back
-        with hearing.callback(client):
-            assert hearing.calling_back
-            hearing.then(client, lambda _: done.append("asked within"))
+        assert not poll_before.calling_back
+        with poll_before.callback(client):
+            assert poll_before.calling_back
+            poll_before.run(client, lambda _: done.append("asked within"))
 
     client: Any = Client(give_up)
-    hearing.then(client, lambda _: done.append("asked before"))
+    poll_before.run(client, lambda _: done.append("asked before"))
     assert done == ["asked before", "asked within"]
-    assert not hearing.calling_back
+    assert not poll_before.calling_back
 
 
 def test_an_exception_of_the_work_is_its_own_and_not_the_callbacks() -> None:
-    hearing = Hearing(lambda record: None)
+    poll_before = PollBefore(lambda record: None)
     given_up: list[bool] = []
 
     def give_up() -> None:
-        with hearing.callback(client):
+        with poll_before.callback(client):
             given_up.append(True)
 
     def fail(_: object) -> None:
@@ -61,6 +61,6 @@ def test_an_exception_of_the_work_is_its_own_and_not_the_callbacks() -> None:
 
     client: Any = Client(give_up)
     with pytest.raises(KeyError, match="mine"):
-        hearing.then(client, fail)
+        poll_before.run(client, fail)
     assert given_up == [True]
-    hearing.then(client, lambda _: None)
+    poll_before.run(client, lambda _: None)

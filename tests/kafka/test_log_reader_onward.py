@@ -154,11 +154,11 @@ async def test_a_log_that_was_cut_behind_a_range_ends_it_with_an_error_at_once(
         thread._behind.extend([*records, lost])
         chunk = await thread.begin(place, 50, 100, 100)
         assert (len(chunk.records), chunk.done) == (50, True)
-        thread.go_on(place, 100)
+        thread.fetch_ahead(place, 100)
         with pytest.raises(OffsetOutOfRange, match="position 100"):
             await thread.begin(place, 100, 105, 100)
         # What would end it does not come.
-        thread.go_on(place, 50)
+        thread.fetch_ahead(place, 50)
         await thread.call(lambda _: thread._behind.extend([*records[:-1], lost]))
         chunk = await thread.begin(place, 50, 100, 100)
         assert (len(chunk.records), chunk.done) == (49, False)

@@ -18,9 +18,8 @@ from broker.errors import OffsetOutOfRange, TopicNotFound, TransactionAborted
 from broker.hooks import Event, PositionReset
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
-from broker_kafka.group import GroupConsumer, TopicPattern
-from broker_kafka.group import topic_ids as identities
-from broker_kafka.offsets import FileOffsetStore, MemoryOffsetStore, SqlOffsetStore, StoredOffset
+from broker_kafka.group import GroupConsumer, TopicPattern, topic_ids
+from broker_kafka.offsets import MemoryOffsetStore, SqlOffsetStore, StoredOffset
 from broker_kafka.offsets.protocol import failures
 from tests.kafka.group_members import take
 from tests.servers.kafka import KafkaServer
@@ -31,7 +30,7 @@ OLD, NEW = 10, 30
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identities, "_LATER", 0.2)
+    monkeypatch.setattr(topic_ids, "_CHECK_AFTER", 0.2)
 
 
 @pytest.fixture(params=["classic", pytest.param("consumer", marks=pytest.mark.deep)])
@@ -128,7 +127,7 @@ async def test_it_is_told_and_the_next_reader_reads_all_of_the_new_one(
         except TopicNotFound as error:
             told = str(error)
     if told:
-        assert told.startswith(f"Topic '{made}' was deleted and made anew while group '{group}'")
+        assert told.startswith(f"Topic '{made}' was deleted and recreated while group '{group}'")
         del seen[OLD:]
         async with reader(bus, made, group) as take:
             while len(seen) < OLD + NEW:
@@ -140,7 +139,7 @@ async def test_it_is_told_and_the_next_reader_reads_all_of_the_new_one(
 async def test_a_close_leaves_no_position_of_the_old_one(
     bus: Bus, made: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identities, "_LATER", 600.0)
+    monkeypatch.setattr(topic_ids, "_CHECK_AFTER", 600.0)
     reader = READERS[kind]
     await fill(bus, made, "old", OLD)
     async with reader(bus, made, group) as take:
@@ -193,7 +192,6 @@ async def test_a_copy_in_transactions_copies_all_of_the_new_one(bus: Bus, made: 
 
 STORES: dict[str, Callable[[Path], Any]] = {
     "memory": lambda directory: MemoryOffsetStore(),
-    "file": lambda directory: FileOffsetStore(directory / "offsets"),
     "sql": lambda directory: SqlOffsetStore(create_engine(f"sqlite:///{directory / 'offsets.db'}")),
 }
 
@@ -221,7 +219,7 @@ async def test_a_position_in_a_store_of_ones_own_is_of_one_topic(
     assert stored.topic_id == await bus.admin.topic_identity(made)
     await bus.admin.delete_topic(made)
     await fill(bus, made, "new", NEW)
-    with pytest.raises(OffsetOutOfRange, match=f"position {OLD} is of a topic that was deleted since"):
+    with pytest.raises(OffsetOutOfRange, match=f"position {OLD} belongs to a topic that was deleted"):
         async with GroupConsumer(bus, made, group=group, store=store) as consumer:
             await take(consumer, 1)
     told: list[Event] = []

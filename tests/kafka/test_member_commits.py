@@ -16,8 +16,8 @@ from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, LeaseLost
 from broker_kafka.client.offset_commits import split_owned
 from broker_kafka.errors import translate
-from broker_kafka.group import commit_retry as member_commits
-from broker_kafka.group.commit_retry import MemberCommits
+from broker_kafka.group import commits as member_commits
+from broker_kafka.group.commits import MemberCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 
@@ -36,7 +36,7 @@ async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_
     owned = {place: 1}
 
     async def refuse(
-        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset]
+        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> Mapping[TopicPartition, BrokerError | None]:
         assert not owned
         return dict.fromkeys(positions, LeaseLost("Another has it"))
@@ -45,11 +45,11 @@ async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_
         cast("Any", SimpleNamespace(commit=refuse)),
         cast("Any", SimpleNamespace(calling_back=False)),
         owned,
-        GroupMember("readers", 1),
+        lambda: GroupMember("readers", 1),
         group="readers",
         timeout=5.0,
     )
-    committing = asyncio.ensure_future(commits.commit({place: (5, "")}))
+    committing = asyncio.ensure_future(commits.commit({place: StoredOffset(5)}))
     # The task of the commit is made in this turn of the loop and begins in the next.
     asyncio.get_running_loop().call_soon(owned.clear)
     assert isinstance((await committing)[place], LeaseLost)
@@ -62,7 +62,7 @@ async def test_a_commit_waits_for_a_coordinator_that_loads() -> None:
     stored: list[int] = []
 
     async def load(
-        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset]
+        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> Mapping[TopicPartition, BrokerError | None]:
         stored.append(positions[place].offset)
         return {place: answers.pop(0)}
@@ -71,11 +71,11 @@ async def test_a_commit_waits_for_a_coordinator_that_loads() -> None:
         cast("Any", SimpleNamespace(commit=load)),
         cast("Any", SimpleNamespace(calling_back=False)),
         {place: 1},
-        GroupMember("readers", 1),
+        lambda: GroupMember("readers", 1),
         group="readers",
         timeout=5.0,
     )
-    assert await commits.commit({place: (5, "")}) == {place: None}
+    assert await commits.commit({place: StoredOffset(5)}) == {place: None}
     assert stored == [5, 5, 5]
 
 
@@ -84,7 +84,7 @@ def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: Simpl
     attempts = count(1)
 
     async def store(
-        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset]
+        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> Mapping[TopicPartition, BrokerError | None]:
         return dict.fromkeys(positions, await commit(next(attempts)))
 
@@ -92,7 +92,7 @@ def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: Simpl
         cast("Any", SimpleNamespace(commit=store)),
         cast("Any", thread),
         {TopicPartition("orders", 0): 1},
-        GroupMember("readers", 1),
+        lambda: GroupMember("readers", 1),
         group="readers",
         timeout=5.0,
     )
@@ -106,7 +106,7 @@ async def test_a_refusal_that_is_heard_when_partitions_come_is_of_the_generation
         return LeaseLost("Another generation") if attempt == 1 else None
 
     place = TopicPartition("orders", 0)
-    assert await member(refuse_once, thread).commit({place: (5, "")}) == {place: None}
+    assert await member(refuse_once, thread).commit({place: StoredOffset(5)}) == {place: None}
 
 
 async def test_what_is_refused_within_a_callback_is_not_tried_again_there() -> None:
@@ -117,13 +117,13 @@ async def test_what_is_refused_within_a_callback_is_not_tried_again_there() -> N
         return LeaseLost("Another has it")
 
     place = TopicPartition("orders", 0)
-    found = await member(refuse, SimpleNamespace(calling_back=True)).commit({place: (5, "")})
+    found = await member(refuse, SimpleNamespace(calling_back=True)).commit({place: StoredOffset(5)})
     assert isinstance(found[place], LeaseLost)
     assert seen == [1]
 
 
 async def test_a_refusal_that_waited_for_a_long_rebalance_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_commits, "_PASSING_SECONDS", 0.2)
+    monkeypatch.setattr(member_commits, "_RETRY_SECONDS", 0.2)
 
     async def refuse_late(attempt: int) -> BrokerError | None:
         if attempt > 1:
@@ -134,4 +134,4 @@ async def test_a_refusal_that_waited_for_a_long_rebalance_is_tried_again(monkeyp
 
     place = TopicPartition("orders", 0)
     commits = member(refuse_late, SimpleNamespace(calling_back=False))
-    assert await commits.commit({place: (5, "")}) == {place: None}
+    assert await commits.commit({place: StoredOffset(5)}) == {place: None}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError, SettleError
 from broker_kafka.offsets import (
-    FileOffsetStore,
     GroupMember,
     MemoryOffsetStore,
     SqlOffsetStore,
@@ -103,57 +100,6 @@ def test_what_is_no_metadata_of_a_consumer_is_refused(metadata: Any):
         GroupMember.from_metadata(metadata)
 
 
-@pytest.mark.parametrize("path", ["/dev/null/offsets", "/proc/offsets", "off\0sets", "", None, 5, b"offsets"])
-def test_a_directory_that_cannot_be_used_is_named(path: Any):
-    with pytest.raises(ConfigurationError, match=r"directory .*" + re.escape(repr(path))):
-        FileOffsetStore(path)
-
-
-async def test_a_group_has_a_file_whatever_its_name_is(tmp_path: Path):
-    """Two thirds of a name in another script is what its quotes cost, and a file's name ends at 255 bytes."""
-    store, place = FileOffsetStore(tmp_path), TopicPartition("flights", 0)
-    groups = [*("x" * size for size in (250, 251, 32_000)), "ü" * 80, "ü" * 80 + "!", ".", "..", "a/b", "a.lock"]
-    for number, group in enumerate(groups):
-        assert await store.commit(GroupMember(group, 1, "m"), {place: StoredOffset(number)}) == {place: None}
-    assert [(await store.fetch(group, [place]))[place] for group in groups] == [
-        StoredOffset(number) for number in range(len(groups))
-    ]
-    assert (tmp_path / f"{'x' * 250}.json").exists()
-
-
-async def test_a_file_that_tells_twice_of_a_partition_is_refused(tmp_path: Path):
-    line = '{"topic":"flights","partition":3,"offset":%d}'
-    lines = ",".join(line % offset for offset in (5, 7))
-    (tmp_path / "audit.json").write_text(f'{{"version":1,"group":"audit","positions":[{lines}]}}')
-    with pytest.raises(SettleError, match="tells twice of partition 3 of topic 'flights'"):
-        await FileOffsetStore(tmp_path).stored("audit")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("partition", -1), ("partition", 2**31), ("offset", -5), ("offset", 2**63), ("topic", "")],
-)
-async def test_a_file_of_what_no_store_takes_is_refused_and_never_passed_over(
-    tmp_path: Path, field: str, value: int | str
-):
-    """A position under a number that is no partition's would be one that was never committed."""
-    line = {"topic": "flights", "partition": 3, "offset": 5, field: value}
-    text = json.dumps({"version": 1, "group": "audit", "positions": [line]})
-    (tmp_path / "audit.json").write_text(text)
-    store, place = FileOffsetStore(tmp_path), TopicPartition("flights", 3)
-    found = (await store.claim(GroupMember("audit", 1, "m"), [place]))[place]
-    assert isinstance(found, SettleError)
-    assert f"$.positions[0].{field}" in str(found)
-    assert "audit.json" in str(found)
-    assert (tmp_path / "audit.json").read_text() == text
-
-
-async def test_a_file_of_another_version_is_told(tmp_path: Path):
-    (tmp_path / "audit.json").write_text('{"version":2,"group":"audit","positions":[]}')
-    with pytest.raises(SettleError, match="is of version 2 and group 'audit', not of version 1 and 'audit'"):
-        await FileOffsetStore(tmp_path).stored("audit")
-
-
 async def test_what_is_no_store_is_not_migrated():
     store = MemoryOffsetStore()
     for wrong in (None, "memory", MemoryOffsetStore):
@@ -200,7 +146,7 @@ async def test_a_table_of_something_else_is_not_taken_for_one_of_offsets(tmp_pat
     engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}")
     with engine.begin() as tx:
         tx.execute(text("CREATE TABLE anybroker_offsets (topic TEXT, next_offset INTEGER)"))
-    with pytest.raises(ConfigurationError, match=r"'anybroker_offsets' is there and has no column changed_at, gen"):
+    with pytest.raises(ConfigurationError, match=r"'anybroker_offsets' exists and has no column changed_at, gen"):
         await SqlOffsetStore(engine).create_table()
     await SqlOffsetStore(engine, table="positions").create_table()
     engine.dispose()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.arrow import record_schema
 from broker.driver.contract import TopicPartition
 from broker.records import RecordBatch, RecordsOfRuns
-from broker_kafka.client.fetched import Arrivals
+from broker_kafka.client.fetched import FetchedRuns
 from broker_kafka.codec.record_run import NativeRun, runs_of
 
 _MOMENT = 1_700_000_000_123
@@ -122,7 +122,7 @@ def test_as_many_as_fit_into_so_many_bytes(sizes: list[int], room: int) -> None:
 @given(st.data())
 def test_what_arrives_leaves_in_its_order_and_within_the_bounds(data: st.DataObject) -> None:
     answered: list[None] = []
-    arrivals = Arrivals(lambda: answered.append(None))
+    arrivals = FetchedRuns(lambda: answered.append(None))
     batches = data.draw(st.integers(1, 4))
     sent: list[tuple[int, int, int]] = []
     for _ in range(batches):

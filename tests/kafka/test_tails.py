@@ -15,7 +15,7 @@ from broker.bus import Bus
 from broker.driver.contract import Lag, TopicPartition
 from broker.hooks import PositionsCommitted
 from broker_kafka.group import GroupConsumer
-from broker_kafka.group.topic_ids import TopicIdentities
+from broker_kafka.group.topic_ids import TopicIds
 from broker_kafka.offsets import StoredOffset
 from broker_kafka.queue.markers.commit_text import member_mark_in
 from tests.kafka.group_members import take
@@ -253,9 +253,9 @@ async def test_what_another_has_stored_beside_the_position_stays(
 async def test_what_comes_while_its_consumer_closes_is_not_passed(
     bus: Bus, admin: RawAdmin, topic: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = TopicIdentities.look
+    look = TopicIds.check
 
-    async def look_for_long(self: TopicIdentities) -> None:
+    async def look_for_long(self: TopicIds) -> None:
         await fill(bus, topic, b"1", b"2")
         # The fetch that says where the partition ends has been answered by then.
         await asyncio.sleep(1.5)
@@ -265,5 +265,5 @@ async def test_what_comes_while_its_consumer_closes_is_not_passed(
     async with READERS[kind](bus, topic, group) as take:
         assert await take() == b"0"
         await read_up(bus, topic, group)
-        monkeypatch.setattr(TopicIdentities, "look", look_for_long)
+        monkeypatch.setattr(TopicIds, "check", look_for_long)
     assert (await asyncio.to_thread(stored, admin, group, topic)).offset == 1

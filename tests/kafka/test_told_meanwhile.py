@@ -40,14 +40,14 @@ def source_of(consumer: RecordConsumer) -> Any:
 async def read_all(consumer: RecordConsumer) -> None:
     """All of both partitions, until the client has told that they end there: it has no more to say of records."""
     told: set[object] = set()
-    tails = source_of(consumer).tails
-    ended = tails.ended
+    log_ends = source_of(consumer).log_ends
+    ended = log_ends.ended
 
-    def tell(partition: object, end: int) -> None:
+    def tell(partition: object, end: int) -> Any:
         told.add(partition)
-        ended(partition, end)
+        return ended(partition, end)
 
-    tails.ended = tell
+    log_ends.ended = tell
     await read(consumer, 10, PATIENCE)
     await eventually(lambda: len(told) == 2, PATIENCE, "the ends of both partitions")
 

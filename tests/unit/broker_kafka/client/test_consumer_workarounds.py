@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker_kafka.client import consumer_workarounds as standstill
-from broker_kafka.client.consumer_workarounds import Standstill
+from broker_kafka.client import consumer_workarounds
+from broker_kafka.client.consumer_workarounds import SuspensionWatch
 
 CLASSIC = {"group.id": "audit", "session.timeout.ms": 10_000}
 CONSUMER = {"group.id": "audit", "group.protocol": "consumer"}
@@ -19,12 +19,12 @@ class Member:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> None:
         self.now = 100.0
         self.told: list[str] = []
-        monkeypatch.setattr(standstill, "monotonic", lambda: self.now)
-        self.watched = Standstill(config, self.told.append)
+        monkeypatch.setattr(consumer_workarounds, "monotonic", lambda: self.now)
+        self.watched = SuspensionWatch(config, self.told.append)
 
     def turn_after(self, seconds: float) -> None:
         self.now += seconds
-        self.watched.move()
+        self.watched.tick()
 
 
 def test_a_loss_after_a_standstill_is_told_once(monkeypatch: pytest.MonkeyPatch):
@@ -35,7 +35,7 @@ def test_a_loss_after_a_standstill_is_told_once(monkeypatch: pytest.MonkeyPatch)
     member.watched.explain_loss()
     member.watched.explain_loss()
     (text,) = member.told
-    assert text.startswith("This member of group 'audit' lost its partitions: its process stood still for 12.5 s")
+    assert text.startswith("This member of group 'audit' lost its partitions: its process was suspended for 12.5 s")
     assert "session_timeout_ms is 10000" in text
     assert "raise session_timeout_ms" in text
 
@@ -52,7 +52,7 @@ def test_a_session_counts_from_the_last_heartbeat_before(monkeypatch: pytest.Mon
     member = Member(monkeypatch, CLASSIC)
     member.turn_after(8)
     member.watched.explain_loss()
-    assert "stood still for 8.0 s" in member.told[0]
+    assert "suspended for 8.0 s" in member.told[0]
 
 
 def test_where_the_brokers_say_how_long_a_session_is_their_setting_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -66,7 +66,7 @@ def test_other_losses_are_not_put_down_to_it(monkeypatch: pytest.MonkeyPatch):
     member = Member(monkeypatch, CLASSIC)
     member.turn_after(6.5)  # shorter than a session that had a heartbeat right before
     member.watched.explain_loss()
-    with member.watched.apart():
+    with member.watched.excluded():
         member.now += 30  # somebody was waited for
     member.watched.explain_loss()
     member.turn_after(12)

@@ -1,4 +1,4 @@
-"""`Commits` of Kafka's polling thread: histories of a client that carries out what it was given in any order."""
+"""`CommitQueue` of Kafka's polling thread: histories of a client that carries out what it was given in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, Closed, LeaseLost, SettleError
-from broker_kafka.client.offset_commits import Answer, Commits
+from broker_kafka.client.offset_commits import Answer, CommitQueue
 
 AWAY = KafkaError(KafkaError._TIMED_OUT)
 REFUSED = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
@@ -27,7 +27,7 @@ class Client:
     """Stands for librdkafka: takes commits, carries them out when and in which order it is told, calls back."""
 
     def __init__(self) -> None:
-        self.commits: Commits
+        self.commits: CommitQueue
         self.stored: dict[int, int] = {}
         self.under_way: list[Positions] = []
         self.told: list[tuple[KafkaError | None, Positions]] = []
@@ -74,7 +74,7 @@ class World:
         self.client: Any = Client()
         self.answers: dict[int, Answer] = {}
         self.asked: list[Positions] = []
-        self.commits = Commits("billing", self._answer)
+        self.commits = CommitQueue("billing", self._answer)
         self.client.commits = self.commits
 
     def ask(self, *numbers: int, wait: bool = False, large: bool = False, owned: Any = None) -> int:

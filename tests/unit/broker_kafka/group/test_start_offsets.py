@@ -8,20 +8,20 @@ import pytest
 
 from broker.driver.contract import TopicPartition
 from broker.testing.waiting import let_pass
-from broker_kafka.group import start_offsets as claiming
-from broker_kafka.group.start_offsets import told_if_slow
+from broker_kafka.group import start_offsets
+from broker_kafka.group.start_offsets import warn_if_slow
 
 
 async def test_a_wait_for_positions_is_told_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
-    monkeypatch.setattr(claiming, "_SLOW", 0.01)
+    monkeypatch.setattr(start_offsets, "_SLOW_SECONDS", 0.01)
     told = asyncio.Event()
 
     def warn(text: str) -> None:
         warned.append(text)
         told.set()
 
-    with told_if_slow("billing", [TopicPartition("orders", 1)], warn):
+    with warn_if_slow("billing", [TopicPartition("orders", 1)], warn):
         await asyncio.wait_for(told.wait(), 5)
     assert len(warned) == 1
     assert "Group 'billing' waits for its positions on [('orders', 1)]" in warned[0]
@@ -30,8 +30,8 @@ async def test_a_wait_for_positions_is_told_once_it_is_long(monkeypatch: pytest.
 
 async def test_a_short_wait_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
-    monkeypatch.setattr(claiming, "_SLOW", 0.01)
-    with told_if_slow("billing", [TopicPartition("orders", 1)], warned.append):
+    monkeypatch.setattr(start_offsets, "_SLOW_SECONDS", 0.01)
+    with warn_if_slow("billing", [TopicPartition("orders", 1)], warned.append):
         pass
     await let_pass(0.05)
     assert warned == []

@@ -1,6 +1,6 @@
-"""`OffsetStash`: marks that are collected apart from a consumer, and applied to it later all at once.
+"""`OffsetStash`: marks that are collected apart from a consumer, and applied to it together later.
 
-For work in stages: collect while records are handled, apply when their results are safe. Not shared between threads.
+For work in stages: collect while records are handled, apply when their results are stored. For one thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from broker import Record, TopicPartition
 from broker.driver import RecordOwner
-from broker_kafka.group.arguments import check_record
+from broker_kafka.group.options import check_record
 from broker_kafka.offsets.arguments import check_metadata, check_positions
 from broker_kafka.offsets.protocol import StoredOffset
 
@@ -18,10 +18,10 @@ __all__ = ["OffsetStash", "Stashed", "check_position"]
 
 
 class Stashed(NamedTuple):
-    """What is kept of a partition.
+    """The position of one partition.
 
-    :ivar generation: that of the record it came from; None for one given by name.
-    :ivar owner: the consumer that handed that record over.
+    :ivar generation: the assignment of its record; None for a position by name.
+    :ivar owner: the consumer that handed the record over.
     """
 
     position: StoredOffset
@@ -42,16 +42,16 @@ class OffsetStash:
         return len(self._kept)
 
     def mark(self, record: Record[Any], metadata: str = "") -> None:
-        """This record and every lower offset of its partition is done.
+        """This record and all lower offsets of its partition are done.
 
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         self._mark(*_following(record, metadata))
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
-        """Every offset below `position`, the next to read, is done.
+        """All offsets below `position`, the next to read, are done.
 
-        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: an impossible position, or metadata that cannot be stored.
         """
         place = TopicPartition(topic, partition)
         self._mark(place, Stashed(check_position(place, position, metadata), None))
@@ -59,20 +59,20 @@ class OffsetStash:
     def reset(self, record: Record[Any], metadata: str = "") -> None:
         """This record is the last that is done.
 
-        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        :raises ConfigurationError: not a record, or metadata that cannot be stored.
         """
         self._reset(*_following(record, metadata))
 
     def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """`position` is the next to read.
 
-        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: an impossible position, or metadata that cannot be stored.
         """
         place = TopicPartition(topic, partition)
         self._reset(place, Stashed(check_position(place, position, metadata), None))
 
     def positions(self) -> Mapping[TopicPartition, StoredOffset]:
-        """What is kept, by partition."""
+        """The position of each partition."""
         return {place: kept.position for place, kept in self._kept.items()}
 
     def drain(self) -> dict[TopicPartition, Stashed]:
@@ -94,7 +94,7 @@ class OffsetStash:
 def check_position(place: TopicPartition, position: int, metadata: str) -> StoredOffset:
     """The position as stores take it.
 
-    :raises ConfigurationError: it is no whole number of 0 or more, or the metadata cannot be stored.
+    :raises ConfigurationError: not a whole number of 0 or more, or metadata that cannot be stored.
     """
     stored = StoredOffset(position, metadata)
     check_positions({place: stored})
@@ -109,5 +109,5 @@ def _following(record: Record[Any], metadata: str) -> tuple[TopicPartition, Stas
 
 
 def _later(one: Stashed, other: Stashed) -> bool:
-    """Whether the other is of an earlier assignment, which is over."""
+    """Whether the other is of an earlier assignment."""
     return one.generation is not None and other.generation is not None and one.generation > other.generation
