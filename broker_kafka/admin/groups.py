@@ -233,7 +233,7 @@ class KafkaGroups:
         positions = await self._positions(name)
         if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
             return
-        # Positions on topics that were deleted since stand in nobody's way.
+        # Ignore positions on topics that were deleted since.
         others = sorted({place.topic for place in await self._present(positions)} - {topic})
         if others:
             raise Unsupported(

@@ -101,7 +101,7 @@ Role = Literal["producer", "consumer", "admin"]
 _SERVERS: Final = "the hosts of the URL are the servers"
 _COMMITS: Final = "only what was finished is committed, and the consumer does it"
 _START: Final = "a group's start is `start=`, and `offset_reset` says what happens when its position is gone"
-_REPORTS: Final = "a message's fate is always told"
+_REPORTS: Final = "the SDK reports the outcome of every message"
 _CALLBACK: Final = "no callbacks of the clients are taken; the events of `bus.hooks` tell what happens"
 _LOG: Final = "the clients' log goes to the logger 'broker.kafka'"
 
@@ -133,7 +133,7 @@ OWNED: Final[Mapping[str, str]] = {
     "stats_cb": _CALLBACK,
     "throttle_cb": _CALLBACK,
     "log_cb": _LOG,
-    "statistics.interval.ms": "the clients' statistics would reach nobody, and cost time",
+    "statistics.interval.ms": "the clients' statistics have no receiver, and cost time",
     "oauth_cb": "it is a field of the settings object",
 }
 """Properties that only the SDK sets, each with the reason."""

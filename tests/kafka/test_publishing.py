@@ -81,7 +81,7 @@ async def test_a_compacted_topic_that_wants_keys_is_told(bus: Bus, make_topic: M
         await bus.topic(topic).publish_batch([OutboundMessage(b"1", key=b"a"), OutboundMessage(b"2")])
     for error in (single.value, several.value.outcomes[1]):
         assert isinstance(error, InvalidMessage)
-        assert "no message without a key" in error.advice
+        assert "Give each message of a compacted topic a key" in error.advice
     assert (await bus.log.bounds(topic))[0].next == 0
 
 
