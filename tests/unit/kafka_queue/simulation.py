@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.redelivery import Replacement, attempts_of, dead_letter, is_exhausted, origin_of, redelivery
+from broker_kafka.queue.markers.redelivery import (
+    Replacement,
+    attempts_of,
+    dead_letter,
+    is_exhausted,
+    origin_of,
+    redelivery,
+)
 from broker_kafka.queue.markers.start_writer import StartWriter
 from broker_kafka.queue.markers.wire import (
     TIME_MARKER,
