@@ -47,10 +47,10 @@ from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.messages import ensure_group, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
-from broker_kafka.queue.admin.inspecting import queued_messages
+from broker_kafka.queue.admin.inspecting import list_open_leases, queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
 from broker_kafka.queue.admin.queue_admin import QueueAdmin, redrives_by_offsets
-from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker, list_open_leases
+from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker
 from broker_kafka.queue.consumer.subscribing import open_queue
 from broker_kafka.queue.markers.marker_topic import check_names
 from broker_kafka.queue.tracker.shared_trackers import SharedTrackers

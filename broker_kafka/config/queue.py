@@ -1,4 +1,4 @@
-"""The settings of Kafka's queues: which engine serves messages, and what each is told."""
+"""The settings of Kafka's queues: the engine that serves messages, and the options of each."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ENGINES: Final = {
     ),
     **dict.fromkeys(("share_lock", "share_members"), "share"),
 }
-"""The settings of one engine alone, which mean nothing in others."""
+"""Settings that one engine alone uses."""
 _WITHOUT: Final = {"queue_id": "would deliver the messages of all queues"}
 _RANKS: Final = {"default": 0, "file": 1, "environment": 2, "url": 3, "argument": 3}
-"""Of origins: which goes before which."""
+"""The precedence of origins."""
 
 
 class QueueSettings(BackendSettings):
-    """Those of `KafkaSettings` that are no property of librdkafka and concern the Message family alone."""
+    """The part of `KafkaSettings` that concerns the Message family alone; none is a property of librdkafka."""
 
     queue: Literal["offsets", "markers", "share"] = Field(
         default="offsets",
@@ -45,12 +45,12 @@ class QueueSettings(BackendSettings):
         default=30.0,
         ge=0.5,
         le=43_200,
-        description="Queue `markers`: after so many seconds without a sign of its holder a message comes again",
+        description="Queue `markers`: seconds without a sign of its holder after which a message is redelivered",
     )
     marker_format: Literal["v2", "v2-single", "v1"] = Field(
         default="v2",
-        description="Queue `markers`: how consumers write them. A tracker of kafka-mq-go follows `v2-single`, which "
-        "loses nothing, and `v1`, which keeps no attributes, ids and attempts of what comes again; but not `v2`",
+        description="Queue `markers`: how consumers write markers. A tracker of kafka-mq-go follows `v2-single`, which "
+        "loses nothing, and `v1`, which loses attributes, ids and attempts on redelivery; but not `v2`",
     )
     marker_topic: Annotated[
         str | None, Form("[A-Za-z0-9._-]{1,240}", "1 to 240 letters of ASCII, digits, dots, underscores and hyphens")
@@ -61,46 +61,47 @@ class QueueSettings(BackendSettings):
     )
     queue_tracker: bool = Field(
         default=True,
-        description="Queue `markers`: whether consumers track their queue; else `broker tracker` or kafka-mq-go must",
+        description="Queue `markers`: whether consumers track their queue; if not, `broker tracker` or another must",
     )
     queue_id: str | None = Field(
         default=None,
         min_length=1,
         description="Queue `markers`: the queue within topics that many share: only records with this key are its "
-        "messages, and all others are passed over",
+        "messages, and all others are skipped",
     )
     queue_transactions: bool = Field(
         default=False,
-        description="Queue `markers`: write the STARTs of what is taken together and the group's positions in one "
-        "transaction, so that a process that stood still in between doubles nothing",
+        description="Queue `markers`: write the STARTs of a fetch and the group's positions in one transaction, so "
+        "that a process that is suspended in between duplicates nothing",
     )
     redelivery_rate: int = Field(
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="Queue `markers`: so many messages a second one tracker sends again at most, after as many at "
-        "once, so that new ones are not buried by many whose leases end together",
+        description="Queue `markers`: messages a second that one tracker redelivers at most, after as many at once, "
+        "so that leases that end together do not bury new messages",
     )
     share_lock: float | None = Field(
         default=None,
         ge=1,
         le=3600,
-        description="Queue `share`: seconds for which a message is a consumer's, set on the group; left open, the "
-        "group's own, or the brokers' 30",
+        description="Queue `share`: seconds for which a message is locked for a consumer, set on the group; left open, "
+        "the group's own, or the brokers' 30",
     )
     share_members: int = Field(
         default=8,
         ge=1,
         le=100,
-        description="Queue `share`: most clients of one consumer, each of which waits for the last message it took",
+        description="Queue `share`: the most clients of one consumer; each fetches again once its last message is "
+        "settled",
     )
 
     def check_given(self) -> None:
         super().check_given()
         for name, engine in _ENGINES.items():
-            # What somebody else has given for all connections may be set aside for one, but never the choice of queue.
-            outdone = name != "queue_id" and self.is_outdone(name, "queue")
-            if self.queue != engine and self.is_given(name) and not outdone:
+            # A setting for all connections may be overruled for one, but never the choice of queue.
+            overruled = name != "queue_id" and self.is_outdone(name, "queue")
+            if self.queue != engine and self.is_given(name) and not overruled:
                 raise InvalidSetting(
                     f"Setting {name!r} (from {self.origin(name)}) is {getattr(self, name)!r}, and "
                     f"queue={self.queue} (from {self.origin('queue')}) {_WITHOUT.get(name, 'has no use for it')}",
@@ -108,9 +109,9 @@ class QueueSettings(BackendSettings):
                 )
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody gave it, and not None."""
+        """Whether the setting was given, and is not None."""
         return self.origin(name).kind != "default" and getattr(self, name) is not None
 
     def is_outdone(self, name: str, by: str) -> bool:
-        """Whether `by` was given in a place that goes before that of `name`: the URL before the environment."""
+        """Whether `by` comes from an origin of higher precedence than `name`: the URL over the environment."""
         return _RANKS[self.origin(by).kind] > _RANKS[self.origin(name).kind]

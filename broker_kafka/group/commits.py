@@ -33,8 +33,7 @@ from broker import (
     TopicNotFound,
     TopicPartition,
 )
-from broker.driver import Event, PositionsCommitted, RecordRun, logger
-from broker_kafka.client.tasks import Tasks
+from broker.driver import Event, PositionsCommitted, RecordRun, TaskSet, logger
 from broker_kafka.cluster.list_offsets import out_of_range_text
 from broker_kafka.cluster.requests import is_retriable
 from broker_kafka.errors import commit_unanswered, kafka_error, not_assigned
@@ -437,7 +436,7 @@ class LogEndCommits(MemberCommits):
         group: str,
         timeout: float,
         log_ends: LogEnds,
-        tasks: Tasks,
+        tasks: TaskSet,
         emit: Callable[[Event], object],
     ) -> None:
         super().__init__(store, thread, assignments, owner, group=group, timeout=timeout)

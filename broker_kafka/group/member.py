@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 from broker import Bounds, BrokerError, TopicPartition
-from broker.driver import PositionReset, Start
+from broker.driver import PositionReset, Start, TaskSet
 from broker_kafka.client.consumer import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
-from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
+from broker_kafka.errors import translate
 from broker_kafka.group.assigned_partition import Assignment
 from broker_kafka.group.commits import LogEnds
 from broker_kafka.group.idle import Idleness
@@ -75,7 +75,9 @@ class Member(ABC, Generic[A]):
         self._read_committed = isolation == "read_committed"
         self._claimed: dict[TopicPartition, Claim] = {}
         self._closed = False
-        self._tasks = Tasks(f"Group {group!r}", self.failed)
+        self._tasks = TaskSet(
+            f"broker-kafka-group-{group}", lambda error: self.failed(translate(error, f"Group {group!r}"))
+        )
         self.log_ends = LogEnds()
         config = settings.client_config("consumer") | {
             "error_cb": connection.client_config("consumer")["error_cb"],

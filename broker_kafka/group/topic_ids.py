@@ -17,8 +17,7 @@ from typing import Any, Final
 from confluent_kafka import TopicCollection
 
 from broker import BrokerError, TopicNotFound, TopicPartition
-from broker.driver import logger
-from broker_kafka.client.tasks import Tasks
+from broker.driver import TaskSet, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.cluster.requests import plain_str
@@ -42,7 +41,7 @@ class TopicIds:
         self,
         connection: Connection,
         store: OffsetStore,
-        tasks: Tasks,
+        tasks: TaskSet,
         *,
         assigned: Callable[[], Iterable[TopicPartition]],
         owner: Callable[[], GroupMember],

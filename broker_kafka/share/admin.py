@@ -1,8 +1,7 @@
-"""`ShareAdmin`: administration of a connection with `queue=share`, whose subscriptions are share groups.
+"""`ShareAdmin`: administration of a connection with queue=share, whose subscriptions are share groups.
 
-*Concurrency, cancellation, failure* are those of `KafkaAdmin`, which does all that concerns topics and groups of
-records; the subscription of redrives is one of those. Kafka's client neither lists nor describes share groups, and does
-not tell how far they are.
+*Concurrency, cancellation, failure* are those of `KafkaAdmin`, which serves topics, groups of records, and the
+subscription of redrives. The Kafka client neither lists nor describes share groups, and does not report their lag.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from broker.driver import REDRIVE_SUBSCRIPTION, Start
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
-from broker_kafka.share.group_config import delete_group, prepare, read_config, require
+from broker_kafka.share.group_config import configure_group, delete_group, read_config, require_group
 
 __all__ = ["ShareAdmin"]
 
@@ -30,14 +29,14 @@ class ShareAdmin(KafkaAdmin):
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
     ) -> SubscriptionInfo:
-        """Make the group, by its configuration.
+        """Create the group, by its configuration.
 
         :raises Unsupported: the start is another than the earliest.
         """
         if options or name == REDRIVE_SUBSCRIPTION:
             return await super().ensure_subscription(topic, name, start=start, options=options)
         await partitions_of(self._connection, topic)
-        await prepare(self._connection, name, start)
+        await configure_group(self._connection, name, start)
         return await self.describe_subscription(topic, name)
 
     async def delete_subscription(self, topic: str, name: str) -> None:
@@ -54,26 +53,26 @@ class ShareAdmin(KafkaAdmin):
         raise _cannot("list share groups", "kafka-share-groups --list")
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        """What the group is configured with, whatever topics it reads.
+        """The configuration of the group, whatever topics it reads.
 
-        :raises SubscriptionNotFound: nobody has made it.
+        :raises SubscriptionNotFound: the group does not exist.
         """
         if name == REDRIVE_SUBSCRIPTION:
             return await super().describe_subscription(topic, name)
         await partitions_of(self._connection, topic)
-        config = await require(self._connection, topic, name)
+        config = await require_group(self._connection, topic, name)
         return SubscriptionInfo(topic=topic, name=name, native={"type": "share", "config": dict(config.values)})
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """That of a group of records.
+        """The lag of a consumer group.
 
-        :raises Unsupported: it is a share group.
+        :raises Unsupported: the subscription is a share group.
         """
         await partitions_of(self._connection, topic)
         if subscription != REDRIVE_SUBSCRIPTION and (await read_config(self._connection, subscription)).exists:
-            raise _cannot("tell the lag of a share group", f"kafka-share-groups --describe --group {subscription}")
+            raise _cannot("report the lag of a share group", f"kafka-share-groups --describe --group {subscription}")
         return await super().lag(topic, subscription)
 
 
 def _cannot(what: str, instead: str) -> Unsupported:
-    return Unsupported(f"Kafka's client cannot {what}", advice=f"Use Kafka's own tool: {instead}")
+    return Unsupported(f"The Kafka client cannot {what}", advice=f"Use Kafka's own tool: {instead}")

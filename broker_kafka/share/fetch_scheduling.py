@@ -1,8 +1,8 @@
-"""`FetchScheduler`: which members of a share consumer are asked for a batch, how many are of use, and which are not. Pure.
+"""`FetchScheduler`: which member of a share consumer fetches next, and how many members are of use. Pure.
 
-The brokers divide a topic's partitions among the members of its group. So what one that was asked does not get may lie
-with another, and a member that waits for its last message holds up the partitions that nobody else has; of more members
-each has fewer, and from as many on as there are partitions several have the same.
+The brokers divide a topic's partitions among the members of its group. A message that one member does not get may lie
+with another; a member that waits for its last message holds up the partitions that only it has. More members have fewer
+partitions each, and once there are more members than partitions several share one.
 """
 
 from __future__ import annotations
@@ -13,73 +13,76 @@ from typing import Final, Generic, TypeVar
 __all__ = ["FetchScheduler"]
 
 _ANSWER: Final = 0.05
-"""Seconds in which one that is asked may be about to get something."""
+"""Seconds within which a fetching member is likely to get messages."""
 _STUCK: Final = 0.2
-"""Seconds for which one waits for its last message, and another is asked in vain, until one more is of use."""
+"""Seconds of waiting for a last message, and of fetching in vain, after which another member is of use."""
 _IDLE: Final = 30.0
 
 M = TypeVar("M")
 
 
 class FetchScheduler(Generic[M]):
-    """Times are of one clock, in seconds; members are told with the batch that they wait for, or None.
+    """Times are seconds of one clock. `members` maps each member to its unsettled batch, or to None.
 
-    :param most: the most members.
+    :param max_members: the setting `share_members`.
     :param partitions: of the topic.
     """
 
-    def __init__(self, most: int, partitions: int) -> None:
-        self._most: Final = most
+    def __init__(self, max_members: int, partitions: int) -> None:
+        self._max_members: Final = max_members
         self._partitions: Final = partitions
-        self._asked: dict[M, float] = {}
+        self._fetching: dict[M, float] = {}
         self._used: dict[M, float] = {}
-        """When each got something, or was added."""
+        """When each member last got messages, or was added."""
 
-    def added(self, member: M, now: float) -> None:
+    def add(self, member: M, now: float) -> None:
         self._used[member] = now
 
-    def arrived(self, member: M, now: float) -> None:
-        self._asked.pop(member, None)
+    def received(self, member: M, now: float) -> None:
+        self._fetching.pop(member, None)
         self._used[member] = now
 
-    def gone(self, member: M) -> None:
-        self._asked.pop(member, None)
+    def remove(self, member: M) -> None:
+        self._fetching.pop(member, None)
         self._used.pop(member, None)
 
-    def next(self, members: Mapping[M, object], now: float) -> M | None:
-        """Whom to ask now: the free one that got something the longest ago, unless another may be about to answer."""
-        free = self._not_asked(members)
-        if not free or any(now - at < _ANSWER for at in self._asked.values()):
+    def next_member(self, members: Mapping[M, object], now: float) -> M | None:
+        """The member that fetches now: the free one that got messages the longest ago.
+
+        None if no member is free, or a fetch that has just begun may still get messages.
+        """
+        free = self._free(members)
+        if not free or any(now - at < _ANSWER for at in self._fetching.values()):
             return None
         member = min(free, key=self._used.__getitem__)
-        self._asked[member] = now
+        self._fetching[member] = now
         return member
 
     def needs_another(self, members: Mapping[M, object], now: float) -> bool:
-        """Whether one more member is of use: none is free, or those that are have been asked in vain."""
-        if len(members) >= self._most or self._not_asked(members):
+        """Whether one more member is of use: no member is free or gets messages."""
+        if len(members) >= self._max_members or self._free(members):
             return False
-        if not self._asked:
+        if not self._fetching:
             return True
-        return all(now - at >= _STUCK for at in self._asked.values()) and len(members) < self._useful(members, now)
+        return all(now - at >= _STUCK for at in self._fetching.values()) and len(members) < self._useful(members, now)
 
-    def look_after(self, members: Mapping[M, object]) -> float | None:
-        """Seconds after which to look again though nothing has come; None if that changes nothing."""
-        if self._not_asked(members):
+    def recheck_after(self, members: Mapping[M, object]) -> float | None:
+        """Seconds after which to check again without a message; None if that changes nothing."""
+        if self._free(members):
             return _ANSWER
-        return None if len(self._asked) == len(members) else _STUCK
+        return None if len(self._fetching) == len(members) else _STUCK
 
-    def idle(self, members: Mapping[M, object], now: float) -> M | None:
-        """One that was not needed for long, and is not now."""
+    def idle_member(self, members: Mapping[M, object], now: float) -> M | None:
+        """A member that was not needed for long, and is not now."""
         if len(members) <= self._useful(members, now):
             return None
         idle = (member for member, batch in members.items() if batch is None and now - self._used[member] > _IDLE)
         return min(idle, key=self._used.__getitem__, default=None)
 
-    def _not_asked(self, members: Mapping[M, object]) -> list[M]:
-        return [member for member, batch in members.items() if batch is None and member not in self._asked]
+    def _free(self, members: Mapping[M, object]) -> list[M]:
+        return [member for member, batch in members.items() if batch is None and member not in self._fetching]
 
     def _useful(self, members: Mapping[M, object], now: float) -> int:
-        """How many members have all partitions read beside those that wait for their last message."""
+        """How many members read all partitions, beside those that wait for their last message."""
         stuck = sum(batch is not None and now - self._used[member] >= _STUCK for member, batch in members.items())
-        return min(self._most, (stuck + 1) * self._partitions) if stuck else 1
+        return min(self._max_members, (stuck + 1) * self._partitions) if stuck else 1

@@ -1,10 +1,8 @@
-"""What messages of a share group can do. Pure.
+"""The configuration of a share group, and the capabilities of queue=share.
 
-The configuration of a share group, which is all of it that Kafka's client can see and change from outside.
-
-A group that this SDK has made has configuration of its own, and is told to exist by that: the client lists and
-describes no share groups. *Concurrency.* Stateless; any number at once, and the last change holds. *Cancellation.* A
-cancelled change may have been made. *Failure.* Errors name the group and the configuration, with what to do.
+The client neither lists nor describes share groups: a group counts as existing if it has configuration of its own,
+which this SDK sets when it creates one. *Concurrency.* Stateless; the last change wins. *Cancellation.* A cancelled
+change may have been made. *Failure.* Errors name the group and the configuration, with what to do.
 """
 
 from __future__ import annotations
@@ -46,29 +44,29 @@ __all__ = [
     "DELIVERIES",
     "LOCK_SECONDS",
     "ShareGroupConfig",
+    "configure_group",
     "configured_lock",
     "delete_group",
     "no_share_groups",
-    "prepare",
     "read_config",
-    "require",
+    "require_group",
     "share_capabilities",
 ]
 
 
 LOCK_SECONDS: Final = 30.0
-"""How long a message is a consumer's where neither the group nor the brokers say otherwise."""
+"""The brokers' default lock."""
 DELIVERIES: Final = 10
-"""How often a group is made to deliver a message; brokers take no more unless they are told to, and drop it then."""
+"""The delivery limit of groups that this creates: the most that brokers take by default."""
 
 
 def configured_lock(settings: KafkaSettings) -> float:
-    """The seconds by which delays and retries are measured, before any group is known."""
+    """The lock in seconds that delays and retries count on, before any group is known."""
     return settings.share_lock or LOCK_SECONDS
 
 
 def share_capabilities(settings: KafkaSettings) -> MessageCapabilities:
-    """Of a connection with `queue=share`."""
+    """The capabilities of a connection with queue=share. Pure."""
     return MessageCapabilities(
         lease=LeaseMode.FIXED,
         lease_seconds=configured_lock(settings),
@@ -86,16 +84,16 @@ _LOCK: Final = "share.record.lock.duration.ms"
 _ISOLATION: Final = "share.isolation.level"
 _DELIVERIES: Final = "share.delivery.count.limit"
 _GROUP_SOURCE: Final = 8
-"""librdkafka passes on what brokers call the configuration of a group; confluent-kafka has no name for it."""
+"""The config source of a group; confluent-kafka has no name for it."""
 _NO_GROUP_CONFIG: Final = frozenset({KafkaError.INVALID_REQUEST, KafkaError.UNSUPPORTED_VERSION})
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGroupConfig:
-    """What a group is configured with.
+    """The configuration of a group.
 
     :ivar values: all that is in effect, by Kafka's names.
-    :ivar own: the names of those that were set on the group itself; none for a group that nobody has made here.
+    :ivar own: the names of those that were set on the group itself.
     """
 
     values: Mapping[str, str]
@@ -103,22 +101,22 @@ class ShareGroupConfig:
 
     @property
     def exists(self) -> bool:
-        """Whether somebody has made it by this SDK, or configured it."""
+        """Whether this SDK created the group, or someone configured it."""
         return bool(self.own)
 
     @property
     def lock_seconds(self) -> float:
-        """How long a message is a consumer's."""
+        """The lock of a message."""
         return int(self.values[_LOCK]) / 1000
 
     @property
     def delivery_limit(self) -> int | None:
-        """After how many deliveries the brokers drop a message; None where they do not tell of a group."""
+        """After how many deliveries the brokers drop a message; None if they have no such limit per group."""
         return int(self.values[_DELIVERIES]) if _DELIVERIES in self.values else None
 
 
 async def read_config(connection: Connection, group: str) -> ShareGroupConfig:
-    """:raises Unsupported: the brokers know no share groups."""
+    """:raises Unsupported: the brokers have no share groups."""
     resource = ConfigResource(ResourceType.GROUP, plain_str(group))
     try:
         found = await request_any_broker(
@@ -138,8 +136,8 @@ async def read_config(connection: Connection, group: str) -> ShareGroupConfig:
     return ShareGroupConfig(values, own)
 
 
-async def require(connection: Connection, topic: str, group: str) -> ShareGroupConfig:
-    """:raises SubscriptionNotFound: nobody has made the group.
+async def require_group(connection: Connection, topic: str, group: str) -> ShareGroupConfig:
+    """:raises SubscriptionNotFound: the group does not exist.
     :raises InvalidName: a consumer group has its name.
     """
     await _refuse_consumer_group(connection, group)
@@ -149,24 +147,26 @@ async def require(connection: Connection, topic: str, group: str) -> ShareGroupC
     return config
 
 
-async def prepare(connection: Connection, group: str, start: Start) -> tuple[ShareGroupConfig, ShareGroupConfig]:
-    """Configure the group, to begin where nobody of it has begun at `start`; what it was before, and what it is.
+async def configure_group(
+    connection: Connection, group: str, start: Start
+) -> tuple[ShareGroupConfig, ShareGroupConfig]:
+    """Configure the group so that new partitions begin at `start`; returns its configuration before and after.
 
-    What was set on the group by somebody else stays, but for the start, and for the lock if the settings name one.
+    Existing configuration stays, except for the start, and for the lock if `share_lock` is set.
 
-    :raises Unsupported: the brokers know no share groups, or the start is another than the earliest.
+    :raises Unsupported: the brokers have no share groups, or the start is another than the earliest.
     :raises NotAuthorized: the group may not be configured from here.
     :raises InvalidName: a consumer group has its name.
     """
     if start != "earliest":
         raise Unsupported(
-            f"A share group cannot begin at {start!r} here: its brokers keep no position before the first ack",
-            advice="Begin at the earliest, or set the group's position with Kafka's own tool: kafka-share-groups "
+            f"A share group cannot start at {start!r}: the brokers keep no position before the first ack",
+            advice="Start at the earliest, or set the group's position with Kafka's own tool: kafka-share-groups "
             "--reset-offsets",
         )
     await _refuse_consumer_group(connection, group)
     before = await read_config(connection, group)
-    # Brokers of 4.2 have no such limit of a group, and their own holds.
+    # Brokers 4.2 have no delivery limit per group; their own applies.
     ours = {_ISOLATION: "read_committed", _DELIVERIES: str(DELIVERIES)}
     wanted: dict[str, str] = {_START: "earliest"}
     wanted |= {n: v for n, v in ours.items() if n in before.values and n not in before.own}
@@ -178,12 +178,12 @@ async def prepare(connection: Connection, group: str, start: Start) -> tuple[Sha
 
 
 async def delete_group(connection: Connection, group: str) -> None:
-    """Delete the group with its configuration; one that is not there is none.
+    """Delete the group with its configuration; does nothing if it does not exist.
 
-    :raises BrokerError: it has members.
+    :raises BrokerError: the group has members.
     """
     await ensure_coordinator(connection, group)
-    # One that was made, and that nobody has joined, is configuration only.
+    # A group without members so far is configuration only.
     with suppress(SubscriptionNotFound):
         await request_group(
             connection,
@@ -207,27 +207,27 @@ def no_share_groups(connection: Connection, native: BaseException | None) -> Uns
 
 
 async def _refuse_consumer_group(connection: Connection, group: str) -> None:
-    """Brokers would take the configuration, and then say of the share group that it does not exist.
+    """Refuse the name of a consumer group: brokers would take the configuration, and find no share group later.
 
     :raises InvalidName: a consumer group has this name.
     """
     try:
         info = await KafkaGroups(connection).state(group)
     except NotAuthorized:
-        return  # who may not read the group is told so when it is joined
+        return  # joining the group raises it
     if info is None:
         return
-    members = f", of {len(info.members)} members" if info.members else " without members"
+    members = f"{len(info.members)} members" if info.members else "no members"
     raise InvalidName(
-        f"Share group {group!r} has the name of a consumer group{members}, as queue=offsets, queue=markers and "
-        "bus.records make them, and Kafka has one kind of group under each name",
-        advice="Take another subscription; or stop its consumers and delete it with its positions: "
+        f"Share group {group!r} has the name of a consumer group with {members}, as queue=offsets, queue=markers and "
+        "bus.records create them",
+        advice="Use another subscription; or stop its consumers and delete it with its positions: "
         f"bus.admin.delete_group({group!r})",
     )
 
 
 async def _alter(connection: Connection, group: str, changes: Mapping[str, str | None]) -> ShareGroupConfig:
-    """Set these, or unset what is None; what the group is configured with then."""
+    """Set these, or unset those that are None; returns the configuration afterwards."""
     entries = [
         ConfigEntry(
             name,
@@ -245,16 +245,16 @@ async def _alter(connection: Connection, group: str, changes: Mapping[str, str |
         f"Configuring share group {group!r}",
     )
     if isinstance(result, NotAuthorized):
-        told = ", ".join(f"{name}={value}" for name, value in changes.items())
+        wanted = ", ".join(f"{name}={value}" for name, value in changes.items())
         raise NotAuthorized(
-            f"Share group {group!r} may not be configured from here",
+            f"This user may not configure share group {group!r}",
             native=result.native,
-            advice=f"Allow ALTER_CONFIGS on the group, or have an administrator set {told} and open it with "
+            advice=f"Allow ALTER_CONFIGS on the group, or have an administrator set {wanted}, and open it with "
             "create=False",
         )
     if isinstance(result, InvalidSetting) and _LOCK in changes and "lock.duration" in str(result):
         raise InvalidSetting(
-            f"share_lock is {connection.settings.share_lock:g}, which the brokers do not take",
+            f"share_lock is {connection.settings.share_lock:g}, which the brokers refuse",
             native=result.native,
             advice="Stay between their group.share.min. and group.share.max.record.lock.duration.ms, 15 to 60 s "
             "unless they are configured",
@@ -270,7 +270,7 @@ async def _alter(connection: Connection, group: str, changes: Mapping[str, str |
             name in found.own if value is None else found.values.get(name) != value for name, value in changes.items()
         )
 
-    # Brokers hear of it from their controller, a moment after it was taken.
+    # Brokers learn the change from their controller a moment later.
     return await retry_while(connection.settings.request_timeout, attempt, is_old)
 
 

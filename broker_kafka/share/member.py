@@ -1,12 +1,12 @@
 """`ShareMember`: the thread that owns one share consumer of confluent-kafka, which is one member of a share group.
 
-librdkafka's rules make the shape. A poll gives what a producer has sent together, and the next poll is refused until
-every message of it is acknowledged; so a member has one batch at a time, and its slowest message holds it up. A poll
-that gave nothing leaves a request with the broker, which may be answered at any time: a member that was asked to fetch
-polls on until it has something, or what comes would wait unseen while its lock runs out. An ack is answered for all
-messages of a partition together: what may be refused is never sent along with what may not.
+librdkafka sets the rules. A poll returns what a producer sent together, and the next poll is refused until every
+message of it is acknowledged: a member has one batch at a time, and its slowest message holds it up. A poll without
+messages leaves a request with the broker that may be answered at any time: a member that was told to fetch polls until
+it has messages, or they would wait unseen while their lock runs out. Acks of one partition are answered together: an
+ack that may be refused is never sent with others.
 
-*Concurrency.* As `OwnerThread`. *Failure.* What passes goes to `host.failed`; a fatal error ends the thread.
+*Concurrency.* As `OwnerThread`. *Failure.* Retriable errors go to `host.failed`; a fatal one ends the thread.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Acknowledgement", "MemberHost", "ShareMember", "member_config"]
 _POLL: Final = 0.1
 _IDLE: Final = 1.0
 _AFTER_ERROR: Final = 0.1
-_WATCH_MILLISECONDS: Final = 100
+_STATISTICS_MS: Final = 100
 
-_FOREIGN: Final = (
+_REFUSED_PROPERTIES: Final = (
     "enable.partition.eof",
     "fetch.error.backoff.ms",
     "fetch.queue.backoff.ms",
@@ -47,7 +47,7 @@ _FOREIGN: Final = (
     "queued.min.messages",
     "session.timeout.ms",
 )
-"""What librdkafka takes for other consumers, and refuses for this one."""
+"""Properties that librdkafka takes for other consumers, and refuses for share consumers."""
 
 _LOST: Final = frozenset(
     {
@@ -62,11 +62,11 @@ _LOST: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""The broker says that the messages are not this member's any more."""
+"""Errors that mean the messages are not this member's any more."""
 
 
 class Acknowledgement(NamedTuple):
-    """What is to become of one record."""
+    """The acknowledgement of one record."""
 
     partition: int
     offset: int
@@ -74,10 +74,10 @@ class Acknowledgement(NamedTuple):
 
 
 class MemberHost(Protocol):
-    """Whom a member works for; called on the loop."""
+    """The owner of a member; called on the loop."""
 
     def arrived(self, member: ShareMember, records: Sequence[NativeRecord], since: float) -> None:
-        """These are ours, since the `lease_time` `since` at the earliest; the next come when all are settled."""
+        """A batch, leased from the `lease_time` `since` at the earliest; the next follows when it is settled."""
         ...
 
     def joined(self, member: ShareMember) -> None:
@@ -91,38 +91,45 @@ class ShareMember(OwnerThread[ShareConsumer]):
     """One member of a group, for one topic.
 
     :param config: as `member_config` makes it.
-    :param watches: whether `host.joined` is to be told; it costs the client statistics for as long as it lives.
+    :param reports_joined: whether to call `host.joined`; costs client statistics for the life of the member.
     :param timeout: seconds to wait for the answer to an ack.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], host: MemberHost, *, topic: str, name: str, watches: bool, timeout: float
+        self,
+        config: Mapping[str, Any],
+        host: MemberHost,
+        *,
+        topic: str,
+        name: str,
+        reports_joined: bool,
+        timeout: float,
     ) -> None:
-        # The library keeps a share consumer's handle elsewhere, so none is held.
+        # A share consumer has no handle that a rebootstrap could use.
         super().__init__(name, Rebootstrapper(config))
         self._config = dict(config)
-        if watches:
-            self._config |= {"statistics.interval.ms": _WATCH_MILLISECONDS, "stats_cb": self._look}
-        self._watching = watches
+        if reports_joined:
+            self._config |= {"statistics.interval.ms": _STATISTICS_MS, "stats_cb": self._read_statistics}
+        self._reports_joined = reports_joined
         self._host = host
         self._topic = topic
         self._timeout = timeout
-        self._wanted = False
+        self._fetching = False
         self._since = 0.0
-        """When nothing was there yet: this thread may stand still after that, with messages on their way."""
+        """When the last poll without messages began: leases may start right after, even if this thread is suspended."""
 
     # -- for the loop --------------------------------------------------------------------------------------
 
-    def want(self) -> None:
-        """Fetch one batch; all of the last are settled. :raises BrokerError: as `tell`."""
-        self.submit(self._begin)
+    def fetch(self) -> None:
+        """Fetch one batch; the last one must be retry_while. :raises BrokerError: as `OwnerThread.submit`."""
+        self.submit(self._begin_fetch)
 
     async def settle(self, acknowledgements: Sequence[Acknowledgement]) -> list[BrokerError | None]:
-        """Acknowledge these, and wait for the broker; one entry each. LeaseLost: it comes again."""
+        """Acknowledge these and wait for the broker; one result each. LeaseLost: the message is redelivered."""
         return await self.call(lambda client: self._settle(client, acknowledgements))
 
-    def give_up(self, records: Sequence[tuple[int, int]]) -> None:
-        """Release these, of which the broker may know already; nothing else is sent along."""
+    def release(self, records: Sequence[tuple[int, int]]) -> None:
+        """Release these in a request of their own; the broker may have released them already."""
         releases = [Acknowledgement(*record, AcknowledgeType.RELEASE) for record in records]
         self.submit(lambda client: self._settle(client, releases))
 
@@ -140,38 +147,38 @@ class ShareMember(OwnerThread[ShareConsumer]):
         return client
 
     def _turn(self, client: ShareConsumer) -> None:
-        if not self._wanted:
+        if not self._fetching:
             self._serve(client, _IDLE)
             return
         since, self._since = self._since, lease_time()
         try:
             messages = list(client.poll(_POLL))
         except KafkaException as error:
-            told = translate(error, f"Fetching from topic {self._topic!r}")
+            failure = translate(error, f"Fetching from topic {self._topic!r}")
             if error.args[0].fatal():
-                raise told from error
-            self._post(self._host.failed, self, told)
+                raise failure from error
+            self._post(self._host.failed, self, failure)
             self._serve(client, _AFTER_ERROR)
             return
         records = [message for message in messages if message.error() is None]
         for message in messages:
             if (failure := message.error()) is not None:
                 logger.warning(
-                    "%s: record %s of partition %s cannot be read, and is not ours: %s",
+                    "%s: record %s of partition %s cannot be read, and is skipped: %s",
                     self._name,
                     message.offset(),
                     message.partition(),
                     failure,
                 )
         if records:
-            self._wanted = False
+            self._fetching = False
             self._post(self._host.arrived, self, records, since)
 
     def _shut(self, client: ShareConsumer) -> None:
         client.close()
 
-    def _begin(self, _: ShareConsumer) -> None:
-        self._wanted = True
+    def _begin_fetch(self, _: ShareConsumer) -> None:
+        self._fetching = True
         self._since = lease_time()
 
     def _settle(self, client: ShareConsumer, acknowledgements: Sequence[Acknowledgement]) -> list[BrokerError | None]:
@@ -193,7 +200,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
         try:
             answers = {each.partition: error for each, error in client.commit_sync(self._timeout).items()}
         except (KafkaException, RuntimeError) as error:
-            # Whatever a client refuses the call for: else the batch of these messages would never be done.
+            # Whatever the error: the batch must count as settled, or the member would never fetch again.
             failure = error
         for partition, indices in sent.items():
             error = answers.get(partition, failure or _Unanswered()) if partition not in answers else answers[partition]
@@ -208,9 +215,9 @@ class ShareMember(OwnerThread[ShareConsumer]):
         if found is not None and found.code() in _LOST:
             return self._lost(partition, error)
         return SettleError(
-            f"Messages of {self._topic!r}[{partition}] were acknowledged, and the broker's answer was {error}",
+            f"The broker answered the acks of {self._topic!r}[{partition}] with an error: {error}",
             native=error,
-            advice="They may come again when their lock ends",
+            advice="The messages may be redelivered when their lock ends",
         )
 
     def _lost(self, partition: int, error: BaseException) -> LeaseLost:
@@ -218,28 +225,27 @@ class ShareMember(OwnerThread[ShareConsumer]):
             f"Messages of {self._topic!r}[{partition}] are not this consumer's any more: {error}", native=error
         )
 
-    def _look(self, text: str) -> None:
-        """Statistics, by a callback within a poll: whether this member takes part."""
-        if not self._watching:
+    def _read_statistics(self, text: str) -> None:
+        """The callback of statistics, called within a poll: whether this member has partitions."""
+        if not self._reports_joined:
             return
-        told = json.loads(text)
-        if told.get("cgrp", {}).get("assignment_size", 0) > 0:
-            self._watching = False
+        if json.loads(text).get("cgrp", {}).get("assignment_size", 0) > 0:
+            self._reports_joined = False
             self._post(self._host.joined, self)
 
 
 class _Unanswered(BackendError):
-    """No answer names the partition."""
+    """The answer does not name the partition."""
 
     def __init__(self) -> None:
         super().__init__("none", retriable=True)
 
 
-def member_config(config: Mapping[str, Any], group: str, most: int) -> dict[str, Any]:
+def member_config(config: Mapping[str, Any], group: str, max_batch: int) -> dict[str, Any]:
     """The configuration of a member's client.
 
     :param config: of a consumer.
-    :param most: about the most records of a batch; what a producer has sent together is not divided.
+    :param max_batch: records of a batch, about; what a producer sent together is not divided.
     """
-    kept = {name: value for name, value in config.items() if name not in _FOREIGN}
-    return kept | {"group.id": group, "share.acknowledgement.mode": "explicit", "max.poll.records": most}
+    kept = {name: value for name, value in config.items() if name not in _REFUSED_PROPERTIES}
+    return kept | {"group.id": group, "share.acknowledgement.mode": "explicit", "max.poll.records": max_batch}

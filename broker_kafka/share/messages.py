@@ -1,23 +1,13 @@
-"""How a record of a share group is shown: as any other, with the number of its deliveries. Safe from any thread.
+"""The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
 
-MERGED broker_kafka.share.messages: `Batch`: what one member of a share group has got and not settled. Used on the loop.
-
-MERGED broker_kafka.share.messages: The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
-
-*Members.* A member of librdkafka gets nothing more until all it has got is settled, and only of the partitions that the
-brokers give it. So one of them fetches, then others too where it gets nothing, and where that gets nothing while others
-wait for their last message another is made, up to `share_members`. *Leases* last as long as the
-group's lock and are not renewed. What is not settled in time is told as lost, a little before the broker's clock says
-so, since one late ack takes those of its partition along that are sent with it. What waits here for half of the lock
-without being asked for is released, for others; each delivery counts. The last one is nobody else's: it goes before all
-that waits, and is kept. Where it ends without an ack, that is told. *Settling.* The broker answers each ack. *Close*
-leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
-
-
-MERGED broker_kafka.share.messages: Opens messages of a share group: makes the group where it is missing, and joins it.
-
-*Cancellation* leaves no member, and the group's configuration as it is by then. *Failure.* As told by `subscribe`. A
-group of its own, shorter lock than the connection counts with is told by a `Warned` event.
+*Members.* A member of librdkafka gets no further batch until its last one is settled, and only messages of the
+partitions that the brokers give it. One member fetches; others join in where it gets nothing, and another is added
+where these get nothing either while members wait for their last message, up to `share_members`. *Leases* last as long
+as the group's lock and are not renewed. A message that is not settled in time is reported as lost a little before the
+lock ends, since a late ack fails for all acks of its partition that are sent with it. Messages that no fetch returned
+within half of the lock are released to other consumers; each delivery counts. A message on its last delivery is
+returned first and never released; a warning tells when it ends without an ack. *Settling.* The broker answers each ack.
+*Close* leaves the group, which releases unsettled messages at once. *Failure.* Members reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -47,7 +37,13 @@ from broker_kafka.cluster.names import group_id
 from broker_kafka.codec.headers import NativeRecord, RecordView
 from broker_kafka.errors import kafka_error
 from broker_kafka.share.fetch_scheduling import FetchScheduler
-from broker_kafka.share.group_config import configured_lock, delete_group, no_share_groups, prepare, require
+from broker_kafka.share.group_config import (
+    configure_group,
+    configured_lock,
+    delete_group,
+    no_share_groups,
+    require_group,
+)
 from broker_kafka.share.join_state import JoinState
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
 
@@ -62,11 +58,11 @@ class _ShareView(RecordView):
 
 
 SHARE_VIEW: Final = _ShareView()
-"""The one view of them all."""
+"""A record with its delivery count. Safe from any thread."""
 
 
 class Batch:
-    """The lease of its messages."""
+    """The unsettled messages of one member, whose lease it is. Used on the loop."""
 
     __slots__ = ("deadline", "member", "open", "timers")
 
@@ -88,9 +84,9 @@ def place_of(message: Message[Any]) -> tuple[int, int]:
 
 
 _CLOSE_SECONDS: Final = 8.0
-_MOST_AT_ONCE: Final = 500
-_PATIENCE: Final = 0.05
-"""How long all members may be waiting for their last message before there is one more."""
+_MAX_BATCH: Final = 500
+_ADD_AFTER: Final = 0.05
+"""Seconds without a message after which a member may be added."""
 
 _KINDS: Final = {
     Outcome.ACK: AcknowledgeType.ACCEPT,
@@ -103,8 +99,8 @@ _KINDS: Final = {
 class ShareMessageSource:
     """Implements `MessageSource`, `TellsIdle`, `LosesOver` and `TellsLeaseLeft`.
 
-    :param lock: seconds for which a message is ours.
-    :param limit: deliveries after which the brokers drop it, if they tell.
+    :param lock: seconds for which a message is leased.
+    :param limit: deliveries after which the brokers drop a message; None if unknown.
     :param partitions: of the topic.
     """
 
@@ -129,30 +125,30 @@ class ShareMessageSource:
         self._limit = limit
         self._on_close = on_close
         self._what = f"Share group {group!r} of topic {self._topic!r}"
-        most = max(1, min(_MOST_AT_ONCE, subscription.max_outstanding))
+        most = max(1, min(_MAX_BATCH, subscription.max_outstanding))
         self._config = member_config(connection.client_config("consumer"), group, most)
         self._loop = asyncio.get_running_loop()
         self._members: dict[ShareMember, Batch | None] = {}
-        self._asking: FetchScheduler[ShareMember] = FetchScheduler(connection.settings.share_members, partitions)
+        self._scheduler: FetchScheduler[ShareMember] = FetchScheduler(connection.settings.share_members, partitions)
         self._adding: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[bool]] = set()
         self._buffer: deque[Message[Any]] = deque()
         self._failures: deque[BrokerError] = deque()
-        self._part = JoinState(self._what, connection.settings)
+        self._join = JoinState(self._what, connection.settings)
         self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
 
-    async def open(self, *, waits: bool) -> None:
+    async def open(self, *, wait_joined: bool) -> None:
         """Start the first member.
 
-        :param waits: until it takes part, which shows that the brokers have share groups.
-        :raises OperationTimeout: it does not in time.
+        :param wait_joined: whether to wait for its partitions, which proves that the brokers have share groups.
+        :raises OperationTimeout: it got none in time.
         """
-        await self._add(watches=True)
-        if not waits:
+        await self._add(reports_joined=True)
+        if not wait_joined:
             return
-        self._ask(self._loop.time())
-        await self._part.wait()
+        self._fetch_next(self._loop.time())
+        await self._join.wait()
 
     # -- fetching ------------------------------------------------------------------------------------------
 
@@ -160,7 +156,7 @@ class ShareMessageSource:
         self._check_open()
         self._fetching = True
         until = self._loop.time() + wait
-        stuck_at = self._loop.time() + _PATIENCE
+        add_at = self._loop.time() + _ADD_AFTER
         try:
             while True:
                 self._expire_late()
@@ -171,33 +167,35 @@ class ShareMessageSource:
                 if self._interrupted:
                     return []
                 now = self._loop.time()
-                self._ask(now)
-                if now >= stuck_at and self._asking.needs_another(self._members, now):
+                self._fetch_next(now)
+                if now >= add_at and self._scheduler.needs_another(self._members, now):
                     self._add_soon()
                 left = until - now
                 if left <= 0:
                     if self._connection.down:
                         raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
-                    self._let_idle_go(now)
+                    self._stop_idle(now)
                     return []
-                look = self._asking.look_after(self._members)
-                await self._waker.wait(left if look is None else min(left, stuck_at - now if now < stuck_at else look))
+                recheck = self._scheduler.recheck_after(self._members)
+                await self._waker.wait(
+                    left if recheck is None else min(left, add_at - now if now < add_at else recheck)
+                )
                 if self._closed:
                     return []
         finally:
             self._fetching = self._interrupted = False
 
     async def is_idle(self, seconds: float) -> bool:
-        """The brokers do not tell: it has taken part for so long that it was answered what there is."""
-        return self._part.is_idle()
+        """The brokers do not report it: whether this consumer has been in the group for a whole fetch."""
+        return self._join.is_idle()
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
         self._waker.wake()
 
-    def _ask(self, now: float) -> None:
-        if (member := self._asking.next(self._members, now)) is not None:
-            member.want()
+    def _fetch_next(self, now: float) -> None:
+        if (member := self._scheduler.next_member(self._members, now)) is not None:
+            member.fetch()
 
     # -- settling ------------------------------------------------------------------------------------------
 
@@ -205,17 +203,17 @@ class ShareMessageSource:
         self._check_open()
         results: list[BrokerError | None] = [None] * len(settlements)
         now = lease_time()
-        asked: dict[Batch, list[int]] = {}
+        by_batch: dict[Batch, list[int]] = {}
         for index, settlement in enumerate(settlements):
             batch: Batch = settlement.message.lease
             if now >= batch.deadline or place_of(settlement.message) not in batch.open:
                 results[index] = LeaseLost(f"{self._what}: the lock of message {settlement.message.id!r} has ended")
                 continue
-            asked.setdefault(batch, []).append(index)
+            by_batch.setdefault(batch, []).append(index)
             if settlement.outcome in (Outcome.NACK, Outcome.RELEASE):
-                self._tell_if_last(settlement.message, "given back")
+                self._warn_if_last(settlement.message, "released")
 
-        async def of(batch: Batch, indices: list[int]) -> None:
+        async def acknowledge(batch: Batch, indices: list[int]) -> None:
             wanted = [
                 Acknowledgement(*place_of(settlements[index].message), _KINDS[settlements[index].outcome])
                 for index in indices
@@ -229,11 +227,11 @@ class ShareMessageSource:
                 batch.open.pop(place_of(settlements[index].message), None)
             self._finish(batch)
 
-        await asyncio.gather(*(of(batch, indices) for batch, indices in asked.items()))
+        await asyncio.gather(*(acknowledge(batch, indices) for batch, indices in by_batch.items()))
         return results
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Never done: the client of Kafka cannot renew a lock."""
+        """Not possible: the Kafka client cannot renew a lock."""
         return [Unsupported("The lock of a share group's message cannot be renewed")] * len(messages)
 
     def lose_over(self, messages: Sequence[Message[Any]]) -> None:
@@ -257,7 +255,7 @@ class ShareMessageSource:
         attempt = message.raw.delivery_count()
         return self._limit is not None and attempt is not None and attempt >= self._limit
 
-    def _tell_if_last(self, message: Message[Any], what: str) -> None:
+    def _warn_if_last(self, message: Message[Any], what: str) -> None:
         if self._is_last(message):
             delivery = f"delivery {message.raw.delivery_count()} of {self._limit}"
             text = f"{self._what}: message {message.id!r} was {what} after {delivery}, and the brokers drop it"
@@ -267,15 +265,15 @@ class ShareMessageSource:
     # -- locks ---------------------------------------------------------------------------------------------
 
     def _expire(self, batch: Batch) -> None:
-        """The lock is about to end: nothing of it is ours any more."""
+        """The lock is about to end: the messages of the batch are lost."""
         if self._closed or not batch.open:
             return
         places = list(batch.open)
         self._lose(batch)
-        self._give_up(batch, places)
+        self._release(batch, places)
 
     def _expire_late(self) -> None:
-        """What came late, or timers that are late, as of a process that stood still: others may have these by now."""
+        """Expire batches whose timer is late, after a suspension: other consumers may have their messages."""
         now = lease_time()
         for batch in list(self._members.values()):
             if batch is not None and now >= batch.deadline:
@@ -287,10 +285,10 @@ class ShareMessageSource:
         batch.open.clear()
         self._listener.lost(gone)
         for message in gone:
-            self._tell_if_last(message, "lost")
+            self._warn_if_last(message, "lost")
 
-    def _give_back_waiting(self, batch: Batch) -> None:
-        """What nobody has asked for in half of the lock is for others."""
+    def _release_waiting(self, batch: Batch) -> None:
+        """Release messages that no fetch returned within half of the lock."""
         if self._closed:
             return
         waiting = [each for each in self._buffer if each.lease is batch and not self._is_last(each)]
@@ -299,11 +297,11 @@ class ShareMessageSource:
             places = [place_of(message) for message in waiting]
             for place in places:
                 del batch.open[place]
-            self._give_up(batch, places)
+            self._release(batch, places)
 
-    def _give_up(self, batch: Batch, places: Sequence[tuple[int, int]]) -> None:
+    def _release(self, batch: Batch, places: Sequence[tuple[int, int]]) -> None:
         try:
-            batch.member.give_up(places)
+            batch.member.release(places)
         except BrokerError as error:
             logger.debug("%s: %s", self._what, error)
         self._finish(batch)
@@ -312,8 +310,8 @@ class ShareMessageSource:
 
     def arrived(self, member: ShareMember, records: Sequence[NativeRecord], since: float) -> None:
         if self._closed or member not in self._members:
-            return  # leaving the group gives them back
-        self._asking.arrived(member, self._loop.time())
+            return  # leaving the group releases them
+        self._scheduler.received(member, self._loop.time())
         batch = Batch(member, since + self._lock - min(1.0, self._lock / 10))
         for raw in records:
             message: Message[Any] = Message(self._topic, raw.value(), raw, SHARE_VIEW, lease=batch, size=len(raw))
@@ -322,14 +320,14 @@ class ShareMessageSource:
         self._members[member] = batch
         now = lease_time()
         batch.timers = [
-            self._loop.call_later(since + self._lock / 2 - now, self._give_back_waiting, batch),
+            self._loop.call_later(since + self._lock / 2 - now, self._release_waiting, batch),
             self._loop.call_later(batch.deadline - now, self._expire, batch),
         ]
-        self._part.begun()
+        self._join.succeeded()
         self._waker.wake()
 
     def joined(self, member: ShareMember) -> None:
-        self._part.begun()
+        self._join.succeeded()
 
     def failed(self, member: ShareMember, error: BrokerError) -> None:
         if self._closed:
@@ -339,13 +337,13 @@ class ShareMessageSource:
         found = kafka_error(error.native) if error.native is not None else None
         if found is not None and found.code() == KafkaError.UNSUPPORTED_VERSION:
             error = no_share_groups(self._connection, error.native)
-        self._part.failed(error)
+        self._join.failed(error)
         self._fail(error)
 
     def _fail(self, error: BrokerError) -> None:
-        """Have the next fetch raise it, unless one that says no less waits for that already.
+        """Have the next fetch raise the error, unless one of the same kind waits already.
 
-        Members tell the same ten times a second, and it may be long until somebody fetches.
+        Members report the same error ten times a second, and the next fetch may be far.
         """
         if not self._failures or (not error.retriable and all(each.retriable for each in self._failures)):
             self._failures.append(error)
@@ -359,49 +357,49 @@ class ShareMessageSource:
 
     async def _add_another(self) -> None:
         try:
-            await self._add(watches=False)
+            await self._add(reports_joined=False)
         except BrokerError as error:
             self._fail(error)
         finally:
             self._adding = None
             self._waker.wake()
 
-    async def _add(self, *, watches: bool) -> None:
+    async def _add(self, *, reports_joined: bool) -> None:
         member = ShareMember(
             self._config,
             self,
             topic=self._topic,
             name=f"broker-kafka-share-{self.group}",
-            watches=watches,
+            reports_joined=reports_joined,
             timeout=self._connection.settings.request_timeout,
         )
         try:
             await member.start()
         except BaseException:
-            self._end_soon(member)
+            self._stop_soon(member)
             raise
         if self._closed:
             await member.stop(_CLOSE_SECONDS)
             return
         self._members[member] = None
-        self._asking.added(member, self._loop.time())
+        self._scheduler.add(member, self._loop.time())
 
-    def _let_idle_go(self, now: float) -> None:
-        """End a member that was not needed for long."""
-        if (member := self._asking.idle(self._members, now)) is not None:
+    def _stop_idle(self, now: float) -> None:
+        """Stop a member that was not needed for long."""
+        if (member := self._scheduler.idle_member(self._members, now)) is not None:
             del self._members[member]
-            self._asking.gone(member)
-            self._end_soon(member)
+            self._scheduler.remove(member)
+            self._stop_soon(member)
 
-    def _end_soon(self, member: ShareMember) -> None:
+    def _stop_soon(self, member: ShareMember) -> None:
         task = self._loop.create_task(member.stop(_CLOSE_SECONDS), name="broker-kafka-share-leaving")
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
     def _forget(self, member: ShareMember) -> None:
-        """It has ended by itself: what it held comes again when the brokers miss it."""
+        """A member ended by itself: the brokers redeliver its messages when its session ends."""
         batch = self._members.pop(member, None)
-        self._asking.gone(member)
+        self._scheduler.remove(member)
         if batch is not None:
             batch.stop_timers()
             self._lose(batch)
@@ -421,23 +419,25 @@ class ShareMessageSource:
             if batch is not None:
                 batch.stop_timers()
                 for message in batch.open.values():
-                    self._tell_if_last(message, "given back")
+                    self._warn_if_last(message, "released")
         if self._adding is not None:
             await asyncio.wait({self._adding})
         left = await asyncio.gather(*(member.stop(_CLOSE_SECONDS) for member in self._members), *self._leaving)
         if not all(left):
-            logger.warning("%s: leaving takes long; what it holds comes again when its lock ends", self._what)
+            logger.warning(
+                "%s: leaving took too long; unsettled messages are redelivered when their lock ends", self._what
+            )
         self._members.clear()
         self._buffer.clear()
         if self._ephemeral:
             try:
                 await delete_group(self._connection, self.group)
             except BrokerError as error:
-                logger.debug("%s stays: %s", self._what, error)
+                logger.debug("%s was not deleted: %s", self._what, error)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"{self._what} was closed")
+            raise Closed(f"{self._what} is closed")
 
 
 async def subscribe(
@@ -446,23 +446,25 @@ async def subscribe(
     listener: SourceListener,
     on_close: Callable[[ShareMessageSource], object],
 ) -> ShareMessageSource:
-    """Join the group; a new one has a member when this returns.
+    """Create the group if it is missing, and join it; a new one has a member when this returns.
+
+    A cancelled call leaves no member. A `Warned` event tells of a group with a shorter lock than `share_lock`.
 
     :raises TopicNotFound: there is no such topic.
-    :raises SubscriptionNotFound: nobody has made the group, and it is not to be made.
+    :raises SubscriptionNotFound: the group does not exist, and `create` is False.
     :raises InvalidName: a consumer group has the name of the group.
-    :raises Unsupported: the brokers have no share groups, or retry topics are asked for.
+    :raises Unsupported: the brokers have no share groups, or the subscription has retry topics.
     """
     if subscription.retry_topics:
         raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
     partitions = await partitions_of(connection, subscription.topic)
     group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
-    waits = False
+    is_new = False
     if subscription.create or ephemeral:
-        before, config = await prepare(connection, group, subscription.start)
-        waits = not before.exists
+        before, config = await configure_group(connection, group, subscription.start)
+        is_new = not before.exists
     else:
-        config = await require(connection, subscription.topic, group)
+        config = await require_group(connection, subscription.topic, group)
     source = ShareMessageSource(
         connection,
         subscription,
@@ -474,15 +476,15 @@ async def subscribe(
         on_close=on_close,
     )
     try:
-        await source.open(waits=waits)
+        await source.open(wait_joined=is_new)
     except BaseException:
         await source.close()
         raise
     counted = configured_lock(connection.settings)
     if config.lock_seconds < counted:
         text = (
-            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, and delays and retries of this "
-            f"connection are measured by {counted:g} s, so that what waits here may be lost to others before its time. "
+            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, but this connection counts on "
+            f"{counted:g} s for delays and retries: a message that waits here may be lost before its delay ends. "
             f"Connect with share_lock={config.lock_seconds:g}"
         )
         logger.warning(text)

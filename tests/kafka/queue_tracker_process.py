@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutgoingRecord, Positions
-from broker_kafka.queue.tracker import partition_claim as takeover
+from broker_kafka.queue.tracker import partition_claim
 from broker_kafka.queue.tracker.tracker import Tracker
 from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 from broker_kafka.settings import KafkaSettings
@@ -50,7 +50,7 @@ class Freezing(FencedWriter):
 
 async def run(bootstrap: str, subscription: str, where: str) -> None:
     Freezing.where = where
-    takeover.FencedWriter = Freezing
+    partition_claim.FencedWriter = Freezing
     settings = KafkaSettings(servers=(bootstrap,), session_timeout_ms=2000, heartbeat_interval_ms=300)
     connection = Connection(settings, Hooks())
     await connection.open()

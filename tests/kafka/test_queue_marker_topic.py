@@ -66,7 +66,7 @@ async def test_one_that_is_new_is_known_as_one_of_markers_before_any_tracker_was
     await ensure_marker_topic(connection, group, topics=[topic])
     stored = await GroupOffsetStore(connection).stored(tracker_group(group))
     assert stored == {TopicPartition(markers, 0): StoredOffset(0)}
-    with pytest.raises(InvalidName, match="where the markers of subscription"):
+    with pytest.raises(InvalidName, match="the marker topic of subscription"):
         await check_names(connection, MessageSubscription(topic=markers, subscription=f"{group}-2"))
 
 

@@ -24,9 +24,9 @@ QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
         ("billing.tracker", "", "subscription is 'billing.tracker', .* does not end with '.tracker'"),
         ("team/billing", "", "subscription is 'team/billing', .* 'team/billing.markers' .* marker_topic"),
         ("b" * 242, "", "subscription is 'bbb.* at most 241"),
-        ("billing", "&marker_topic={topic}", "topic is '{topic}', where the markers of subscription 'billing' lie"),
-        ("billing", "&marker_topic=..", "marker_topic is '..', .* '.' and '..' are none"),
-        ("billing", "&marker_topic={topic}.dead", "dead_letter is '{topic}.dead', where .* with marker_topic"),
+        ("billing", "&marker_topic={topic}", "topic is '{topic}', the marker topic of subscription 'billing'"),
+        ("billing", "&marker_topic=..", "marker_topic is '..', .* neither '.' nor '..'"),
+        ("billing", "&marker_topic={topic}.dead", "dead_letter is '{topic}.dead', the .* another marker_topic"),
     ],
     ids=["trackers", "slash", "long", "topic", "dots", "letters"],
 )
@@ -75,7 +75,7 @@ async def test_the_marker_topic_of_another_queue_is_no_topic_of_messages(
             await bus.topic(topic).publish(b"x")
             (message,) = await take(inbox, 1, PATIENCE)
             await message.ack()
-        told = f"is '{markers}', where the markers of subscription '{group}' lie"
+        told = f"is '{markers}', the marker topic of subscription '{group}'"
         with pytest.raises(InvalidName, match=f"topic {told}"):
             async with bus.messages(markers, subscription=f"{group}-2"):
                 pass

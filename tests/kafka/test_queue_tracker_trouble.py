@@ -51,7 +51,7 @@ async def test_a_marker_topic_that_is_gone_is_told_with_what_is_lost(connection:
         async with asyncio.timeout(10):
             with pytest.raises(BackendError, match="was deleted, and with it the record") as raised:
                 await tracker.wait()
-    assert "Open the consumer again, which creates it" in str(raised.value)
+    assert "Open the consumer again, which creates the topic" in str(raised.value)
 
 
 @pytest.mark.deep
@@ -262,7 +262,7 @@ async def test_doubts_that_are_repeated_are_told_and_have_it_rest(
         await eventually(lambda: tracker.metrics()["open_leases"] == 0)
     finally:
         await tracker.close()
-    assert [f"Nothing comes again of {queue.markers!r}[0]" in text for text in warned] == [True]
+    assert [f"Nothing is redelivered from {queue.markers!r}[0]" in text for text in warned] == [True]
 
 
 async def test_a_close_that_is_cancelled_goes_on(connection: Connection, queue: Queue) -> None:

@@ -239,7 +239,7 @@ async def test_without_dead_letters_the_last_delivery_is_told(
                 (message,) = await take(inbox, 1, PATIENCE)
                 await message.nack(delay=0)
             await nothing_more(inbox, 0.5)
-        assert "was given back after delivery 10 of 10, and the brokers drop it" in caplog.text
+        assert "was released after delivery 10 of 10, and the brokers drop it" in caplog.text
 
 
 async def test_a_last_delivery_is_kept_for_who_asks_and_told_where_its_lock_ends(

@@ -1,1 +1,1 @@
-"""Admin."""
+"""Inspection, administration and purging of queues with markers, and the standalone tracker."""

@@ -1,17 +1,7 @@
-"""What nobody has taken of a queue: the records of its topics behind the positions of its group. Reads only.
+"""Reads what a queue holds: open messages from its marker topic, and the backlog behind the positions of its group.
 
-*Concurrency.* Any number at once. *Cancellation.* Leaves nothing behind. *Failure.* Errors of the brokers are raised;
-a topic that is gone holds nothing.
-
-What is open in a queue, read from its marker topic without a group; nothing is changed.
-
-*Concurrency.* Any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A subscription without a marker
-topic has nothing open; other errors of the brokers are raised.
-
-MERGED broker_kafka.queue.admin.inspecting: The messages of a queue that are not done, for people: those that are open and those that nobody has taken.
-
-Nothing is changed. *Concurrency.* Any number at once. *Cancellation.* Leaves nothing behind. *Failure.* Errors of the
-brokers are raised.
+Nothing is changed, and no group is joined. *Concurrency.* Any number of calls at once. *Cancellation.* Leaves nothing
+behind. *Failure.* Errors of the brokers are raised; a missing topic holds nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import time
-from typing import Any
+from typing import Any, Final
 
 from broker import Bounds, BrokerError, NotFound, OffsetOutOfRange, Record, TopicPartition
-from broker.driver import LogReaderSpi, QueuedMessage
+from broker.driver import LogReaderSpi, OpenLease, QueuedMessage
 from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.names import is_topic_name
@@ -35,11 +25,156 @@ from broker_kafka.queue.markers.redelivery import attempts_of
 from broker_kafka.queue.markers.wire import Headers, MessageId, read_content, read_markers
 from broker_kafka.queue.tracker.markers_queue import MarkersQueue
 
-__all__ = ["backlog_ranges", "open_leases", "open_leases_in", "queued_messages", "read_backlog", "state_of"]
+__all__ = [
+    "backlog_ranges",
+    "list_open_leases",
+    "open_leases",
+    "open_leases_in",
+    "queued_messages",
+    "read_backlog",
+]
+
+_BATCH: Final = 1000
+
+
+async def list_open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
+    """As `TracksQueues.open_leases`: the oldest first, with ages by the clock of this machine.
+
+    :raises NotFound: the subscription has no marker topic.
+    """
+    await require_markers(connection, subscription)
+    leases = await open_leases(connection, log, subscription)
+    now = int(1000 * time())
+    return sorted([_open_lease(lease, now) for lease in leases], key=lambda lease: -lease.age)
+
+
+async def queued_messages(
+    connection: Connection, log: LogReaderSpi, subscription: str, limit: int
+) -> list[QueuedMessage]:
+    """As `TracksQueues.queued_messages`: open messages, the oldest first, and then the backlog."""
+    own = QueueFilter.of(subscription, connection.settings)
+    await require_markers(connection, subscription)
+    # Before the leases: a message that is started meanwhile is then in both, and never in neither.
+    backlog: list[Record[Any]] = []
+    for place, bounds in (await backlog_ranges(connection, log, subscription)).items():
+        backlog += await _first_of(log, own, place, bounds, limit)
+    leases = await open_leases(connection, log, subscription)
+    now = int(1000 * time())
+    shown = [_open_message(lease, now) for lease in sorted(leases, key=lambda lease: lease.started)[:limit]]
+    started = {(lease.id.topic, lease.id.partition, lease.id.offset) for lease in leases}
+    backlog = [record for record in backlog if (record.topic, record.partition, record.offset) not in started]
+    return shown + [_ready_message(record) for record in sorted(backlog, key=_age)[: limit - len(shown)]]
+
+
+# -- open messages ---------------------------------------------------------------------------------------------
+
+
+async def open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[Lease]:
+    """Every message of the subscription that has a START and no END, as of now.
+
+    Reads the marker topic from the committed positions of the trackers.
+    """
+    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
+    topic = marker_topic_name(subscription, shared)
+    if not is_topic_name(topic):
+        return []
+    try:
+        bounds = await log.bounds(topic)
+    except NotFound:
+        return []
+    places = [TopicPartition(topic, partition) for partition in bounds]
+    stored = await GroupOffsetStore(connection).fetch(tracker_group(subscription, shared), places)
+    found: list[Lease] = []
+    for place in places:
+        position = stored[place]
+        if isinstance(position, BrokerError):
+            raise position
+        first, following = bounds[place.partition]
+        start = first if position is None else max(first, position.offset)
+        found += await open_leases_in(log, place, start, following)
+    return [lease for lease in found if own.has_lease(lease)]
+
+
+async def open_leases_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
+    """The open leases of one marker partition as of the offset `stop`, read from `start`."""
+    markers = MarkersQueue(start)
+    if start < stop:
+        try:
+            async for batch in log.read(place.topic, place.partition, start, stop, _BATCH):
+                for record in batch:
+                    time = record.broker_time
+                    milliseconds = 0 if time is None else int(1000 * time.timestamp())
+                    for marker, data in read_markers(record.data):
+                        if marker is not None:
+                            markers.read(record.offset, milliseconds, marker, data)
+        except OffsetOutOfRange:
+            # Retention removed markers meanwhile.
+            return list(markers)
+    return list(markers)
+
+
+def _state_of(lease: Lease, now: int) -> str:
+    return "due" if lease.deadline <= now else "waiting" if lease.released else "held"
+
+
+def _open_lease(lease: Lease, now: int) -> OpenLease:
+    return OpenLease(
+        topic=lease.id.topic,
+        partition=lease.id.partition,
+        offset=lease.id.offset,
+        queue=lease.id.queue,
+        state=_state_of(lease, now),
+        attempt=lease.attempt,
+        age=max(0.0, (now - lease.started) / 1000),
+        due_in=(lease.deadline - now) / 1000,
+        holder=read_content(lease.data).holder,
+        reason=lease.reason,
+        size=len(lease.data),
+    )
+
+
+def _open_message(lease: Lease, now: int) -> QueuedMessage:
+    content = read_content(lease.data)
+    raw = _StartedRecord(lease.id, content.headers)
+    return QueuedMessage(
+        topic=lease.id.topic,
+        partition=lease.id.partition,
+        offset=lease.id.offset,
+        state=_state_of(lease, now),
+        attempt=lease.attempt,
+        due_in=(lease.deadline - now) / 1000,
+        id=RECORD_VIEW.id(raw),
+        key=content.key,
+        data=content.value,
+        attributes=RECORD_VIEW.attributes(raw),
+    )
+
+
+class _StartedRecord:
+    """The record of a message by its START, for `RECORD_VIEW`."""
+
+    def __init__(self, id: MessageId, headers: Headers) -> None:
+        self._id = id
+        self._headers = headers
+
+    def headers(self) -> Headers:
+        return self._headers
+
+    def topic(self) -> str:
+        return self._id.topic
+
+    def partition(self) -> int:
+        return self._id.partition
+
+    def offset(self) -> int:
+        return self._id.offset
+
+
+# -- the backlog -----------------------------------------------------------------------------------------------
 
 
 async def backlog_ranges(connection: Connection, log: LogReaderSpi, subscription: str) -> dict[TopicPartition, Bounds]:
-    """From where to where nobody has taken anything, for every partition of the topics that the group reads.
+    """The offsets behind the positions of the group, for every partition of the topics that it reads.
 
     :raises SubscriptionNotFound: there is no such group.
     """
@@ -65,78 +200,6 @@ async def read_backlog(
             yield [record for record in records if own.has(record.key, headers_of(record.native) or ())]
 
 
-_BATCH = 1000
-
-
-async def open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[Lease]:
-    """Every message of the subscription that has a START and no END, as of now.
-
-    It reads the marker topic from where the trackers have committed.
-
-    :raises BrokerError: the brokers do not tell.
-    """
-    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
-    topic = marker_topic_name(own.queue, shared)
-    if not is_topic_name(topic):
-        return []
-    try:
-        bounds = await log.bounds(topic)
-    except NotFound:
-        return []
-    places = [TopicPartition(topic, partition) for partition in bounds]
-    stored = await GroupOffsetStore(connection).fetch(tracker_group(own.queue, shared), places)
-    found: list[Lease] = []
-    for place in places:
-        position = stored[place]
-        if isinstance(position, BrokerError):
-            raise position
-        first, following = bounds[place.partition]
-        start = first if position is None else max(first, position.offset)
-        found += await open_leases_in(log, place, start, following)
-    return [lease for lease in found if own.has_lease(lease)]
-
-
-async def open_leases_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
-    """The same of one marker partition, as of the offset `stop`, read from `start`."""
-    markers = MarkersQueue(start)
-    if start < stop:
-        try:
-            async for batch in log.read(place.topic, place.partition, start, stop, _BATCH):
-                for record in batch:
-                    time = record.broker_time
-                    milliseconds = 0 if time is None else int(1000 * time.timestamp())
-                    for marker, data in read_markers(record.data):
-                        if marker is not None:
-                            markers.read(record.offset, milliseconds, marker, data)
-        except OffsetOutOfRange:
-            # Retention was quicker; what it removed is known to nobody.
-            return list(markers)
-    return list(markers)
-
-
-def state_of(lease: Lease, now: int) -> str:
-    """`held`, `waiting` or `due`, at this time in milliseconds since 1970."""
-    return "due" if lease.deadline <= now else "waiting" if lease.released else "held"
-
-
-async def queued_messages(
-    connection: Connection, log: LogReaderSpi, subscription: str, limit: int
-) -> list[QueuedMessage]:
-    """As `TracksQueues.queued_messages`."""
-    own = QueueFilter.of(subscription, connection.settings)
-    await require_markers(connection, own.queue)
-    # Before the leases: what is taken meanwhile is in both then, and never in neither.
-    ready: list[Record[Any]] = []
-    for place, bounds in (await backlog_ranges(connection, log, own.queue)).items():
-        ready += await _first_of(log, own, place, bounds, limit)
-    leases = await open_leases(connection, log, subscription)
-    now = int(1000 * time())
-    shown = [_taken(lease, now) for lease in sorted(leases, key=lambda lease: lease.started)[:limit]]
-    taken = {(lease.id.topic, lease.id.partition, lease.id.offset) for lease in leases}
-    ready = [record for record in ready if (record.topic, record.partition, record.offset) not in taken]
-    return shown + [_ready(record) for record in sorted(ready, key=_age)[: limit - len(shown)]]
-
-
 async def _first_of(
     log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, count: int
 ) -> list[Record[Any]]:
@@ -154,44 +217,7 @@ def _age(record: Record[Any]) -> tuple[float, int, int]:
     return (moment.timestamp() if moment else 0.0, record.partition, record.offset)
 
 
-class _Kept:
-    """A record as its START tells it, for `RECORD_VIEW`."""
-
-    def __init__(self, id: MessageId, headers: Headers) -> None:
-        self._id = id
-        self._headers = headers
-
-    def headers(self) -> Headers:
-        return self._headers
-
-    def topic(self) -> str:
-        return self._id.topic
-
-    def partition(self) -> int:
-        return self._id.partition
-
-    def offset(self) -> int:
-        return self._id.offset
-
-
-def _taken(lease: Lease, now: int) -> QueuedMessage:
-    content = read_content(lease.data)
-    raw = _Kept(lease.id, content.headers)
-    return QueuedMessage(
-        topic=lease.id.topic,
-        partition=lease.id.partition,
-        offset=lease.id.offset,
-        state=state_of(lease, now),
-        attempt=lease.attempt,
-        due_in=(lease.deadline - now) / 1000,
-        id=RECORD_VIEW.id(raw),
-        key=content.key,
-        data=content.value,
-        attributes=RECORD_VIEW.attributes(raw),
-    )
-
-
-def _ready(record: Record[Any]) -> QueuedMessage:
+def _ready_message(record: Record[Any]) -> QueuedMessage:
     return QueuedMessage(
         topic=record.topic,
         partition=record.partition,

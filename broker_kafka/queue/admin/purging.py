@@ -1,9 +1,9 @@
-"""Drops what a queue holds: the group's positions go to the ends of its topics, and each open message gets an END.
+"""Purges a queue: moves the group's positions to the ends of its topics, and writes an END for each open message.
 
-*Order of things.* Consumers and trackers must be closed. What a tracker that is cut off might still write is fenced
-first, as by a new owner of its partitions; then the positions move, which the coordinator refuses while the group has
-members; then the ENDs are written. *Concurrency.* Of two purges one is fenced by the other. *Failure.* What was dropped
-stays dropped, and another purge drops the rest.
+*Order.* Consumers and trackers must be closed. A tracker that is cut off is fenced first, as by a new owner of its
+partitions; then the positions move, which the coordinator refuses while the group has members; then the ENDs are
+written. *Concurrency.* Of two purges one is fenced by the other. *Failure.* What was dropped stays dropped; another
+purge drops the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, PartitionCl
 
 __all__ = ["purge_queue"]
 
-_COUNTED: Final = 100_000
-"""Records that are read to be counted."""
+_MAX_COUNTED: Final = 100_000
+"""A longer backlog is counted by offsets, not read."""
 _BATCH: Final = 1000
 _PAUSE: Final = 0.05
 
@@ -37,32 +37,36 @@ _PAUSE: Final = 0.05
 async def purge_queue(
     connection: Connection, log: LogReaderSpi, subscription: str, *, dry_run: bool = False
 ) -> PurgedQueue:
-    """As `TracksQueues.purge_queue`. What an open transaction of a producer hides is not there yet, and stays; so does
-    what V1's markers in a shared topic say, which tell of no queue, unless `queue_id` does.
+    """As `TracksQueues.purge_queue`.
+
+    Messages in an open transaction stay. So do those with V1 markers in a shared topic, which name no queue, unless
+    `queue_id` tells whose they are.
     """
     own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
     places = await partitions_of(connection, await require_markers(connection, subscription))
     ranges = await backlog_ranges(connection, log, subscription)
     if dry_run:
-        leases = [lease for lease in await open_leases(connection, log, subscription) if _is_surely(own, lease, shared)]
+        leases = [
+            lease for lease in await open_leases(connection, log, subscription) if _is_purgeable(own, lease, shared)
+        ]
         return PurgedQueue(open=len(leases), ready=await _count(log, own, ranges))
     groups = KafkaGroups(connection)
-    for group, members in ((subscription, "consumers"), (trackers, "consumers, which track, and each broker tracker")):
+    for group, members in ((subscription, "consumers"), (trackers, "consumers and trackers")):
         await groups.refuse_members(group, f"queue {subscription!r} is not purged", members=members)
     claims = await claim_partitions(connection, GroupOffsetStore(connection), trackers, places)
     try:
         ready = await _skip(groups, log, own, ranges)
-        await _until_visible(connection, log, claims)
+        await _wait_until_visible(connection, log, claims)
         return PurgedQueue(open=await _end_open(log, own, claims, shared), ready=ready)
     finally:
         await asyncio.gather(*(each.writer.stop(WRITER_CLOSE) for each in claims.values()))
 
 
 async def _count(log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]) -> int:
-    """The messages of the queue in these ranges; all entries of the log, if there are many."""
+    """The number of messages of the queue in these ranges; of offsets if there are many."""
     total = sum(bounds.next - bounds.first for bounds in ranges.values())
-    if total > _COUNTED:
+    if total > _MAX_COUNTED:
         return total
     count = 0
     for place, bounds in ranges.items():
@@ -74,7 +78,7 @@ async def _count(log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicParti
 async def _skip(
     groups: KafkaGroups, log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]
 ) -> int:
-    """Move the group to the ends of its topics; how many messages it will not see."""
+    """Move the group to the ends of its topics; returns how many messages that skips."""
     topics = sorted({place.topic for place in ranges})
     if not topics:
         return 0
@@ -90,12 +94,12 @@ async def _skip(
     return await _count(log, own, skipped)
 
 
-async def _until_visible(
+async def _wait_until_visible(
     connection: Connection, log: LogReaderSpi, claims: Mapping[TopicPartition, PartitionClaim]
 ) -> None:
-    """Wait for the end of transactions that the claims have undone, behind which nothing can be read.
+    """Wait until the transactions that the claims aborted hide no records any more.
 
-    :raises OperationTimeout: somebody else's transaction is open.
+    :raises OperationTimeout: another transaction is open.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + connection.settings.request_timeout
@@ -108,24 +112,24 @@ async def _until_visible(
         if loop.time() >= deadline:
             raise OperationTimeout(
                 f"An open transaction hides markers of {topic!r}[{hidden[0]}]",
-                advice="Purge again when it is over, at the latest after its transaction.timeout.ms",
+                advice="Purge again once it has ended, at the latest after its transaction.timeout.ms",
             )
         await asyncio.sleep(_PAUSE)
 
 
-def _is_surely(own: QueueFilter, lease: Lease, shared: str | None) -> bool:
-    """Whether it is nobody else's: V1's markers in a topic of several queues tell that by their key alone."""
+def _is_purgeable(own: QueueFilter, lease: Lease, shared: str | None) -> bool:
+    """Whether the lease is certainly of this queue: V1 markers in a shared topic name their queue by key only."""
     return own.has_lease(lease) and bool(lease.id.queue or own.key is not None or shared is None)
 
 
 async def _end_open(
     log: LogReaderSpi, own: QueueFilter, claims: Mapping[TopicPartition, PartitionClaim], shared: str | None
 ) -> int:
-    """Write the END of every open message; how many there were."""
+    """Write the END of every open message; returns how many."""
     count = 0
     for place, claimed in claims.items():
         found = await open_leases_in(log, place, claimed.start, claimed.end)
-        leases = [lease for lease in found if _is_surely(own, lease, shared)]
+        leases = [lease for lease in found if _is_purgeable(own, lease, shared)]
         if not leases:
             continue
         try:
@@ -137,14 +141,14 @@ async def _end_open(
                 f"A consumer or tracker of {own.queue!r} was opened while it was purged",
                 native=error,
                 retriable=True,
-                advice="Close it, and purge again: what it has not taken is dropped then",
+                advice="Close it and purge again",
             ) from error
         count += len(leases)
     return count
 
 
 def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[OutgoingRecord]:
-    # One each, and in V1 where the START was: a tracker of kafka-mq-go may read them as well.
+    # One record each, and V1 where the START was V1: a tracker of kafka-mq-go may read them.
     return [
         OutgoingRecord(
             place.topic,

@@ -1,4 +1,4 @@
-"""`QueueAdmin`: the administration of topics and groups, where subscriptions are queues with markers."""
+"""`QueueAdmin`: administration of topics and groups on a connection with queue=markers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from broker_kafka.settings import KafkaSettings
 
 __all__ = ["QueueAdmin", "redrives_by_offsets"]
 
-_COUNTED: Final = 1000
-"""Records that are read to be counted."""
-_PATIENCE: Final = 1.0
-"""Seconds; a transaction of a tracker that lives is over by then."""
+_MAX_COUNTED: Final = 1000
+"""A longer backlog is counted by offsets, not read."""
+_TRANSACTION_SECONDS: Final = 1.0
+"""A transaction of a live tracker ends within this."""
 _PAUSE: Final = 0.05
 
 
 class QueueAdmin(KafkaAdmin):
-    """As `KafkaAdmin`; it knows of messages that are held or wait for their time, and removes the marker topic."""
+    """As `KafkaAdmin`; counts open messages, and deletes the marker topic of a subscription with it."""
 
     def __init__(self, connection: Connection, log: LogReaderSpi) -> None:
         super().__init__(connection)
@@ -35,25 +35,23 @@ class QueueAdmin(KafkaAdmin):
         self._log = log
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """`unsettled` counts the messages of the topic that are held by somebody, or wait to come again.
+        """`unsettled` counts open messages of the topic: held ones, and those that wait to be redelivered.
 
-        `waiting` and `partitions` count messages where there are few: no marks of transactions, and nothing that is
-        another queue's. What an open transaction hides, such as that of a tracker that was killed, counts as if each
-        record were one.
-        That of redrives without markers is as with offsets.
+        `waiting` and `partitions` count messages if these are few, without records of other queues and of transaction
+        ends. Records that an open transaction hides count as one message each. Redrives by offsets have the lag of
+        `KafkaAdmin`.
         """
         if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
             return await super().lag(topic, subscription)
-        own = QueueFilter.of(subscription, self._connection.settings)
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PATIENCE
-        markers = marker_topic_name(own.queue, self._connection.settings.marker_topic)
+        until = loop.time() + _TRANSACTION_SECONDS
+        markers = marker_topic_name(subscription, self._connection.settings.marker_topic)
         while True:
-            lag, unsettled = await self._look(topic, subscription)
+            lag, unsettled = await self._count_all(topic, subscription)
             hidden = await self._hidden(topic)
             hidden_markers = sum((await self._hidden(markers)).values()) if is_topic_name(markers) else 0
-            # Messages go from waiting to held and back while they are counted; none is to be in neither number.
-            lag_then, unsettled_then = await self._look(topic, subscription)
+            # Messages move between the backlog and leases while they are counted; none may be missing from both.
+            lag_then, unsettled_then = await self._count_all(topic, subscription)
             if not (hidden or hidden_markers) or loop.time() >= until:
                 break
             await asyncio.sleep(_PAUSE)
@@ -66,41 +64,42 @@ class QueueAdmin(KafkaAdmin):
         )
 
     async def _hidden(self, topic: str) -> dict[int, int]:
-        """Of each partition that has some, the records that a transaction hides which has not ended."""
+        """By partition, the number of records that an open transaction hides, if any."""
         try:
             places = await partitions_of(self._connection, topic)
-            # Asked first, so that what is written meanwhile does not seem to be hidden.
+            # Looked up first: records that are written meanwhile must not seem hidden.
             ends = await high_watermarks(self._connection, places, self._connection.settings.request_timeout)
             seen = await bounds_of(self._connection, places)
         except NotFound:
             return {}
         return {place.partition: end - seen[place].next for place, end in ends.items() if end > seen[place].next}
 
-    async def _look(self, topic: str, subscription: str) -> tuple[Lag, int]:
-        """The messages that wait, and how many are held."""
-        lag = await super().lag(topic, QueueFilter.of(subscription, self._connection.settings).queue)
-        if 0 < lag.waiting <= _COUNTED:
-            counted = await self._count(topic, subscription)
+    async def _count_all(self, topic: str, subscription: str) -> tuple[Lag, int]:
+        """The lag of the group, and the number of open messages of the topic."""
+        lag = await super().lag(topic, subscription)
+        if 0 < lag.waiting <= _MAX_COUNTED:
+            counted = await self._count_backlog(topic, subscription)
             lag = Lag(waiting=sum(counted.values()), partitions=counted)
         leases = await open_leases(self._connection, self._log, subscription)
-        # V1's markers name no topic, and are then of one topic alone.
+        # V1 markers name no topic, and belong to one topic only.
         return lag, sum(lease.id.topic in ("", topic) for lease in leases)
 
-    async def _count(self, topic: str, subscription: str) -> dict[int, int]:
-        """The messages of the subscription that lie behind its positions, in each partition."""
+    async def _count_backlog(self, topic: str, subscription: str) -> dict[int, int]:
+        """The number of messages behind the positions of the group, by partition."""
         own = QueueFilter.of(subscription, self._connection.settings)
-        positions = (await self.describe_group(own.queue)).positions
+        positions = (await self.describe_group(subscription)).positions
         counted: dict[int, int] = {}
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
             bounds = Bounds(max(first, positions.get(place, first)), following)
-            batches = [len(records) async for records in read_backlog(self._log, own, place, bounds, _COUNTED)]
+            batches = [len(records) async for records in read_backlog(self._log, own, place, bounds, _MAX_COUNTED)]
             counted[partition] = sum(batches)
         return counted
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        """Its marker topic goes with it, unless it is shared, and what the trackers have committed; no consumer may be
-        open, nor tracker.
+        """Delete its marker topic too, unless that is shared, and the positions of its trackers.
+
+        All of its consumers and trackers must be closed.
         """
         await super().delete_subscription(topic, name)
         try:
@@ -108,10 +107,10 @@ class QueueAdmin(KafkaAdmin):
         except NotFound:
             pass
         else:
-            return  # it reads other topics, and never read this one
+            return  # the group reads other topics only
         if self._connection.settings.marker_topic is not None:
             return
-        # It is refused while a tracker runs, which is to have its markers then.
+        # Refused while a tracker runs, so that it keeps its markers.
         await self.delete_group(tracker_group(name))
         markers = marker_topic_name(name)
         if is_topic_name(markers):
@@ -119,12 +118,16 @@ class QueueAdmin(KafkaAdmin):
 
 
 def redrives_by_offsets(settings: KafkaSettings) -> bool:
-    """Whether redrives consume dead letters by offsets on a bus whose queues have markers, or are share groups.
+    """Whether redrives consume dead letters by offsets, on a bus whose queues have markers or are share groups.
 
-    Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`
-    would pass over those of others for good, and others may track a marker topic that is shared.
-    Else markers know letters that another reader gave back from those that lie there. A share group drops what it was
-    handed ten times, and redrives and lists hand letters out and back.
+    | setting | why markers would not do |
+    |---|---|
+    | queue=share | a share group drops what was handed out ten times, and redrives hand letters out and back |
+    | queue_id | redrives would skip the letters of other queues for good |
+    | marker_topic | trackers of other queues may read its markers |
+    | marker_format=v1 | the letters would lose their origins |
+
+    Letters that a redrive gives back stay in place then; with markers another redrive finds them too.
     """
     if settings.queue != "markers":
         return settings.queue == "share"

@@ -1,32 +1,27 @@
-"""What `broker.driver.queue_tracking` asks of a backend: a tracker that runs alone, and the leases that are open."""
+"""`KafkaQueueTracker`: a tracker that runs without consumers, as `broker tracker` does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from time import time
 from typing import Final
 
-from broker.driver import Histogram, Hooks, LogReaderSpi, OpenLease
+from broker.driver import Histogram, Hooks
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.admin.inspecting import open_leases, state_of
-from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.marker_topic import check_subscription, has_markers, require_markers
-from broker_kafka.queue.markers.queue_filter import QueueFilter
-from broker_kafka.queue.markers.wire import read_content
+from broker_kafka.queue.markers.marker_topic import check_subscription, has_markers
 from broker_kafka.queue.tracker.tracker import Tracker
 from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
-__all__ = ["KafkaQueueTracker", "list_open_leases"]
+__all__ = ["KafkaQueueTracker"]
 
-_SILENT: Final = 10.0
-"""Seconds without an answer after which a tracker is in trouble; it asks each 2.5 s, and waits for 2 s."""
+_LONGEST_SILENCE: Final = 10.0
+"""Seconds without an answer that count as trouble; the tracker asks every 2.5 s and waits 2 s."""
 
 
 class KafkaQueueTracker:
     """Implements `QueueTracker`.
 
-    :param on_close: called when a close is over.
+    :param on_close: called at the end of a close.
     """
 
     def __init__(
@@ -39,25 +34,22 @@ class KafkaQueueTracker:
     ) -> None:
         self._connection = connection
         self._topics = options.topics
-        group = QueueFilter.of(subscription, connection.settings).queue
-        self._tracker = Tracker(connection, group, hooks, options=options)
+        self._tracker = Tracker(connection, subscription, hooks, options=options)
         self._on_close = on_close
         self._open = False
 
     async def open(self) -> None:
         tracker, settings = self._tracker, self._connection.settings
         check_subscription(tracker.subscription, settings.marker_topic)
-        made = False
-        if not self._topics:
-            # Of a misspelt name a tracker would keep watch for ever, and say nothing.
-            made = not await has_markers(self._connection, tracker.topic)
+        # Without topics a misspelt subscription would be tracked forever, in silence.
+        created = not self._topics and not await has_markers(self._connection, tracker.topic)
         await tracker.open()
         self._open = True
-        if made:
+        if created:
             tracker.warn(
-                f"Subscription {tracker.subscription!r} had no marker topic, and {tracker.topic!r} was made. If that "
-                "is not its name, delete the topic; else name the topics of its messages, which a marker topic is "
-                "measured by"
+                f"Subscription {tracker.subscription!r} had no marker topic, and {tracker.topic!r} was created. If the "
+                "name is misspelt, delete that topic; else name the topics of its messages, which give a marker topic "
+                "its number of partitions and its message size"
             )
 
     async def wait(self) -> None:
@@ -75,10 +67,10 @@ class KafkaQueueTracker:
         if self._connection.down:
             return f"No broker at {self._connection.servers} can be reached"
         if not self._open:
-            return "It is being opened"
-        silent = self._tracker.silent
-        if silent > _SILENT:
-            return f"No broker has told of {self._tracker.topic!r} for {silent:.0f} s"
+            return "The tracker is opening"
+        silence = self._tracker.silent
+        if silence > _LONGEST_SILENCE:
+            return f"No broker has answered about {self._tracker.topic!r} for {silence:.0f} s"
         return self._tracker.trouble
 
     def metrics(self) -> Mapping[str, float | Histogram]:
@@ -97,31 +89,3 @@ class KafkaQueueTracker:
             "redelivery_delay_seconds": counts.delay,
             **{f"{name}_total": count for name, count in asdict(counts).items() if isinstance(count, int)},
         }
-
-
-async def list_open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
-    """The open leases of a subscription for people, the oldest first, by the clock of this machine.
-
-    :raises NotFound: the subscription has no marker topic.
-    """
-    group = QueueFilter.of(subscription, connection.settings).queue
-    await require_markers(connection, group)
-    leases = await open_leases(connection, log, subscription)
-    now = int(1000 * time())
-    return sorted([_shown(lease, now) for lease in leases], key=lambda lease: -lease.age)
-
-
-def _shown(lease: Lease, now: int) -> OpenLease:
-    return OpenLease(
-        topic=lease.id.topic,
-        partition=lease.id.partition,
-        offset=lease.id.offset,
-        queue=lease.id.queue,
-        state=state_of(lease, now),
-        attempt=lease.attempt,
-        age=max(0.0, (now - lease.started) / 1000),
-        due_in=(lease.deadline - now) / 1000,
-        holder=read_content(lease.data).holder,
-        reason=lease.reason,
-        size=len(lease.data),
-    )

@@ -1,1 +1,1 @@
-"""Consumer."""
+"""The consumer: starts, hands over and settles messages."""

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from broker import BrokerError, LeaseLost, Message, OperationTimeout, OutboundMessage, Outcome, SettleError
-from broker.driver import Settlement, lease_time
+from broker.driver import Settlement, TaskSet, lease_time
 from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker, explain_marker_error
 from broker_kafka.queue.markers.wire import Kind, Marker, MarkerFormat, MessageId, write_marker
 
@@ -78,8 +78,8 @@ class LeaseManager:
         self._v1: Final = format.v1
         self.lease_seconds: Final = lease_seconds
         self.lease_ms: Final = max(1, int(1000 * lease_seconds))
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        # A failure means that the producer was closed: the leases end by themselves.
+        self._tasks = TaskSet("broker-kafka-leases", lambda _: None)
 
     # -- settling ------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class LeaseManager:
             held.ended = True
             markers.append(self._released(held, 0, held.attempt - 1, ""))
         if markers:
-            self._spawn(self._producer.write(markers), "release")
+            self._tasks.spawn(self._producer.write(markers))
 
     # -- acks in a transaction -----------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class LeaseManager:
         renewed = [held for held in dict.fromkeys(messages) if not held.ended and begun < held.until]
         failed: dict[HeldMessage, BrokerError] = {}
         if renewed:
-            work = self._spawn(self._write_keepalives(renewed), "extend")
+            work = self._tasks.spawn(self._write_keepalives(renewed))
             await asyncio.wait({work}, timeout=self.lease_seconds / 3)
             answered = lease_time()
             if work.done():
@@ -255,17 +255,6 @@ class LeaseManager:
             reason=reason[:_REASON_CHARACTERS],
         )
         return PlacedMarker(held.partition, write_marker(marker, v1=self._v1))
-
-    def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
-        task = self._loop.create_task(work, name=f"broker-kafka-{name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the producer was closed; the leases end by themselves
 
 
 def expired_messages(messages: Sequence[Message[Any]]) -> list[Message[Any]]:

@@ -1,12 +1,9 @@
-"""The marker topic of a subscription: created as a tracker needs it, or found to be so before anybody writes to it.
+"""The marker topic of a subscription: its name, its creation, and the check that it is fit for markers.
 
-*Concurrency.* Any number of processes may ask at once; one creates it. *Cancellation.* The topic may be there after it.
-*Failure.* A topic that would lose or delay markers is refused, with every setting that is wrong and the call that mends
-them; nothing of a topic that is there is changed here.
-
-MERGED broker_kafka.queue.markers.marker_topic: Which names a queue with markers can have, beside those of its marker topic and its trackers' group.
-
-*Failure.* A name that would be taken for another's is refused before anything is made or joined.
+*Concurrency.* Any number of processes may ensure a topic at once. *Cancellation.* The topic may exist afterwards.
+*Failure.* A topic that would lose or delay markers is refused, with every wrong setting and the call that corrects
+them; an existing topic is never changed here. A name that could be mistaken for another queue's is refused before
+anything is created or joined.
 """
 
 from __future__ import annotations
@@ -42,26 +39,25 @@ __all__ = [
 
 
 MARKERS: Final = ".markers"
-"""With this end the marker topic of a subscription is named."""
+"""The suffix of marker topics."""
 TRACKER: Final = ".tracker"
-"""With this end the group of its trackers."""
+"""The suffix of trackers' groups."""
 MARKER_HEADROOM: Final = 65_536
-"""Bytes by which a START may be larger than its message: whence it came, whose it is, where its dead letter goes."""
-_BROKERS_SIZE: Final = 1_048_588
-"""Bytes; what brokers let a topic take unless they are told otherwise."""
+"""Bytes by which a START may be larger than its message: origin, queue, dead-letter topic."""
+_DEFAULT_SIZE: Final = 1_048_588
+"""Bytes; the brokers' default of max.message.bytes."""
 LARGEST: Final = 1_000_000_000
-"""Bytes; the most that librdkafka takes. Markers and what is sent again carry what a message topic took, whoever wrote
-it: `message_max_bytes` is of what this process publishes, and the brokers say what is too large."""
+"""Bytes; the most that librdkafka takes. Markers and redeliveries carry messages of any publisher, so the topics limit
+their size, not `message_max_bytes`."""
 LEAST_RETENTION: Final = timedelta(days=1)
-"""Trackers repeat the START of a long lease each hour; what nobody repeats is lost with the log, so they may be away
-for the rest of this."""
+"""Trackers renew the START of a long lease every hour; without a tracker it is lost after the rest of this."""
 _RETENTION: Final = timedelta(days=7)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SIZE: Final = "max.message.bytes"
 
 
 def marker_topic_name(subscription: str, shared: str | None = None) -> str:
-    """Where the markers of a subscription lie.
+    """The marker topic of a subscription.
 
     :param shared: the setting `marker_topic`.
     """
@@ -69,11 +65,11 @@ def marker_topic_name(subscription: str, shared: str | None = None) -> str:
 
 
 def tracker_group(subscription: str, shared: str | None = None) -> str:
-    """The group whose members share the tracking of a subscription, or of all that have one marker topic.
+    """The group of the trackers of a marker topic.
 
     :param shared: the setting `marker_topic`.
     """
-    # One topic has one group of trackers, however it is named to them.
+    # One topic has one group of trackers, whether its name comes from the subscription or the setting.
     return f"{subscription if shared is None else shared.removesuffix(MARKERS)}{TRACKER}"
 
 
@@ -85,21 +81,21 @@ async def ensure_marker_topic(
     partitions: int | None = None,
     create: bool = True,
 ) -> int:
-    """Create the marker topic of a subscription if there is none, else check it; how many partitions it has.
+    """Create the marker topic of a subscription, or check it; returns its number of partitions.
 
-    :param topics: the message topics, which its messages and partitions are measured by.
-    :param partitions: of a new topic; as many as the largest message topic has if None.
-    :param create: else a missing topic raises TopicNotFound.
-    :raises ConfigurationError: a setting of the topic would lose markers or falsify their time, or does not take the
-        START of a message that the message topics take.
-    :raises TopicNotFound: a message topic is not there.
+    :param topics: the message topics, which set its message size and partitions.
+    :param partitions: of a new topic; None for as many as the largest message topic has.
+    :param create: whether to create a missing topic, which raises TopicNotFound otherwise.
+    :raises ConfigurationError: a setting of the topic would lose markers or falsify their time, or is too small for
+        the START of a message that the message topics take.
+    :raises TopicNotFound: a message topic does not exist.
     """
     name = marker_topic_name(subscription, connection.settings.marker_topic)
     admin = KafkaTopics(connection)
     sources = [await admin.describe(topic) for topic in topics]
-    unknown = 0 if sources else _BROKERS_SIZE
-    taken = [_number(each.native["config"], _SIZE) for each in sources]
-    largest = max(connection.settings.message_max_bytes, unknown, *taken)
+    default = 0 if sources else _DEFAULT_SIZE
+    sizes = [_number(each.native["config"], _SIZE) for each in sources]
+    largest = max(connection.settings.message_max_bytes, default, *sizes)
     needed = largest + MARKER_HEADROOM
     try:
         found = await admin.describe(name)
@@ -108,21 +104,21 @@ async def ensure_marker_topic(
             raise
         wanted = partitions or max((each.partitions or 1 for each in sources), default=connection.settings.partitions)
         await admin.create(name, wanted, TopicOptions(_config(needed)))
-        # Somebody else may have been quicker, and have made it otherwise.
+        # Another process may have created it first, with other settings.
         found = await admin.describe(name, known=True)
-        await _note_as_new(connection, subscription, name, found.partitions or 1)
+        await _mark_as_markers(connection, subscription, name, found.partitions or 1)
     _check(name, found.native["config"], needed)
     return found.partitions or 1
 
 
-async def _note_as_new(connection: Connection, subscription: str, name: str, partitions: int) -> None:
-    """Give the trackers' group its first positions, by which the topic is known as one of markers from now on."""
+async def _mark_as_markers(connection: Connection, subscription: str, name: str, partitions: int) -> None:
+    """Commit the first positions of the trackers' group, which mark the topic as one of markers."""
     group = tracker_group(subscription, connection.settings.marker_topic)
     firsts = {TopicPartition(name, partition): StoredOffset(0) for partition in range(partitions)}
     for error in set((await GroupOffsetStore(connection).reset(group, firsts)).values()):
         # A tracker that has joined meanwhile commits its own.
         if error is not None and not isinstance(error, LeaseLost):
-            logger.info("Trackers will give %r their group's positions: %s", name, error)
+            logger.info("The positions of %r are committed by its trackers: %s", name, error)
 
 
 def _config(needed: int) -> dict[str, str | None]:
@@ -136,25 +132,27 @@ def _config(needed: int) -> dict[str, str | None]:
 
 
 def _check(name: str, config: Mapping[str, str | None], needed: int) -> None:
-    """:raises ConfigurationError: it is not fit for markers."""
+    """:raises ConfigurationError: the topic is not fit for markers."""
     wrong: dict[str, tuple[str, Any]] = {}
     if config.get("message.timestamp.type") != "LogAppendTime":
-        wrong["message.timestamp.type"] = "leases end by the broker's clock, not by the writers'", "LogAppendTime"
+        wrong["message.timestamp.type"] = "leases are timed by the broker's clock", "LogAppendTime"
     if config.get("cleanup.policy") != "delete":
-        wrong["cleanup.policy"] = "compaction removes markers of messages that are open", "delete"
+        wrong["cleanup.policy"] = "compaction removes markers of open messages", "delete"
     if 0 <= _number(config, "retention.ms") < LEAST_RETENTION // _MILLISECOND:
         least = LEAST_RETENTION // _MILLISECOND
-        wrong["retention.ms"] = f"open messages are lost with it; it must be {least} or more, or -1", str(least)
+        wrong["retention.ms"] = f"open messages are lost with old markers; set {least} or more, or -1", str(least)
     if _number(config, "retention.bytes") >= 0:
-        wrong["retention.bytes"] = "open messages are lost when the log is so long", "-1"
+        wrong["retention.bytes"] = "open messages are lost when the log grows longer", "-1"
     if _number(config, _SIZE) < needed:
         wrong[_SIZE] = "the START of the largest message does not fit", str(needed)
     if wrong:
-        told = "; ".join(f"{option} is {config.get(option)!r}, and {reason}" for option, (reason, _) in wrong.items())
-        mend = {option: value for option, (_, value) in wrong.items()}
+        reasons = "; ".join(
+            f"{option} is {config.get(option)!r}, and {reason}" for option, (reason, _) in wrong.items()
+        )
+        settings = {option: value for option, (_, value) in wrong.items()}
         raise ConfigurationError(
-            f"Topic {name!r} is not fit for markers: {told}",
-            advice=f"Call bus.admin.ensure_topic({name!r}, **{mend!r}), or set these with kafka-configs",
+            f"Topic {name!r} is not fit for markers: {reasons}",
+            advice=f"Call bus.admin.ensure_topic({name!r}, **{settings!r}), or set these options with kafka-configs",
         )
 
 
@@ -163,9 +161,9 @@ def _number(config: Mapping[str, str | None], name: str) -> int:
 
 
 async def check_names(connection: Connection, subscription: MessageSubscription) -> None:
-    """:raises InvalidName: the subscription is named as the trackers of another are, or cannot have a marker topic; or
-        its topic, or that of its dead letters, is one of markers.
-    :raises BrokerError: the brokers do not tell.
+    """:raises InvalidName: the subscription has the name of a trackers' group, or cannot have a marker topic; or its
+        topic or dead-letter topic is a marker topic.
+    :raises BrokerError: the brokers do not answer.
     """
     name = subscription.subscription
     if isinstance(name, Ephemeral):
@@ -174,66 +172,66 @@ async def check_names(connection: Connection, subscription: MessageSubscription)
     for field, topic in (("topic", subscription.topic), ("dead_letter", subscription.dead_letter)):
         if topic == markers:
             raise InvalidName(
-                f"{field} is {topic!r}, where the markers of subscription {name!r} lie",
+                f"{field} is {topic!r}, the marker topic of subscription {name!r}",
                 topic=topic,
-                advice=f"Take another topic as {field}, or other markers with marker_topic",
+                advice=f"Use another topic as {field}, or another marker_topic",
             )
-        if topic is not None and topic.endswith(MARKERS) and await _is_of_markers(connection, topic):
+        if topic is not None and topic.endswith(MARKERS) and await _holds_markers(connection, topic):
             queue = topic.removesuffix(MARKERS)
             raise InvalidName(
-                f"{field} is {topic!r}, where the markers of subscription {queue!r} lie",
+                f"{field} is {topic!r}, the marker topic of subscription {queue!r}",
                 topic=topic,
-                advice=f"Take another topic as {field}; broker queue inspect {queue} shows what these tell",
+                advice=f"Use another topic as {field}; broker queue inspect {queue} shows what the markers hold",
             )
 
 
 def check_subscription(name: str, shared: str | None) -> str:
-    """The marker topic of a subscription, by its name alone.
+    """The marker topic of a subscription, whose names are checked without I/O.
 
     :param shared: the setting `marker_topic`.
-    :raises InvalidName: it is named as the trackers of another are, or cannot have a marker topic; or `shared` is none.
+    :raises InvalidName: the subscription is empty or has the name of a trackers' group, or one name is no topic name.
     """
     if not name:
-        raise InvalidName("subscription is ''", advice="Give the name that its consumers have")
+        raise InvalidName("subscription is ''", advice="Give the subscription of its consumers")
     if name.endswith(TRACKER):
         raise InvalidName(
-            f"subscription is {name!r}, which is the group of the trackers of {name.removesuffix(TRACKER)!r}",
-            advice=f"Name a queue with markers so that it does not end with {TRACKER!r}",
+            f"subscription is {name!r}, the trackers' group of {name.removesuffix(TRACKER)!r}",
+            advice=f"Choose a name that does not end with {TRACKER!r}",
         )
     markers = marker_topic_name(name, shared)
     if shared is not None and not is_topic_name(shared):
         raise InvalidName(
-            f"marker_topic is {shared!r}, and no topic on Kafka can be named so",
-            advice="Name a topic by at most 249 of ASCII letters, digits, '.', '_' and '-'; '.' and '..' are none",
+            f"marker_topic is {shared!r}, which is no valid topic name on Kafka",
+            advice="Use at most 249 of ASCII letters, digits, '.', '_' and '-', and neither '.' nor '..'",
         )
     if not is_topic_name(markers):
         raise InvalidName(
-            f"subscription is {name!r}, and no topic on Kafka can be named {markers!r} for its markers",
-            advice="Name a topic for them with marker_topic, or the subscription with at most 241 of "
+            f"subscription is {name!r}, whose marker topic {markers!r} is no valid topic name on Kafka",
+            advice="Set marker_topic, or name the subscription with at most 241 of "
             "ASCII letters, digits, '.', '_' and '-'",
         )
     return markers
 
 
 async def require_markers(connection: Connection, queue: str) -> str:
-    """The marker topic of a subscription, that is there.
+    """The existing marker topic of a subscription.
 
     :raises InvalidName: as `check_subscription`.
-    :raises NotFound: there is none.
+    :raises NotFound: it does not exist.
     """
     shared = connection.settings.marker_topic
     markers = check_subscription(queue, shared)
     if not await has_markers(connection, markers):
         raise NotFound(
-            f"Subscription {queue!r} is no queue with markers: there is no topic {markers!r}",
-            advice="Check its name, and give marker_topic as its consumers do; a new queue has its "
-            "marker topic once its first consumer with queue=markers was opened",
+            f"Subscription {queue!r} is no queue with markers: topic {markers!r} does not exist",
+            advice="Check its name, and set marker_topic as its consumers do; a queue has its marker topic once a "
+            "consumer with queue=markers was opened",
         )
     return markers
 
 
 async def has_markers(connection: Connection, topic: str) -> bool:
-    """Whether the topic is there. :raises BrokerError: the brokers do not tell."""
+    """Whether the topic exists. :raises BrokerError: the brokers do not answer."""
     try:
         await describe_topic(connection, topic)
     except TopicNotFound:
@@ -241,8 +239,8 @@ async def has_markers(connection: Connection, topic: str) -> bool:
     return True
 
 
-async def _is_of_markers(connection: Connection, topic: str) -> bool:
-    """Whether trackers have committed positions of it; by its name alone it may be anything."""
+async def _holds_markers(connection: Connection, topic: str) -> bool:
+    """Whether trackers have committed positions of the topic; its name alone proves nothing."""
     try:
         places = await partitions_of(connection, topic)
     except NotFound:

@@ -1,6 +1,6 @@
-"""STARTs of messages of one partition as bytes: `StartWriter`, and `read_each`, which takes one of several apart. Pure.
+"""STARTs of messages of one partition as bytes: `StartWriter`; and `read_each`, which splits a START of several. Pure.
 
-A START of several says what they share once, and the rest in columns, so that they are written and read for little.
+A START of several messages holds what they share once and the rest in columns, so that it is cheap to write and read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["StartWriter", "read_each"]
 
 
 class StartWriter:
-    """Writes the STARTs of messages of one partition, as `write_marker` does; many of them for little.
+    """Writes the STARTs of messages of one partition, as `write_marker` does and faster.
 
-    What they share is set once, in one message of protobuf that is written again and again.
+    One protobuf message holds what they share, and is serialised for each.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class StartWriter:
         self._origin.topic, self._origin.partition = self._place
         self._lease_ms: Final = lease_ms
         self._is_plain = True
-        """Whether the last START had a key, a value, no headers, its origin in this partition, and a holder."""
+        """Whether the last START had a key, a value, a holder, no headers, and its origin in this partition."""
 
     def plain(self, offset: int, attempt: int, key: bytes, value: bytes, timestamp_ms: int) -> bytes:
-        """The START of a message that has no headers, and is where it was sent first."""
+        """The START of a message without headers that lies where it was published."""
         raw, origin = self._raw, self._origin
         if not self._is_plain:
             self._is_plain = True
@@ -76,7 +76,7 @@ class StartWriter:
     ) -> bytes:
         """The START of any message.
 
-        :param wait_ms: above 0 nobody holds it: it is to come again after so long, and `attempt` deliveries count.
+        :param wait_ms: above 0 the START leases the message to no one: it is redelivered after so long.
         """
         raw = self._raw
         self._is_plain = False
@@ -105,7 +105,7 @@ class StartWriter:
         times: Sequence[int],
         headers: Sequence[HeaderList],
     ) -> bytes:
-        """The record with the START of several messages, each on its first delivery and where it was sent first.
+        """A record with the START of several messages, each on its first delivery and where it was published.
 
         :param keys: of each; empty if none has a key.
         :param times: of their producer, in milliseconds since 1970; 0 is unknown.
@@ -136,7 +136,7 @@ class StartWriter:
 
 
 def read_each(marker: Marker, data: bytes, offsets: Container[int]) -> Iterator[tuple[Marker, bytes]]:
-    """The STARTs of some messages of which one tells together, as if each had been written alone.
+    """The START of each of these messages, split from the START of several.
 
     :param data: the bytes of the marker.
     """
@@ -158,8 +158,8 @@ def read_each(marker: Marker, data: bytes, offsets: Container[int]) -> Iterator[
         key = raw.keys[at] if raw.keys else None
         headers: Headers = ()
         if raw.headers_of:
-            told = raw.headers_of[at].headers
-            headers = tuple([(each.name, each.value if each.HasField("value") else None) for each in told])
+            column = raw.headers_of[at].headers
+            headers = tuple([(each.name, each.value if each.HasField("value") else None) for each in column])
         origin = Origin(topic, partition, offset, raw.times[at])
         part = writer.write(offset, attempt, key, raw.values[at], headers, origin)
         message = MessageId(topic, partition, offset, queue)

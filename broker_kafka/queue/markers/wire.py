@@ -1,10 +1,9 @@
-"""Markers as bytes: V1, the format of kafka-mq-go, V2, which adds fields that a V1 tracker skips, and V3, a START of
-several messages. Pure functions.
+"""Markers as bytes: V1, the format of kafka-mq-go; V2, with fields that a V1 tracker skips; and V3, a START of several
+messages. Pure functions.
 
-`markers.proto` is the format. A record has one marker, or carries many. A marker that this version does not know is
-read as None, never raised: a newer tracker, or somebody else, may share the topic.
-
-In which format consumers write their markers, so that others than trackers of this SDK can follow. Pure.
+`markers.proto` defines the format. A record has one marker, or carries many. A marker that this version does not know
+is read as None and never raises: a newer tracker, or another program, may share the topic. `FORMATS` are the formats
+in which consumers write markers.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ __all__ = [
 Headers = tuple[tuple[str, bytes | None], ...]
 
 _LONGEST: Final = 100 * 366 * 24 * 3600 * 1000
-"""Milliseconds. What is to come again later than in a hundred years is a mistake, and would not fit into a time."""
+"""Milliseconds, a hundred years: a longer delay is a mistake, and would overflow a time."""
 
 
 class Kind(IntEnum):
-    """What a marker says; the numbers are those of the wire."""
+    """The kind of a marker; the numbers are those of the wire."""
 
     START = 0
     END = 1
@@ -55,10 +54,10 @@ class Kind(IntEnum):
 
 
 class MessageId(NamedTuple):
-    """A message of a queue, by where it lies.
+    """A message of a queue, by its place in the log.
 
-    :ivar topic: empty where the marker topic belongs to one message topic, as in V1.
-    :ivar queue: who holds it, since several queues may read one topic; empty in V1, whose queues share no message.
+    :ivar topic: empty in V1, whose marker topic belongs to one message topic.
+    :ivar queue: the subscription, since several may read one topic; empty in V1, whose queues share no message.
     """
 
     topic: str
@@ -68,12 +67,12 @@ class MessageId(NamedTuple):
 
     @property
     def is_v1(self) -> bool:
-        """Whether V1 can name it: its END is written so, for trackers of kafka-mq-go."""
+        """Whether V1 can name the message: its END is then V1, for trackers of kafka-mq-go."""
         return not self.topic and not self.queue
 
 
 class Origin(NamedTuple):
-    """Where a message was sent first, and its producer's time in milliseconds since 1970; 0 is unknown."""
+    """Where a message was published, and its producer's time in milliseconds since 1970; 0 is unknown."""
 
     topic: str
     partition: int
@@ -82,12 +81,12 @@ class Origin(NamedTuple):
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """What a START carries, so that the message can be sent again without reading it again.
+    """The content of a START, from which the message can be redelivered.
 
     :ivar key: of the record; in V1 it is the queue's name.
-    :ivar max_attempts: after so many deliveries the message is a dead letter; 0 is never.
-    :ivar dead_letter: the topic of those; empty if there is none.
-    :ivar holder: who leased it, for people.
+    :ivar max_attempts: after so many deliveries the message becomes a dead letter; 0 is never.
+    :ivar dead_letter: the topic of dead letters; empty without one.
+    :ivar holder: the name of the consumer that leased the message, to be shown.
     """
 
     key: bytes | None = None
@@ -100,17 +99,16 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a marker says of a message.
+    """A marker, without the content of a START.
 
-    :ivar after_ms: START and KEEPALIVE: milliseconds from the marker's time until the message is to come again.
-    :ivar attempt: START: which delivery this is, from 1. KEEPALIVE: how many deliveries count, since its holder may
-        have tried it again; of a release it may be one fewer. None if it does not say.
-    :ivar released: nobody holds the message; a KEEPALIVE that says so is a release, and may say when it comes again.
-    :ivar renews: of a START that a tracker repeats, the offset of the START that it repeats.
-    :ivar as_of: of such a START, the offset below which it knows all markers.
-    :ivar more: the offsets of more messages of which it is said, of the same place and queue. A START with more is one
-        of each of them, as `read_each` tells.
-    :ivar reason: a release: why.
+    :ivar after_ms: START and KEEPALIVE: milliseconds from the marker's time until the message is redelivered.
+    :ivar attempt: START: which delivery this is, from 1. KEEPALIVE: how many deliveries count, since the holder may
+        have tried again; a release may count one fewer. None if the marker does not carry it.
+    :ivar released: the message has no holder; a KEEPALIVE with this is a release, and may carry a delay.
+    :ivar renews: of a START that renews another one, the offset of that.
+    :ivar as_of: of a renewal, the offset below which it includes all markers.
+    :ivar more: the offsets of further messages, of the same partition and queue. `read_each` splits a START with more.
+    :ivar reason: of a release.
     """
 
     kind: Kind
@@ -124,13 +122,13 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
 
     def ids(self) -> list[MessageId]:
-        """All messages of which it tells."""
+        """All messages that the marker names."""
         topic, partition, offset, queue = self.id
         return [MessageId(topic, partition, each, queue) for each in (offset, *self.more)]
 
 
 TIME_MARKER: Final = Marker(kind=Kind.END, id=MessageId("", 0, -1))
-"""Says nothing: it is written for the time that the broker gives it. A V1 tracker passes over it too."""
+"""Names no message: it is written for the timestamp that the broker gives it. A V1 tracker skips it too."""
 
 _KINDS: Final = {START: Kind.START, END: Kind.END, KEEPALIVE: Kind.KEEPALIVE}
 _TYPES: Final = {kind: number for number, kind in _KINDS.items()}
@@ -140,19 +138,18 @@ _VERSIONS: Final = frozenset({V1, V2, V3})
 
 
 def read_markers(data: bytes | None) -> Sequence[tuple[Marker | None, bytes]]:
-    """The markers of a record, each with its own bytes; None for one that is not known: no marker, of another version
-    or kind, or without an id."""
+    """The markers of a record, each with its bytes; None for one that is unknown, malformed, or without id."""
     raw = _Marker()
     marker = _read(raw, data or b"")
     if marker is None or not raw.packed:
         return ((marker, data or b""),)
-    # One message of protobuf for all of a record: to make one takes longer than to read one.
+    # One protobuf message for all of a record: creating one takes longer than reading one.
     each = _Marker()
     return [(_read(each, part), part) for part in raw.packed]
 
 
 def pack_markers(markers: Sequence[bytes]) -> bytes:
-    """One record that carries these, as `read_markers` finds them. A V1 tracker passes over all of them."""
+    """One record that carries these for `read_markers`. A V1 tracker skips the record."""
     return _Marker(version=V2, type=END, message_id=_MessageID(offset=-1), packed=markers).SerializeToString()
 
 
@@ -167,7 +164,7 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
         return None
     message = _read_id(raw.message_id)
     if not _are_names(message.topic, message.queue):
-        return None  # whoever asks for such a topic or group fails, or waits for an answer that never comes
+        return None  # requests for such a topic or group fail, or are never answered
     after_ms = raw.redeliver_after_ms
     if after_ms > _LONGEST:
         after_ms = _LONGEST
@@ -192,12 +189,12 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
 
 @lru_cache(maxsize=100)
 def _are_names(topic: str, queue: str) -> bool:
-    """Whether Kafka has such topics and groups; a marker may name neither. There are few, and many markers of each."""
+    """Whether these are valid names on Kafka, or empty. Cached: there are few names and many markers."""
     return (not topic or is_topic_name(topic)) and (not queue or ("\0" not in queue and is_id(queue)))
 
 
 def _read_starts(raw: _Marker, kind: Kind, first: MessageId, after_ms: int) -> Marker | None:
-    """A START of several messages; None if it is not, or does not have everything of each."""
+    """A START of several messages; None if a column is incomplete."""
     more = tuple(raw.more_offsets)
     count = 1 + len(more)
     complete = len(raw.values) == len(raw.times) == count and {len(raw.keys), len(raw.headers_of)} <= {0, count}
@@ -208,13 +205,13 @@ def _read_starts(raw: _Marker, kind: Kind, first: MessageId, after_ms: int) -> M
 
 
 def read_content(data: bytes) -> Content:
-    """What a START carries, of bytes that `read_markers` gives; of a START of several, what they share.
+    """The content of a START, from bytes that `read_markers` returned; of a START of several, what they share.
 
-    :raises google.protobuf.message.DecodeError: they are no marker.
+    :raises google.protobuf.message.DecodeError: the bytes are no marker.
     """
     raw = _Marker.FromString(data)
     origin = raw.origin if raw.HasField("origin") else None
-    # V1 cannot tell an empty key or value from none, and writes neither: many have no key, and few no value.
+    # V1 writes neither an empty key or value nor a missing one: keys are often missing, and values rarely.
     return Content(
         key=raw.key if raw.HasField("key") else None,
         value=raw.value if raw.HasField("value") else b"" if raw.version == V1 else None,
@@ -230,17 +227,15 @@ def write_marker(marker: Marker, content: Content | None = None, *, v1: bool = F
     """A marker as bytes.
 
     :param content: of a START.
-    :param v1: exactly as kafka-mq-go writes it. What V1 has no field for is left out.
-    :raises ValueError: V1 has only one id for each marker.
+    :param v1: exactly as kafka-mq-go writes it, without what V1 has no field for.
+    :raises ValueError: V1 has one id for each marker, and this names more.
     """
     if v1:
         if marker.more:
-            raise ValueError(
-                f"A V1 marker tells of one message, and this of {1 + len(marker.more)}: write one for each"
-            )
+            raise ValueError(f"A V1 marker names one message, and this one {1 + len(marker.more)}: write one for each")
         raw = _Marker(type=_TYPES[marker.kind], message_id=_v1_id(marker.id), redeliver_after_ms=marker.after_ms)
         if content is not None:
-            # A field without presence is left out where it is empty.
+            # V1 fields have no presence: empty ones are left out.
             raw.key, raw.value = content.key or b"", content.value or b""
             if not raw.key:
                 raw.ClearField("key")
@@ -279,7 +274,7 @@ def _write_content(raw: _Marker, content: Content) -> None:
 
 
 def _read_id(raw: _MessageID) -> MessageId:
-    # Few names, and as many ids as there are open leases.
+    # There are few names, and as many ids as open leases.
     return MessageId(intern(raw.topic), raw.partition, raw.offset, intern(raw.queue))
 
 

@@ -1,1 +1,1 @@
-"""Tracker."""
+"""The tracker: reads markers, and redelivers messages whose leases ended."""

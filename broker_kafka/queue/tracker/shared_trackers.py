@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from broker import BrokerError, Closed, ConfigurationError
-from broker.driver import Hooks, logger
+from broker import Closed, ConfigurationError
+from broker.driver import Hooks, SharedResource
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.markers.marker_topic import tracker_group
 from broker_kafka.queue.tracker.tracker import Tracker
@@ -21,22 +21,14 @@ __all__ = ["SharedTrackers"]
 _CLOSE_SECONDS: Final = 5.0
 
 
-class _Shared:
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
-        self.users = 0
-        self.opening: asyncio.Task[None] = asyncio.get_running_loop().create_task(tracker.open(topic_checked=True))
-
-
 class SharedTrackers:
     """Made without I/O."""
 
     def __init__(self, connection: Connection, hooks: Hooks) -> None:
         self._connection = connection
         self._hooks = hooks
-        self._shared: dict[str, _Shared] = {}
+        self._shared: dict[str, SharedResource[Tracker]] = {}
         """By the trackers' group."""
-        self._closing: dict[str, asyncio.Task[None]] = {}
         self._topics: dict[str, str] = {}
         """Of messages with V1 markers, by the trackers' group."""
         self._closed = False
@@ -50,23 +42,20 @@ class SharedTrackers:
         :raises BrokerError: the tracker cannot be opened; `leave` must not be called then.
         """
         group = self._group(subscription)
-        if (before := self._closing.get(group)) is not None:
-            # Two trackers of one process would share the partitions for a moment, and rebalance again.
-            await asyncio.wait({before})
-        if self._closed:
-            raise Closed("The connection to Kafka is closed", advice="Consume before the bus is closed")
         shared = self._shared.get(group)
         if shared is None:
-            options = TrackerOptions(topic=topic)
-            tracker = Tracker(self._connection, subscription, self._hooks, options=options)
-            shared = self._shared[group] = _Shared(tracker)
-        shared.users += 1
+
+            def create() -> Tracker:
+                if self._closed:
+                    raise Closed("The connection to Kafka is closed", advice="Consume before the bus is closed")
+                return Tracker(self._connection, subscription, self._hooks, options=TrackerOptions(topic=topic))
+
+            shared = self._shared[group] = SharedResource(f"tracker of {group!r}", create, _open, Tracker.close)
         try:
-            await asyncio.shield(shared.opening)
+            return await shared.acquire()
         except BaseException:
-            await self.leave(subscription)
+            self._remove_unused(group)
             raise
-        return shared.tracker
 
     def keep_to_one_topic(self, subscription: str, topic: str) -> None:
         """V1 markers name no topic: those of a second topic would be taken for those of the first.
@@ -84,44 +73,24 @@ class SharedTrackers:
     async def leave(self, subscription: str) -> None:
         """Remove a consumer; the last one closes the tracker."""
         group = self._group(subscription)
-        shared = self._shared.get(group)
-        if shared is None:
-            return
-        shared.users -= 1
-        if shared.users == 0:
-            del self._shared[group]
-            await asyncio.wait({self._begin_close(group, shared)}, timeout=_CLOSE_SECONDS)
+        if (shared := self._shared.get(group)) is not None:
+            await asyncio.wait({asyncio.ensure_future(shared.release())}, timeout=_CLOSE_SECONDS)
+            self._remove_unused(group)
 
     async def close(self) -> None:
         """Close all trackers; may be called twice."""
         self._closed = True
-        shared, self._shared = self._shared, {}
-        for group, each in shared.items():
-            self._begin_close(group, each)
-        if self._closing:
-            await asyncio.wait(set(self._closing.values()), timeout=_CLOSE_SECONDS)
+        closing = {asyncio.ensure_future(shared.close()) for shared in self._shared.values()}
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
 
     def _group(self, subscription: str) -> str:
         return tracker_group(subscription, self._connection.settings.marker_topic)
 
-    def _begin_close(self, group: str, shared: _Shared) -> asyncio.Task[None]:
-        closing = asyncio.get_running_loop().create_task(_close(shared), name=f"broker-kafka-tracker-{group}")
-        self._closing[group] = closing
-        closing.add_done_callback(lambda task: self._close_done(group, task))
-        return closing
-
-    def _close_done(self, group: str, task: asyncio.Task[None]) -> None:
-        if self._closing.get(group) is task:
-            del self._closing[group]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("The tracker %r did not close cleanly: %s", group, error)
+    def _remove_unused(self, group: str) -> None:
+        if (shared := self._shared.get(group)) is not None and shared.unused:
+            del self._shared[group]
 
 
-async def _close(shared: _Shared) -> None:
-    shared.opening.cancel()
-    await asyncio.wait({shared.opening})
-    if not shared.opening.cancelled():
-        error = shared.opening.exception()
-        if error is not None and not isinstance(error, BrokerError):
-            logger.warning("A tracker failed to open: %s", error)
-    await shared.tracker.close()
+async def _open(tracker: Tracker) -> None:
+    await tracker.open(topic_checked=True)

@@ -13,13 +13,13 @@ leaves the group, within `CLOSE` seconds without brokers too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Closed, LeaseLost, TopicNotFound, TopicPartition
-from broker.driver import Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.driver import Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, TaskSet, Warned, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks
 from broker_kafka.cluster.requests import describe_topic
@@ -73,7 +73,7 @@ class Tracker:
         self._tracked: dict[TopicPartition, TrackedPartition] = {}
         self._claims: dict[TopicPartition, PartitionClaim] = {}
         """Of partitions that are being assigned."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet(f"tracker-{subscription}", self._task_failed)
         self._closing_partitions: set[asyncio.Task[None]] = set()
         """Partitions that are being closed."""
         self._log_end_requested = asyncio.Event()
@@ -117,9 +117,9 @@ class Tracker:
         except BaseException:
             await self.close()
             raise
-        self._spawn(self._watch(), "watch")
-        self._spawn(self._committer.run(), "commit")
-        self._spawn(self._report(), "report")
+        self._tasks.spawn(self._watch())
+        self._tasks.spawn(self._committer.run())
+        self._tasks.spawn(self._report())
 
     async def wait(self) -> None:
         """Wait until it is closed.
@@ -139,8 +139,7 @@ class Tracker:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         tracked = list(self._tracked.values())
         await asyncio.gather(*(each.stop(_TURN) for each in tracked))
         if self._thread is not None:
@@ -236,7 +235,7 @@ class Tracker:
         left = [self._claims.pop(place).writer for place in partitions if place in self._claims]
         self._claims |= claims
         for writer in left:
-            self._spawn(writer.stop(WRITER_CLOSE), "stop")
+            self._tasks.spawn(writer.stop(WRITER_CLOSE))
         return {place: found.start for place, found in claims.items()}
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
@@ -278,7 +277,7 @@ class Tracker:
         if thread is not None and thread.failure is not None:
             self.fail(thread.failure)
         elif isinstance(error, TopicNotFound):
-            self._spawn(self._check_topic(), "check-topic")
+            self._tasks.spawn(self._check_topic())
         elif error.retriable or isinstance(error, LeaseLost):
             logger.info("The tracker of %r continues after: %s", self.subscription, error)
         else:
@@ -363,16 +362,7 @@ class Tracker:
             if self._hooks.listening:
                 self._hooks.emit(QueueTracked(subscription=self.subscription, state=self.state(), counts=self.counts))
 
-    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"tracker-{self.subscription}-{name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(
-                error
-                if isinstance(error, BrokerError)
-                else BrokerError(f"The tracker of {self.subscription!r} failed: {error!r}", native=error)
-            )
+    def _task_failed(self, error: Exception) -> None:
+        if not isinstance(error, BrokerError):
+            error = BrokerError(f"The tracker of {self.subscription!r} failed: {error!r}", native=error)
+        self.fail(error)

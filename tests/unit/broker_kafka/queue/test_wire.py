@@ -117,7 +117,7 @@ def test_v1_is_read(name: str) -> None:
 
 def test_v1_has_one_message_for_each_marker() -> None:
     marker = Marker(kind=Kind.END, id=FIRST, more=(6,))
-    with pytest.raises(ValueError, match="this of 2"):
+    with pytest.raises(ValueError, match="this one 2"):
         write_marker(marker, v1=True)
 
 

@@ -28,10 +28,10 @@ async def test_it_is_idle_when_its_first_request_was_answered(monkeypatch: pytes
     part = JoinState("orders", SETTINGS)
     clock.now += 9
     assert not part.is_idle()
-    part.begun()
+    part.succeeded()
     clock.now += 0.9
     assert not part.is_idle()
-    part.begun()  # by messages, too
+    part.succeeded()  # by messages, too
     clock.now += 0.1
     assert part.is_idle()
     monkeypatch.undo()
@@ -47,7 +47,7 @@ async def test_who_never_comes_to_take_part_is_idle_in_the_end(monkeypatch: pyte
 
 async def test_waiting_ends_with_the_part_the_failure_or_the_time() -> None:
     part = JoinState("orders", SETTINGS)
-    part.begun()
+    part.succeeded()
     part.failed(Unsupported("no share groups"))
     await part.wait()
 

@@ -25,7 +25,9 @@ Record: Any = NativeMessage
 
 def new_member(host: Any = None) -> ShareMember:
     """One whose thread does not run."""
-    return ShareMember({"bootstrap.servers": AWAY}, host, topic="orders", name="member", watches=False, timeout=1.0)
+    return ShareMember(
+        {"bootstrap.servers": AWAY}, host, topic="orders", name="member", reports_joined=False, timeout=1.0
+    )
 
 
 def new_source(listener: Any = None) -> ShareMessageSource:
@@ -86,7 +88,7 @@ async def test_the_lock_of_what_came_while_this_process_stood_still_is_counted_f
     member = new_member(host)
     posted: list[Any] = []
     monkeypatch.setattr(member, "_post", lambda *what: posted.append(what))
-    member._begin(client)
+    member._begin_fetch(client)
     now = 101.0
     member._turn(client)
     now = 200.0
@@ -99,10 +101,10 @@ async def test_what_comes_when_its_lock_is_over_is_lost_and_never_handed_over(mo
     source = new_source(SimpleNamespace(lost=lost.extend))
     given_up: list[Any] = []
     member = new_member(source)
-    monkeypatch.setattr(member, "give_up", given_up.extend)
-    monkeypatch.setattr(member, "want", lambda: None)
+    monkeypatch.setattr(member, "release", given_up.extend)
+    monkeypatch.setattr(member, "fetch", lambda: None)
     source._members[member] = None
-    source._asking.added(member, 0.0)
+    source._scheduler.add(member, 0.0)
     now = lease_time()
     source.arrived(member, [Record(topic="orders", partition=0, offset=7)], now - 40.0)
     assert await source.fetch(10, 10**6, 0.0) == []
@@ -117,10 +119,10 @@ async def test_a_lock_goes_on_ending_while_the_machine_is_suspended(monkeypatch:
     lost: list[Message[Any]] = []
     source = new_source(SimpleNamespace(lost=lost.extend))
     member = new_member(source)
-    monkeypatch.setattr(member, "give_up", lambda _: None)
-    monkeypatch.setattr(member, "want", lambda: None)
+    monkeypatch.setattr(member, "release", lambda _: None)
+    monkeypatch.setattr(member, "fetch", lambda: None)
     source._members[member] = None
-    source._asking.added(member, 0.0)
+    source._scheduler.add(member, 0.0)
     source.arrived(member, [Record(topic="orders", partition=0, offset=offset) for offset in range(2)], lease_time())
     messages = list(await source.fetch(10, 10**6, 0.0))
     source.lose_over(messages)
