@@ -16,16 +16,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker import Bounds, BrokerError, Closed, Record, TopicPartition
-from broker.driver import Ephemeral, Finished, RecordListener, RecordSubscription, Waker, logger
+from broker.driver import Ephemeral, Finished, RecordListener, RecordSubscription, TaskSet, Waker, logger
 from broker_kafka.client.consumer import ConsumerThread
 from broker_kafka.client.fetched import Arrivals
-from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, check_within, partitions_of
 from broker_kafka.cluster.names import group_id
 from broker_kafka.cluster.requests import delete_group, until_told
 from broker_kafka.codec.record_run import NativeRun
-from broker_kafka.errors import not_ours
+from broker_kafka.errors import not_ours, translate
 from broker_kafka.group.commit_retry import MemberCommits
 from broker_kafka.group.idle import Idleness
 from broker_kafka.group.log_end import TailCommits
@@ -107,7 +106,9 @@ class KafkaRecordSource:
             held=self._owned.keys,
             paused=lambda: self._arrivals.paused,
         )
-        self._tasks = Tasks(f"Group {self.group!r}", self.failed)
+        self._tasks = TaskSet(
+            f"broker-kafka-group-{self.group}", lambda error: self.failed(translate(error, f"Group {self.group!r}"))
+        )
         self.tails: Final = TailCommits(self._commits, self._tasks, listener.event)
         self._identities = TopicIdentities(
             connection, self._store, self._tasks, held=self.assignment, owner=lambda: self._owner, gone=self._made_anew

@@ -7,7 +7,7 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import Assignments, Held, as_partitions, as_positions, not_assigned
-from broker.driver.backoff import jitter
+from broker.driver.backoff import Backoff, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
     Backend,
@@ -44,6 +44,8 @@ from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupMember, Gro
 from broker.driver.leases import LosesOver, TellsLeaseLeft, WaitingLeases, lease_time
 from broker.driver.limits import MessageLimits, message_size
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
+from broker.driver.shared import SharedResource
+from broker.driver.tasks import TaskSet
 from broker.driver.transactional_acks import AcksMessages, ChecksConsumers
 from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, UNSET, Place, is_letter
 from broker.hooks import (
@@ -74,6 +76,7 @@ __all__ = [
     "AdminSpi",
     "Assignments",
     "Backend",
+    "Backoff",
     "Bounds",
     "ChecksConsumers",
     "Connected",
@@ -120,10 +123,12 @@ __all__ = [
     "RecordsOfRuns",
     "RetryTopic",
     "Settlement",
+    "SharedResource",
     "SourceListener",
     "Span",
     "Start",
     "SubscriptionInfo",
+    "TaskSet",
     "TellsIdentity",
     "TellsIdle",
     "TellsLeaseLeft",
@@ -157,6 +162,7 @@ __all__ = [
     "message_capabilities",
     "message_size",
     "not_assigned",
+    "pause",
     "refused",
     "take_from",
     "undecodable",

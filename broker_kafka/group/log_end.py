@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from broker import BrokerError, TopicPartition
-from broker.driver import Event, PositionsCommitted, RecordRun, logger
-from broker_kafka.client.tasks import Tasks
+from broker.driver import Event, PositionsCommitted, RecordRun, TaskSet, logger
 
 __all__ = ["TailCommits", "Tails"]
 
@@ -76,7 +75,7 @@ class TailCommits:
     :param emit: is told of those that nobody asked for.
     """
 
-    def __init__(self, commits: _Commits, tasks: Tasks, emit: Callable[[Event], object]) -> None:
+    def __init__(self, commits: _Commits, tasks: TaskSet, emit: Callable[[Event], object]) -> None:
         self._commits = commits
         self._tasks = tasks
         self._emit = emit

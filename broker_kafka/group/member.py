@@ -23,15 +23,16 @@ from broker.driver import (
     PartitionsLost,
     PartitionsRevoked,
     PositionReset,
+    TaskSet,
     Warned,
     logger,
     not_assigned,
 )
 from broker_kafka.client.consumer import ConsumerThread
-from broker_kafka.client.tasks import Tasks
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
+from broker_kafka.errors import translate
 from broker_kafka.group.claims import Claim, Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
@@ -89,7 +90,9 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._teller = Teller()
         self._claimed: dict[TopicPartition, Claim] = {}
-        self._tasks = Tasks(f"Group {self._group!r}", self.failed)
+        self._tasks = TaskSet(
+            f"broker-kafka-group-{self._group}", lambda error: self.failed(translate(error, f"Group {self._group!r}"))
+        )
         self._tails = Tails()
         self._clocks: set[asyncio.Timeout] = set()
         """Of the releases that run."""

@@ -16,8 +16,7 @@ from typing import Any, Final
 from confluent_kafka import TopicCollection
 
 from broker import BrokerError, TopicNotFound, TopicPartition
-from broker.driver import logger
-from broker_kafka.client.tasks import Tasks
+from broker.driver import TaskSet, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.cluster.requests import plain, until_told
@@ -41,7 +40,7 @@ class TopicIdentities:
         self,
         connection: Connection,
         store: OffsetStore,
-        tasks: Tasks,
+        tasks: TaskSet,
         *,
         held: Callable[[], Iterable[TopicPartition]],
         owner: Callable[[], GroupMember],
