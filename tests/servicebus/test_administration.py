@@ -157,7 +157,7 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
         ("default_message_time_to_live", timedelta()),
     ]
     for option, value in wrong:
-        with pytest.raises(InvalidSetting, match=re.escape(f"{option} is {value!r}. It takes")):
+        with pytest.raises(InvalidSetting, match=re.escape(f"{option} is {value!r}. Use")):
             await bus.admin.ensure_subscription(topic, "billing", **{option: value})
     wrong = [
         ("enable_partitioning", 1),
@@ -179,7 +179,7 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
 
 async def test_a_number_of_no_schedule_is_told_at_once(open_bus: Open, topic: str):
     bus = await open_bus()
-    with pytest.raises(ConfigurationError, match=r"'a'\. Give the offset of its receipt"):
+    with pytest.raises(ConfigurationError, match=r"'a'\. Use the offset of its receipt"):
         await bus.backend.cancel_scheduled(topic, ["a"])
 
 
