@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 
 from broker import BrokerError, Closed, ConnectionFailed, NotAuthorized
-from broker.driver import Connected, Disconnected, Hooks
+from broker.driver import Backoff, Connected, Disconnected, Hooks
 from broker_pubsub import credentials
 from broker_pubsub.errors import Kind, classify, is_status
 from broker_pubsub.names import Names
@@ -142,7 +142,7 @@ class Connection:
         :param repeat: seconds for which an idempotent call is retried after transient errors.
         :raises BrokerError: the error of the server or of gRPC.
         """
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         until = monotonic() + repeat
         while True:
             if self._closed:
@@ -150,13 +150,12 @@ class Connection:
             try:
                 return await self.start(method, request, self.settings.request_timeout)
             except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-                failure = classify(error, what, kind)
+                failure, pause = classify(error, what, kind), backoff.next()
                 if failure.retriable and is_status(error, *_REPEATED) and monotonic() + pause <= until:
                     failure = None
             if failure is not None:
                 raise failure
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _watch(self) -> None:
         """Emit events for breaks and reconnects."""

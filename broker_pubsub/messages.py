@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BrokerError, Closed, Message
-from broker.driver import Settlement, SourceListener, WaitingLeases, Waker
+from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker
 from broker_pubsub import subscriptions
 from broker_pubsub.codec import NULL, PubSubView
 from broker_pubsub.connection import Connection
@@ -71,7 +71,7 @@ class PubSubMessageSource:
         self._failure: BrokerError | None = None
         self._cancel_timer: asyncio.TimerHandle | None = None
         self._leases = WaitingLeases(self._name, self._lease, lambda: self._buffer, self._settler.extend)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet("broker-pubsub-lease", lambda error: logger.error("%s: %r", self._name, error))
         self._closed = False
 
     def _make_puller(self) -> Puller:
@@ -151,8 +151,7 @@ class PubSubMessageSource:
             logger.debug("Closing %s: %s", self._name, error)
         finally:
             self._buffer.clear()
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
 
     def _is_full(self) -> bool:
         held = self._buffer
@@ -174,7 +173,7 @@ class PubSubMessageSource:
         if total:
             self._mean = total / len(received)
             if self._sets_lease and not self._closed:
-                self._spawn(self._set_lease(self._buffer[-len(received) :]))
+                self._tasks.spawn(self._set_lease(self._buffer[-len(received) :]))
         if self._waker.waiter is not None:
             self._waker.wake()
         elif self._buffer:
@@ -228,11 +227,6 @@ class PubSubMessageSource:
         self._cancel_timer = None
         if not self._fetching and not self._closed:
             self._puller.cancel()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from broker import BrokerError
+from broker.driver import Backoff
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PullRequest, StreamingPullRequest
@@ -128,7 +129,7 @@ class UnaryPuller:
 
     async def _pull(self, number: int) -> None:
         request = PullRequest(subscription=self._path, max_messages=number)
-        me, pause = asyncio.current_task(), _FIRST_PAUSE
+        me, backoff = asyncio.current_task(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         messages: Sequence[Any] = ()
         error: BrokerError | None = None
         while not messages and error is None:
@@ -147,8 +148,7 @@ class UnaryPuller:
                 break
             self._call = None
             if not messages and error is None and monotonic() - begin < _QUICK:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
         if self._task is me:
             self._task = None
         elif error is not None:

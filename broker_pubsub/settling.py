@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 from broker import BrokerError, ConnectionFailed, LeaseLost, Message, OperationTimeout, Outcome, SettleError
-from broker.driver import Settlement
+from broker.driver import Backoff, Settlement
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, failed_ack_ids, is_status
 from broker_pubsub.protocol import AcknowledgeRequest, Methods, ModifyAckDeadlineRequest
@@ -159,7 +159,7 @@ class Settler:
         start: Callable[[Sequence[str]], Any],
         until: float,
     ) -> None:
-        pause, unanswered = _FIRST_PAUSE, False
+        backoff, unanswered = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
         while indexes:
             try:
                 await start([ack_ids[index] for index in indexes])
@@ -188,6 +188,7 @@ class Settler:
                 for index in indexes:
                     results[index] = lost
                 return
+            pause = backoff.next()
             if indexes and monotonic() + pause > until:
                 for index in indexes:
                     results[index] = OperationTimeout(
@@ -197,7 +198,6 @@ class Settler:
                     )
                 return
             await asyncio.sleep(pause if indexes else 0)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _record_failures(
         self,

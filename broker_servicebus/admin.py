@@ -17,7 +17,7 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from broker import InvalidSetting, Lag, NotFound, SubscriptionInfo, TopicInfo, Unsupported
-from broker.driver import NativeName, Start
+from broker.driver import Backoff, NativeName, Start
 from broker_servicebus import entities, subscriptions
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify
@@ -133,29 +133,30 @@ class ServiceBusAdmin:
     async def _drain(self, make: Callable[..., Any], what: str, *, sessions: bool) -> int:
         """Receive and delete available messages; returns their number.
 
-        :raises BrokerError: the service refuses, or does not get over what hinders it within the request timeout.
+        :raises BrokerError: the service refuses, or a transient error lasts longer than the request timeout.
         """
-        loop, pause, gone = asyncio.get_running_loop(), _FIRST_PAUSE, 0
+        loop, purged = asyncio.get_running_loop(), 0
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         until = loop.time() + self._connection.settings.request_timeout
         more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
         while True:
             try:
                 async with make(**more) as receiver:
                     while found := await receiver.receive_messages(_PURGE_BATCH, max_wait_time=_PURGE_SECONDS):
-                        gone += len(found)
+                        purged += len(found)
                         until = loop.time() + self._connection.settings.request_timeout
             except Exception as error:
                 if sessions and isinstance(error, OperationTimeoutError):
-                    return gone  # None is left that has any.
+                    return purged  # No session has messages left.
                 failure = classify(error, what)
             else:
                 if not sessions:
-                    return gone
+                    return purged
                 continue
+            pause = backoff.next()
             if not failure.retriable or loop.time() + pause >= until:
                 raise failure from None
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     # Subscriptions.
 

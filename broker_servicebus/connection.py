@@ -30,7 +30,7 @@ from broker import (
     NotFound,
     OperationTimeout,
 )
-from broker.driver import Connected, Disconnected, Hooks
+from broker.driver import Backoff, Connected, Disconnected, Hooks
 from broker_servicebus import private_api
 from broker_servicebus.errors import classify
 from broker_servicebus.settings import ServiceBusSettings
@@ -221,12 +221,12 @@ class Connection:
     ) -> Any:
         """Call the administration endpoint; transient errors are retried until `request_timeout`.
 
-        :param ask: may be called again after an answer that was lost.
-        :param once: ask once.
-        :raises BrokerError: what it answered, or that it did not.
+        :param ask: an idempotent call, repeated if its answer is lost.
+        :param once: do not retry.
+        :raises BrokerError: the endpoint's error, or no answer.
         """
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + self.settings.request_timeout, _FIRST_PAUSE
+        until, backoff = loop.time() + self.settings.request_timeout, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         refused: BrokerError | None = None
         while True:
             try:
@@ -236,10 +236,10 @@ class Connection:
                 told = classify(error, what, missing=missing) if missing else classify(error, what)
                 # The earlier refusal says more than the timeout.
                 refused = refused if refused is not None and isinstance(told, OperationTimeout) else told
+            pause = backoff.next()
             if once or not refused.retriable or loop.time() + pause >= until:
                 raise refused from None
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     # Breaks and reconnects.
 

@@ -21,7 +21,7 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, Closed, LeaseLost, Message, NotFound, OperationTimeout, Outcome
-from broker.driver import Settlement, SourceListener, take_from
+from broker.driver import Backoff, Settlement, SourceListener, take_from
 from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify
@@ -34,7 +34,7 @@ __all__ = ["SessionSource"]
 logger = logging.getLogger("broker.servicebus")
 
 _ACCEPT_SECONDS: Final = 5.0
-_PAUSE: Final = 0.2
+_FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 _MOST_OF_ONE: Final = 64
 _SAFE_PART: Final = 0.98
@@ -205,7 +205,7 @@ class SessionSource:
 
     async def _accept(self) -> _Slot | None:
         """Accept the next free session; None at close, on interruption or after a permanent error."""
-        pause = _PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         slot: _Slot | None = None
         while slot is None and not self._closed and not self._interrupted:
             link = ReceiverLink(
@@ -220,14 +220,13 @@ class SessionSource:
                 if await self._try_open(link):
                     slot = _Slot(self, link, self._lock_seconds, self._name)
             except OperationTimeout:
-                pause = _PAUSE  # no session is free
+                backoff.reset()  # no session is free
             except BrokerError as error:
                 self._failure = error
                 self._wake.set()
                 if not error.retriable:
                     break
-                await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                await asyncio.sleep(backoff.next())
             finally:
                 if slot is None:
                     await link.close()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, LeaseLost, Message, NotFound, Outcome, SettleError, Unsupported
-from broker.driver import Settlement
+from broker.driver import Backoff, Settlement
 from broker_servicebus import private_api
 from broker_servicebus.codec import Raw
 from broker_servicebus.connection import Connection
@@ -187,7 +187,7 @@ class Settler:
 
     async def _retry(self, part: Sequence[Raw], call: _Call) -> BrokerError | None:
         deadline = monotonic() + self._connection.settings.settle_timeout
-        pause, broken = _FIRST_PAUSE, False
+        backoff, broken = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
         while True:
             try:
                 await self._link.run(lambda receiver: call(receiver, part))
@@ -204,11 +204,11 @@ class Settler:
                     f"{self._name} was deleted", native=error, advice="Its unsettled messages were deleted with it"
                 )
             except BrokerError as error:
+                pause = backoff.next()
                 if not error.retriable or monotonic() + pause > deadline:
                     return error
                 broken = broken or is_broken(error)
                 await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
             else:
                 return None
 

@@ -354,7 +354,7 @@ async def test_times_that_do_not_fit_concern_their_message_alone(open_bus: Open,
             )
         kinds = [type(outcome) for outcome in raised.value.outcomes]
         assert kinds == [Receipt, InvalidMessage, InvalidMessage, Receipt]
-        assert "ttl is 1e+300 s, and the maximum is 4294967 s" in str(raised.value.outcomes[1])
+        assert "ttl is 1e+300 s; the maximum is 4294967 s" in str(raised.value.outcomes[1])
         first, last = await take(inbox, 2, SECONDS)
         assert {first.data, last.data} == {b"first", b"last"}
 
