@@ -1,10 +1,10 @@
-"""A message broker in memory, for unit tests and for trying things out: a real one, not a recorder.
+"""A message broker in memory, for unit tests and experiments.
 
-It has leases, redelivery, attempts, a partitioned log with groups, rebalancing, offsets and transactions, a
-clock that can be turned by hand, and faults on demand. Connect by `inmem:` or `inmem://name`, or give
-`InmemSettings(broker=Broker(...))` to `broker.connect`. It lives and dies with its process.
+It has leases, redelivery, delivery attempts, a partitioned log with groups, rebalancing, offsets and transactions, a
+manual clock, and fault injection. Connect to `inmem:` or `inmem://name`, or pass `InmemSettings(broker=Broker(...))` to
+`broker.connect`. It ends with its process.
 
-Names are imported when they are first used, so that pytest starts without the broker where no test needs it.
+Names are imported on first use, so pytest starts without the broker if no test needs it.
 """
 
 from __future__ import annotations

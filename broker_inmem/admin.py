@@ -1,6 +1,6 @@
-"""Provisioning on an in-memory server: topics, subscriptions of both families, and how far behind they are.
+"""Provisioning on an in-memory server: topics, subscriptions of both families, lag.
 
-Calls do not suspend. What the server cannot do is refused by name, never ignored.
+Calls do not suspend. Unsupported options raise an error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class InmemAdmin:
         """Options: `retention_messages`, the most records of a partition."""
         most = _only(options, "retention_messages").get("retention_messages")
         if partitions is not None and partitions < 1:
-            raise InvalidSetting(f"partitions is {partitions}", advice="It takes a whole number of 1 or more")
+            raise InvalidSetting(f"partitions is {partitions}", advice="Use a whole number of 1 or more")
         if most is not None and (not isinstance(most, int) or most < 1):
-            raise InvalidSetting(f"retention_messages is {most!r}", advice="It takes a whole number of 1 or more")
+            raise InvalidSetting(f"retention_messages is {most!r}", advice="Use a whole number of 1 or more")
         if retention is not None and retention <= timedelta(0):
-            raise InvalidSetting(f"retention is {retention}", advice="It takes a time above 0")
+            raise InvalidSetting(f"retention is {retention}", advice="Use a time above 0")
         with self._broker.lock:
             self._check()
             topic = self._broker.ensure_topic(name, partitions)
@@ -63,7 +63,7 @@ class InmemAdmin:
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
     ) -> SubscriptionInfo:
-        """It is of the family that first opens it."""
+        """Create a subscription; the family that opens it first owns it."""
         _only(options)
         with self._broker.lock:
             found = self._topic(topic)

@@ -1,7 +1,7 @@
 """One connection to an in-memory server.
 
-Used from the event loop that opened it; connections of several loops and threads may share a server. Opening
-and closing do not wait. A connection that is closed gives back everything its consumers hold.
+Used from the event loop that opened it; connections of several loops and threads may share a server. Opening and
+closing do not wait. Closing releases everything that the connection's consumers hold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The server's time: the real one, or one that a test turns by hand.
+"""The server's time: the system's, or one that a test advances.
 
-All that the server does by time (leases, delays, schedules, sessions, transactions, retention) goes by its
-clock; how long a client's fetch waits goes by the event loop, since that is the client's time. Clocks never
-run backwards and may be used from several threads; a timer's callback must be safe from any thread.
+Everything that the server times (leases, delays, schedules, sessions, transactions, retention) uses its clock. The wait
+of a client's fetch uses the event loop. Clocks never run backwards and may be used from several threads; a timer's
+callback must be safe from any thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the server knows of one client: whether it is there, and what it has open.
+"""The server's view of one client: its state and its open consumers.
 
-A connection belongs to the event loop that opened it; the server looks at it under its lock, from any thread.
+A connection belongs to the event loop that opened it; the server reads it under its lock, from any thread.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["Connection", "ConnectionState", "Server", "Source"]
 
 
 class ConnectionState(Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     OPEN = "open"
     ISOLATED = "isolated"
-    """Neither side hears of the other, until it is healed."""
+    """Cut off in both directions until it is healed."""
     KILLED = "killed"
-    """As if its process were dead."""
+    """As if the client's process had died."""
     CLOSED = "closed"
 
 
 class Server(Protocol):
-    """What a connection knows of its server."""
+    """The server as a connection sees it."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Server(Protocol):
 
 
 class Source(Protocol):
-    """A consumer that the server can tell that its connection broke."""
+    """A consumer that is notified when its connection breaks."""
 
     def broken(self, *, lost: bool) -> None:
         """The connection broke; called under the server's lock, from any thread.
@@ -47,7 +47,7 @@ class Source(Protocol):
 
 
 class Connection:
-    """One client of one server. Reprs as its number, which errors and fixtures show."""
+    """One client of one server."""
 
     def __init__(self, server: Server, number: int) -> None:
         self._server: Final = server
@@ -56,7 +56,7 @@ class Connection:
         self.sources: dict[int, Source] = {}
         """Open consumers, by member number."""
         self.owner: Any = None
-        """The backend object that opened it."""
+        """The backend that opened it."""
 
     @property
     def usable(self) -> bool:
@@ -64,7 +64,7 @@ class Connection:
         return self.state is ConnectionState.OPEN and self._server.up
 
     def check(self) -> None:
-        """Pass if calls reach the server.
+        """Check that calls reach the server.
 
         :raises ConnectionFailed: they do not; retriable unless the connection was killed.
         :raises Closed: it was closed.
@@ -73,16 +73,16 @@ class Connection:
             raise self.error()
 
     def error(self) -> BrokerError:
-        """Why calls do not reach the server."""
+        """The error if calls do not reach the server."""
         if self.state is ConnectionState.CLOSED:
             return Closed("The connection to the in-memory broker was closed")
         if self.state is ConnectionState.KILLED:
             return ConnectionFailed(
-                "This connection was killed", retriable=False, advice="A fault asked for it; open another connection"
+                "This connection was killed", retriable=False, advice="An injected fault; open another connection"
             )
         if self.state is ConnectionState.ISOLATED:
-            return ConnectionFailed("This connection is cut off", advice="A fault asked for it; heal it")
-        return ConnectionFailed(f"The in-memory broker {self._server.name!r} is stopped", advice="Start it again")
+            return ConnectionFailed("This connection is isolated", advice="An injected fault; call faults.heal")
+        return ConnectionFailed(f"The in-memory broker {self._server.name!r} is stopped", advice="Call faults.start")
 
     def __repr__(self) -> str:
         return f"<Connection {self.number} of {self._server.name!r}, {self.state.value}>"

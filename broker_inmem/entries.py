@@ -1,7 +1,7 @@
-"""What the server keeps of a message, and how messages and records show it.
+"""Stored messages, and the views that read them as messages and records.
 
-Entries are written once, before any reader sees them, and shared by every subscription and group. They are
-not tracked by the cyclic collector and must not refer to anything that could refer back to them.
+Entries are written once, before any reader sees them, and shared by all subscriptions and groups. The cyclic collector
+does not track them, so they must not take part in reference cycles.
 """
 
 from __future__ import annotations

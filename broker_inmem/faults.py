@@ -1,7 +1,7 @@
-"""What can go wrong on purpose: `broker.faults`.
+"""Fault injection: `broker.faults`.
 
-Every method may be called from any thread and takes effect at once. Faults that are counted are used up one by
-one; `clear` removes those that are left. Nothing published is lost by a fault, unless it says so.
+Every method may be called from any thread and takes effect at once. Counted faults are used up one by one; `clear`
+removes the rest. No fault loses a published message, unless its description says so.
 """
 
 from __future__ import annotations

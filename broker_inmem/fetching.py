@@ -1,8 +1,8 @@
-"""What a consumer of messages and a member of a record group share: a fetch that sleeps, and a connection that breaks.
+"""The common part of both kinds of consumers: a fetch that sleeps, and a connection that breaks.
 
-A fetch does not poll: it is woken by the server, by the server's clock, and by its own `wait`. When the connection
-breaks, the running or next fetch raises, and the one after works again as soon as the server is there; both are told
-to the listener. Used on one event loop, but for what says otherwise.
+A fetch does not poll: the server, the server's clock and its own `wait` wake it. When the connection breaks, the
+running or next fetch raises; later ones work again once the server is reachable. The listener gets an event for both.
+Used on one event loop, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ R = TypeVar("R")
 
 
 class Fetching(ABC, Generic[R]):
-    """The base of both sources; what is abstract is called under the server's lock."""
+    """The base of both sources; abstract methods are called under the server's lock."""
 
-    def __init__(self, broker: Broker, connection: Connection, tell: Callable[[Event], object]) -> None:
+    def __init__(self, broker: Broker, connection: Connection, emit: Callable[[Event], object]) -> None:
         self._broker = broker
         self._connection = connection
-        self._tell = tell
+        self._emit = emit
         self._waker = Waker()
         self._fetching = False
         self._interrupted = False
@@ -37,22 +37,22 @@ class Fetching(ABC, Generic[R]):
         self._disconnected = False
 
     @abstractmethod
-    def _is_closed(self) -> Closed:
-        """The error that says so."""
+    def _closed_error(self) -> Closed:
+        """The error of a call after `close`."""
 
     @abstractmethod
     def _take(self, most: int, max_bytes: int, now: float) -> Sequence[R] | None:
-        """What is there; None where the member has to hear something first."""
+        """Available items; None if notices must be processed first."""
 
     @abstractmethod
     def _watch(self) -> float | None:
-        """Have the waker woken by what comes; when the clock has something for it."""
+        """Register the waker for arrivals; returns the next time that the clock must wake it."""
 
     @abstractmethod
-    def _unwatch(self) -> None: ...
+    def _stop_watching(self) -> None: ...
 
-    def _hear(self) -> None:
-        """Act on what the server said; not under its lock."""
+    def _process_notices(self) -> None:
+        """Process notices of the server; called without its lock."""
 
     async def _fetch(self, most: int, max_bytes: int, wait: float) -> Sequence[R]:
         broker, waker, clock = self._broker, self._waker, self._broker.clock
@@ -63,9 +63,9 @@ class Fetching(ABC, Generic[R]):
             if slow > 0:
                 await self._pause(clock.time() + slow)
             while True:
-                self._hear()
+                self._process_notices()
                 with broker.lock:
-                    self._reach()
+                    self._check_reachable()
                     found = self._take(most, max_bytes, clock.time())
                     if found is None:
                         continue
@@ -77,7 +77,7 @@ class Fetching(ABC, Generic[R]):
                     await waker.wait(clock, due, until)
                 finally:
                     with broker.lock:
-                        self._unwatch()
+                        self._stop_watching()
         except Closed:
             if self._interrupted:
                 return []
@@ -104,21 +104,21 @@ class Fetching(ABC, Generic[R]):
         self._waker.wake()
         if not self._closed and not self._disconnected:
             self._disconnected = True
-            self._tell(Disconnected(server=self._broker.url, error=self._broken))
+            self._emit(Disconnected(server=self._broker.url, error=self._broken))
 
-    def _reach(self) -> None:
-        """Pass if a fetch can reach the server; report that it can again."""
+    def _check_reachable(self) -> None:
+        """Check that a fetch can reach the server; report a reconnect."""
         if self._closed:
-            raise self._is_closed()
+            raise self._closed_error()
         if self._broken is not None:
             broken, self._broken = self._broken, None
             raise broken if self._connection.usable else self._connection.error()
         self._connection.check()
         if self._disconnected:
             self._disconnected = False
-            self._waker.call(self._tell, Connected(server=self._broker.url, again=True))
+            self._waker.call(self._emit, Connected(server=self._broker.url, again=True))
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._is_closed()
+            raise self._closed_error()
         self._connection.check()

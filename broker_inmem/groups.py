@@ -1,9 +1,9 @@
-"""One group of the Record family: who has which partition, and how far each was committed.
+"""One group of the Record family: the owner and the committed position of each partition.
 
-Partitions move as members come and go; those that stay are not interrupted. A member is told before a partition
-goes and has `rebalance_seconds` to give it up; one that is silent for `session_seconds` loses all at once. A
-commit is taken from the partition's owner only. Not locked: the server's lock is held around every call, and
-members are told through `GroupMember.tell`, which only appends and wakes.
+Partitions move as members join and leave; partitions that stay are not interrupted. A member is notified before a
+revocation and has `rebalance_seconds` to release the partition; a member that is silent for `session_seconds` loses all
+of its partitions. Only the owner may commit. No locking: the caller holds the server's lock. `GroupMember.notify` only
+appends and wakes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["Claim", "Group", "GroupMember", "Notice"]
 
 
 class Notice(NamedTuple):
-    """What a member is told: partitions were assigned, are asked back or lost, or it was put out of the group."""
+    """A notice to a member: partitions assigned, revoked or lost, or its removal from the group."""
 
     kind: Literal["assigned", "revoking", "lost", "expelled"]
     partitions: Sequence[TopicPartition]
     positions: Mapping[TopicPartition, int]
     generation: int
-    """Of the assignment; a commit is taken only with the generation of its partition's latest assignment."""
+    """The assignment's generation; a commit needs that of its partition's latest assignment."""
 
 
 class Claim(NamedTuple):
@@ -37,16 +37,16 @@ class Claim(NamedTuple):
 
 
 class GroupMember(Protocol):
-    """A record source as its group sees it."""
+    """A record source as seen by its group."""
 
     @property
     def topics(self) -> Sequence[str]: ...
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         """Called under the server's lock, from any thread."""
         ...
 
     def wake(self) -> None:
-        """Something may fall due earlier than the member thought."""
+        """Something may be due earlier."""
         ...
 
 
@@ -72,11 +72,11 @@ class Group:
         self._starts: dict[TopicPartition, int] = {}
 
     def join(self, number: int, member: GroupMember, starts: Mapping[str, Start], now: float) -> None:
-        """A member comes, and says where new topics begin; partitions that others have are asked back from them."""
+        """Add a member with the start of new topics; partitions are revoked from other members."""
         for name in member.topics:
             if name not in self.topics:
                 topic = self._existing[name]
-                # A subscription that was made beforehand and never consumed says where the group begins.
+                # A subscription that was created in advance and never consumed defines the group's start.
                 prepared = topic.queues.get(self.name)
                 positions = topic.positions(starts[name], now) if prepared is None else prepared.start
                 if prepared is not None:
@@ -87,38 +87,38 @@ class Group:
         self.rebalance(now)
 
     def leave(self, number: int, now: float) -> None:
-        """A member goes by itself; it is told nothing."""
+        """A member leaves; it is not notified."""
         if self._members.pop(number, None) is not None:
             self._silent.pop(number, None)
             self._disown([partition for partition, owner in self.owners.items() if owner == number])
             self.rebalance(now)
 
     def expel(self, number: int, now: float) -> None:
-        """A member is put out; it learns that when it next hears of the server."""
+        """Remove a member; it is notified when it next reaches the server."""
         member = self._members.get(number)
         if member is not None:
             lost = [partition for partition, owner in self.owners.items() if owner == number]
             self.leave(number, now)
-            member.tell(Notice("expelled", lost, {}, 0))
+            member.notify(Notice("expelled", lost, {}, 0))
 
     def silence(self, number: int, now: float) -> None:
-        """A member is not heard of any more."""
+        """A member became silent."""
         if number in self._members:
             self._silent.setdefault(number, now)
             self.wake()
 
     def hear(self, number: int, now: float) -> None:
-        """A member is heard of again."""
+        """A member is reachable again."""
         self.advance(now)
         self._silent.pop(number, None)
 
     def release(self, number: int, partitions: Iterable[TopicPartition], now: float) -> None:
-        """A member has given up partitions that were asked of it."""
+        """A member has released revoked partitions."""
         self._disown([partition for partition in partitions if self.owners.get(partition) == number])
         self.rebalance(now)
 
     def changed(self, now: float) -> None:
-        """Topics were deleted, or have more partitions."""
+        """Topics were deleted or have grown."""
         for name in [name for name in self.topics if name not in self._existing]:
             self._forget_positions(name)
         self.rebalance(now)
@@ -129,7 +129,7 @@ class Group:
         self.rebalance(now)
 
     def advance(self, now: float) -> None:
-        """Put into effect what fell due: sessions of silent members and partitions not given up in time."""
+        """Apply what is due: expired sessions, and partitions that were not released in time."""
         for number, since in tuple(self._silent.items()):
             if since + self._session <= now:
                 self.expel(number, now)
@@ -137,18 +137,18 @@ class Group:
         if overdue:
             for number in {self.owners[partition] for partition in overdue}:
                 mine = [partition for partition in overdue if self.owners[partition] == number]
-                self._members[number].tell(Notice("lost", mine, {}, 0))
+                self._members[number].notify(Notice("lost", mine, {}, 0))
             self._disown(overdue)
             self.rebalance(now)
 
     def next_due(self) -> float | None:
-        """When `advance` next has something to do."""
+        """When `advance` is needed next."""
         due = [since + self._session for since in self._silent.values()]
         due += self._revoking.values()
         return min(due, default=None)
 
     def rebalance(self, now: float) -> None:
-        """Work out who should have what, give out what is free, and ask back what others should have."""
+        """Compute the assignment, assign free partitions, and revoke those that must move."""
         targets = self._targets()
         lost: dict[int, list[TopicPartition]] = {}
         asked: dict[int, list[TopicPartition]] = {}
@@ -168,17 +168,17 @@ class Group:
                 self._revoking[partition] = now + self._patience
                 asked.setdefault(owner, []).append(partition)
         for number, partitions in lost.items():
-            self._members[number].tell(Notice("lost", partitions, {}, 0))
+            self._members[number].notify(Notice("lost", partitions, {}, 0))
         for number, partitions in asked.items():
-            self._members[number].tell(Notice("revoking", partitions, {}, 0))
+            self._members[number].notify(Notice("revoking", partitions, {}, 0))
         for number, partitions in given.items():
             positions = {partition: self.position(partition) for partition in partitions}
-            self._members[number].tell(Notice("assigned", partitions, positions, self._generation))
+            self._members[number].notify(Notice("assigned", partitions, positions, self._generation))
         if asked:
             self.wake()
 
     def commit(self, claims: Mapping[TopicPartition, Claim]) -> dict[TopicPartition, BrokerError | None]:
-        """Store the next position of each partition whose claim still holds; one entry each."""
+        """Commit positions whose claims are valid; returns an error or None for each."""
         results = {partition: self.refusal(partition, claim) for partition, claim in claims.items()}
         for partition, refusal in results.items():
             if refusal is None:
@@ -186,14 +186,16 @@ class Group:
         return results
 
     def refusal(self, partition: TopicPartition, claim: Claim) -> BrokerError | None:
-        """Why that may not be committed; None if it may."""
+        """The error of an invalid commit; None if it is valid."""
         position = claim.position
         if self._generations.get(partition) != claim.generation:
-            return LeaseLost(f"Partition {partition.partition} of {partition.topic!r} is not this member's any more")
+            return LeaseLost(
+                f"Partition {partition.partition} of {partition.topic!r} is no longer assigned to this member"
+            )
         end = self._existing[partition.topic].partitions[partition.partition].next
         if not 0 <= position <= end:
             return OffsetOutOfRange(
-                f"{partition.topic!r}[{partition.partition}] ends at {end}; {position} was committed"
+                f"{partition.topic!r}[{partition.partition}] ends at {end}; cannot commit {position}"
             )
         return None
 
@@ -201,11 +203,11 @@ class Group:
         return self._committed.get(partition)
 
     def position(self, partition: TopicPartition) -> int:
-        """Where a new owner begins."""
+        """The start position of a new owner."""
         return self._committed.get(partition, self._starts.get(partition, 0))
 
     def behind(self, topic: str, now: float) -> dict[int, int]:
-        """How many records of each partition lie ahead."""
+        """The number of records ahead in each partition."""
         logs = self._existing[topic].partitions
         return {number: log.count(self.position(TopicPartition(topic, number)), now) for number, log in enumerate(logs)}
 
@@ -237,7 +239,7 @@ class Group:
                 del positions[partition]
 
     def _targets(self) -> dict[TopicPartition, int]:
-        """An even distribution that moves as little as possible; what is being given up counts as free."""
+        """An even distribution that moves as few partitions as possible; revoked partitions count as free."""
         topics = self._existing
         load = dict.fromkeys(sorted(self._members), 0)
         targets: dict[TopicPartition, int] = {}

@@ -1,8 +1,7 @@
-"""Keeps all messages of a key with one consumer at a time, for subscriptions that are ordered by key.
+"""Assigns all messages of a key to one consumer at a time, for subscriptions ordered by key.
 
-A key belongs to the consumer that has unsettled messages of it. What comes meanwhile is that consumer's,
-or parked until the key is free; a message that waits for its delay after a failure holds back its key. Not
-locked: the server's lock is held around every call.
+A key belongs to the consumer with unsettled messages of it. Later messages go to that consumer, or are parked until the
+key is free; a delayed message blocks its key. No locking: the caller holds the server's lock.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from broker_inmem.entries import Entry
 __all__ = ["Item", "KeyLanes"]
 
 Item = tuple[int, int, int, Entry]
-"""Sequence number, tie-break, deliveries so far, entry: items sort in the order of publishing."""
+"""Sequence number, tie-break, deliveries, entry: items sort in publishing order."""
 
 
 class _Lane:
@@ -41,18 +40,18 @@ class KeyLanes:
         self._inboxes: dict[int, dict[bytes, None]] = {}
 
     def __len__(self) -> int:
-        """How many items are parked."""
+        """The number of parked items."""
         return sum(len(lane.parked) for lane in self._lanes.values())
 
     def adopt(self, key: bytes | None, member: int) -> None:
-        """A message of this key is unsettled with this member already."""
+        """Note that a member already has an unsettled message of this key."""
         if key is not None:
             lane = self._lanes.setdefault(key, _Lane())
             lane.owner = member
             lane.held += 1
 
     def claim(self, item: Item, member: int) -> bool:
-        """Whether this member may have the item now; if not, it is parked."""
+        """Claim an item; returns False and parks it if the member may not have it now."""
         key = item[3].key
         if key is None:
             return True
@@ -67,7 +66,7 @@ class KeyLanes:
         return True
 
     def inbox(self, member: int) -> list[Item]:
-        """Take out what is parked for this member, in the order of publishing."""
+        """Remove and return the items parked for a member, in publishing order."""
         items: list[Item] = []
         for key in self._inboxes.pop(member, ()):
             lane = self._lanes.get(key)
@@ -78,20 +77,20 @@ class KeyLanes:
         return items
 
     def keep(self, item: Item) -> None:
-        """Put back an item from the inbox that its consumer did not take."""
+        """Put back an inbox item that the consumer did not take."""
         key = item[3].key
         if key is not None:
             self._park(key, self._lanes[key], item)
 
     def settled(self, key: bytes | None) -> None:
-        """A message of this key is done."""
+        """A message of this key was settled."""
         if key is not None:
             lane = self._lanes[key]
             lane.held -= 1
             self._free(key, lane)
 
-    def give_back(self, item: Item) -> None:
-        """A held message is to be delivered again at once."""
+    def release(self, item: Item) -> None:
+        """Redeliver a leased message at once."""
         key = item[3].key
         if key is None:
             heappush(self._returned, item)
@@ -102,7 +101,7 @@ class KeyLanes:
         self._free(key, lane)
 
     def block(self, key: bytes | None) -> None:
-        """A held message is to be delivered again later; its key waits for it."""
+        """A leased message will be redelivered later; block its key until then."""
         if key is not None:
             lane = self._lanes[key]
             lane.held -= 1
@@ -110,7 +109,7 @@ class KeyLanes:
             self._free(key, lane)
 
     def unblock(self, item: Item) -> None:
-        """The delay of a message is over."""
+        """The delay of a message has ended."""
         key = item[3].key
         lane = None if key is None else self._lanes.get(key)
         if key is None or lane is None:
@@ -121,7 +120,7 @@ class KeyLanes:
         self._free(key, lane)
 
     def dissolve(self) -> None:
-        """Let every parked item go: order by key is no longer asked for."""
+        """Return every parked item: order by key has ended."""
         for lane in self._lanes.values():
             for item in lane.parked:
                 heappush(self._returned, item)
@@ -129,7 +128,7 @@ class KeyLanes:
         self._inboxes.clear()
 
     def clear(self) -> None:
-        """Forget parked items; what is held stays held."""
+        """Drop parked items; leased ones are kept."""
         for lane in self._lanes.values():
             lane.parked = []
             lane.blocked = 0

@@ -1,7 +1,7 @@
 """Reads of the committed log of an in-memory server, without a group.
 
-Calls do not suspend, but for one turn of the loop between batches. A read sees what was committed when it
-reaches it, and fails rather than skips when retention overtakes it.
+Calls do not suspend, except for one turn of the loop between batches. A read sees what is committed when it gets there,
+and raises if retention overtakes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class InmemLogReader:
                 log = logs[partition]
                 if position < log.first or stop > log.stable:
                     raise OffsetOutOfRange(
-                        f"{topic!r}[{partition}] holds {log.first} to {log.stable}; {position} to {stop} was asked for"
+                        f"{topic!r}[{partition}] holds {log.first} to {log.stable}; cannot read {position} to {stop}"
                     )
                 now = self._broker.clock.time()
                 entries, position = log.read(position, max_records, _MAX_BYTES, now, committed=True, stop=stop)

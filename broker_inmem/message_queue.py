@@ -1,14 +1,11 @@
-"""One subscription of the Message family: what waits, what is leased to whom, what comes again and when.
+"""One subscription of the Message family: ready, leased and delayed messages.
 
-Not locked: the server's lock is held around every call, and no call waits. Time is a parameter: whatever
-fell due is put into effect by the next call that looks (`advance`), and sleeping consumers wake by the clock.
-A message is in exactly one place: ready, returned, delayed, parked behind its key, or leased; it leaves by
-ack, by reject, by its time to live, or by a purge.
+No locking: the caller holds the server's lock, and no call waits. Time is a parameter: `advance` applies what is due at
+the next call, and the clock wakes sleeping consumers. A message is in exactly one place: ready, returned, delayed,
+parked behind its key, or leased. It leaves by ack, reject, expiry or purge.
 
-MERGED broker_inmem.message_queue: Draws the order between messages of different keys, so that tests find what relies on an order nobody promised.
-
-The order within a key is kept. The same seed and the same calls give the same order. Not locked: the server's
-lock is held around every call.
+`KeyShuffler` shuffles messages of different keys and keeps the order within a key, so tests find code that relies on an
+order that no broker guarantees. The same seed and calls give the same order.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from broker_inmem.entries import DELIVERY_VIEW, Delivery, Entry
 from broker_inmem.key_lanes import Item, KeyLanes
 from broker_inmem.waker import Waker
 
-__all__ = ["Member", "MessageQueue", "Mixer"]
+__all__ = ["KeyShuffler", "Member", "MessageQueue"]
 
 
 _CHUNK: Final = 64
@@ -55,7 +52,7 @@ class MessageQueue:
     """The state of one subscription.
 
     :param start: the position of each partition that it began at; it has everything from there on.
-    :param mixer: draws the order between keys.
+    :param shuffler: draws the order between keys.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class MessageQueue:
         name: str,
         *,
         native_delay: float,
-        mixer: Mixer,
+        shuffler: KeyShuffler,
         start: Mapping[int, int],
         ephemeral: bool = False,
     ) -> None:
@@ -76,7 +73,7 @@ class MessageQueue:
         self.used = False
         """Whether a consumer ever opened it."""
         self.members: dict[int, Member] = {}
-        """Consumers by number, those included that are gone and have leases."""
+        """Consumers by number, including dead ones that still have leases."""
         self.waiters: deque[Waker] = deque()
         self.duplicate: Callable[[MessageQueue, Sequence[Delivery]], None] | None = None
         self._native_delay = native_delay
@@ -85,22 +82,22 @@ class MessageQueue:
         self._returned: list[Item] = []
         self._delayed: list[tuple[float, int, Item, bool]] = []
         self._first_expiry = _FOREVER
-        """No lease ends before this time."""
+        """The earliest end of a lease."""
         self._lanes: KeyLanes | None = None
         self._tags = count(1)
         self._ties = count()
         self._purged = -1
-        self._mixer = mixer
+        self._shuffler = shuffler
 
     @property
     def waiting(self) -> int:
-        """Messages that are not with a consumer."""
+        """Messages that are not leased."""
         parked = len(self._lanes) if self._lanes is not None else 0
         return len(self._ready) + len(self._staged) + len(self._returned) + len(self._delayed) + parked
 
     @property
     def unsettled(self) -> int:
-        """Messages that are with a consumer."""
+        """Leased messages."""
         return sum(len(member.leases) for member in self.members.values())
 
     @property
@@ -108,7 +105,7 @@ class MessageQueue:
         return self._lanes is not None
 
     def push(self, entries: Iterable[Entry]) -> None:
-        """New messages, in the order of publishing."""
+        """Add new messages, in publishing order."""
         self._ready.extend(entries)
         if self.waiters:
             self.notify()
@@ -137,18 +134,18 @@ class MessageQueue:
         return member
 
     def leave(self, member: Member) -> None:
-        """A consumer closed: what it holds comes again, without having been attempted."""
+        """A consumer closed: redeliver its messages without counting an attempt."""
         self.drop(member, list(member.leases.values()), attempted=False)
         self.abandon(member)
 
     def abandon(self, member: Member) -> None:
-        """A consumer died: what it holds comes again when its leases end."""
+        """A consumer died: redeliver its messages when their leases end."""
         member.gone = True
         if not member.leases:
             self.members.pop(member.number, None)
 
     def take(self, member: Member, max_messages: int, max_bytes: int, now: float) -> list[Message[Any]]:
-        """Lease messages to a consumer: at most so many, and so many bytes but for one message."""
+        """Lease messages to a consumer, at most `max_messages` and, except for the first, `max_bytes`."""
         self.advance(now)
         lanes = self._lanes
         if lanes is None:
@@ -164,7 +161,7 @@ class MessageQueue:
         return taken
 
     def settle(self, member: Member, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:
-        """Carry out settlements; one entry each."""
+        """Settle messages; returns an error or None for each."""
         self.advance(now)
         results: list[BrokerError | None] = [None] * len(settlements)
         leases, lanes = member.leases, self._lanes
@@ -174,7 +171,7 @@ class MessageQueue:
             outcome, delay = settlement.outcome, settlement.delay
             if delay is not None and delay > self._native_delay:
                 results[index] = Unsupported(
-                    f"A delay of {delay} s is longer than the {self._native_delay} s that the server keeps"
+                    f"A delay of {delay} s exceeds the server's maximum of {self._native_delay} s"
                 )
             elif leases.pop(delivery.tag, None) is None:
                 results[index] = self._refusal(delivery, outcome)
@@ -186,7 +183,7 @@ class MessageQueue:
                         again = True
                 else:
                     attempts = delivery.attempt - (outcome is Outcome.RELEASE)
-                    self._give_back(delivery.entry, attempts, delay or 0.0, now)
+                    self._release(delivery.entry, attempts, delay or 0.0, now)
                     again = True
         if again and self.waiters:
             self.notify()
@@ -207,18 +204,18 @@ class MessageQueue:
         return results
 
     def drop(self, member: Member, deliveries: Iterable[Delivery], *, attempted: bool = True) -> int:
-        """End these leases now: their messages come again. How many there were."""
+        """End leases now and redeliver their messages; returns their number."""
         dropped = 0
         for delivery in deliveries:
             if member.leases.pop(delivery.tag, None) is not None:
-                self._give_back(delivery.entry, delivery.attempt - (not attempted), 0.0, 0.0)
+                self._release(delivery.entry, delivery.attempt - (not attempted), 0.0, 0.0)
                 dropped += 1
         if dropped and self.waiters:
             self.notify()
         return dropped
 
     def advance(self, now: float) -> None:
-        """Put into effect what fell due: ended leases and delays."""
+        """Apply what is due: ended leases and delays."""
         if now >= self._first_expiry:
             self._expire(now)
         delayed = self._delayed
@@ -230,25 +227,25 @@ class MessageQueue:
                 heappush(self._returned, item)
 
     def next_due(self) -> float | None:
-        """When `advance` next has something to do, or a little before."""
+        """When `advance` is needed next, at the latest."""
         due = self._first_expiry
         if self._delayed and self._delayed[0][0] < due:
             due = self._delayed[0][0]
         return None if due == _FOREVER else due
 
     def end(self) -> None:
-        """The subscription was deleted: its consumers are gone, and those that sleep are woken to learn so."""
+        """The subscription was deleted: wake its sleeping consumers, whose calls then raise."""
         self.deleted = True
         self.members.clear()
         while self.waiters:
             self.waiters.popleft().wake()
 
     def redeliver(self, delivery: Delivery) -> None:
-        """Deliver an entry once more, although it is leased: a fault."""
+        """Deliver a leased entry once more: a fault."""
         heappush(self._returned, (delivery.entry.seq, next(self._ties), delivery.attempt, delivery.entry))
 
     def purge(self, seq: int) -> None:
-        """Forget everything up to this sequence number; what is leased does not come again."""
+        """Remove everything up to this sequence number; leased messages are not redelivered."""
         self._purged = seq
         self._ready.clear()
         self._staged.clear()
@@ -258,7 +255,7 @@ class MessageQueue:
             self._lanes.clear()
 
     def notify(self) -> None:
-        """Wake a sleeping consumer to look again; with order by key all, as only some may have what is there."""
+        """Wake a sleeping consumer; with order by key all of them, because the messages may be for certain ones."""
         if self._lanes is not None:
             while self.waiters:
                 self.waiters.popleft().wake()
@@ -267,7 +264,7 @@ class MessageQueue:
                 pass
 
     def stop_waiting(self, waker: Waker) -> None:
-        """A consumer no longer sleeps here; another takes over what it may have been woken for."""
+        """A consumer no longer sleeps here; wake another one in its place."""
         try:
             self.waiters.remove(waker)
         except ValueError:
@@ -285,7 +282,7 @@ class MessageQueue:
             elif staged:
                 attempt, entry = 0, staged.pop()
             elif self._ready:
-                self._stage()
+                self._shuffle_ready()
                 continue
             else:
                 break
@@ -325,7 +322,7 @@ class MessageQueue:
         if not self._staged:
             if not self._ready:
                 return None
-            self._stage()
+            self._shuffle_ready()
         entry = self._staged.pop()
         return (entry.seq, next(self._ties), 0, entry)
 
@@ -339,12 +336,12 @@ class MessageQueue:
                     first = min(first, delivery.expires)
                     break
                 del leases[delivery.tag]
-                self._give_back(delivery.entry, delivery.attempt, 0.0, now)
+                self._release(delivery.entry, delivery.attempt, 0.0, now)
             if member.gone and not leases:
                 del self.members[member.number]
         self._first_expiry = first
 
-    def _give_back(self, entry: Entry, attempts: int, delay: float, now: float) -> None:
+    def _release(self, entry: Entry, attempts: int, delay: float, now: float) -> None:
         lanes = self._lanes
         if entry.seq <= self._purged:
             if lanes is not None:
@@ -356,16 +353,16 @@ class MessageQueue:
             if lanes is not None:
                 lanes.block(entry.key)
         elif lanes is not None:
-            lanes.give_back(item)
+            lanes.release(item)
         else:
             heappush(self._returned, item)
 
-    def _stage(self) -> None:
+    def _shuffle_ready(self) -> None:
         ready = self._ready
-        mixer = self._mixer
-        chunk = [ready.popleft() for _ in range(min(mixer.window or _CHUNK, len(ready)))]
-        if mixer.window and len(chunk) > 1:
-            chunk = mixer.mix(chunk)
+        shuffler = self._shuffler
+        chunk = [ready.popleft() for _ in range(min(shuffler.window or _CHUNK, len(ready)))]
+        if shuffler.window and len(chunk) > 1:
+            chunk = shuffler.shuffle(chunk)
         chunk.reverse()
         self._staged.extend(chunk)
 
@@ -374,7 +371,7 @@ class MessageQueue:
             return None
         if delivery.outcome is None:
             return self._lost(delivery)
-        return AlreadySettled(f"Message {delivery.entry.id!r} was settled with {delivery.outcome.name.lower()} before")
+        return AlreadySettled(f"Message {delivery.entry.id!r} was already settled with {delivery.outcome.name.lower()}")
 
     def _lost(self, delivery: Delivery) -> LeaseLost:
         return LeaseLost(
@@ -385,8 +382,8 @@ class MessageQueue:
 _PATTERNS: Final = 32
 
 
-class Mixer:
-    """Mixes windows of up to `window` entries; 0 or 1 mixes nothing.
+class KeyShuffler:
+    """Shuffles windows of up to `window` entries; 0 or 1 keeps the order.
 
     :param seed: what the order is drawn from; None draws one.
     """
@@ -397,33 +394,33 @@ class Mixer:
         self._random = random.Random(self.seed)
         self._patterns: dict[int, list[Any]] = {}
 
-    def mix(self, entries: list[Entry]) -> list[Entry]:
+    def shuffle(self, entries: list[Entry]) -> list[Entry]:
         """Two entries or more in another order."""
         length = len(entries)
         patterns = self._patterns.get(length)
         if patterns is None:
-            # Ready-made permutations, since drawing one per window would cost more than a delivery.
+            # Precomputed permutations, because drawing one per window would cost more than a delivery.
             draw = self._random
             patterns = [itemgetter(*draw.sample(range(length), length)) for _ in range(_PATTERNS)]
             self._patterns[length] = patterns
-        mixed: list[Entry] = list(patterns[self._random.getrandbits(5)](entries))
+        shuffled: list[Entry] = list(patterns[self._random.getrandbits(5)](entries))
         keys = [entry.key for entry in entries if entry.key is not None]
         if len(set(keys)) < len(keys):
-            _restore_order(mixed)
-        return mixed
+            _restore_order(shuffled)
+        return shuffled
 
 
-def _restore_order(mixed: list[Entry]) -> None:
-    """Give the places of each key to that key's entries in the order of publishing."""
+def _restore_order(shuffled: list[Entry]) -> None:
+    """Put the entries of each key into publishing order."""
     places: dict[bytes, list[int]] = {}
-    for index, entry in enumerate(mixed):
+    for index, entry in enumerate(shuffled):
         if entry.key is not None:
             places.setdefault(entry.key, []).append(index)
     for indexes in places.values():
         if len(indexes) > 1:
-            entries = sorted((mixed[index] for index in indexes), key=_seq)
+            entries = sorted((shuffled[index] for index in indexes), key=_seq)
             for index, entry in zip(indexes, entries, strict=True):
-                mixed[index] = entry
+                shuffled[index] = entry
 
 
 def _seq(entry: Entry) -> int:

@@ -1,7 +1,7 @@
 """One consumer of one subscription of an in-memory server.
 
-`fetch` is woken by what is published or comes back, and by the server's clock when a lease or a delay ends. Settling
-never suspends. When the connection breaks, the consumer learns at once which of its messages come again.
+Published and redelivered messages wake `fetch`, and so does the server's clock when a lease or a delay ends. Settling
+never suspends. When the connection breaks, the consumer learns at once which messages will be redelivered.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class InmemMessageSource(Fetching[Message[Any]]):
             self._listener.lost(held)
         self._lost = False
 
-    def _is_closed(self) -> Closed:
+    def _closed_error(self) -> Closed:
         return Closed(f"The consumer of subscription {self._queue.name!r} was closed")
 
     def _take(self, most: int, max_bytes: int, now: float) -> Sequence[Message[Any]]:
@@ -135,7 +135,7 @@ class InmemMessageSource(Fetching[Message[Any]]):
         self._queue.waiters.append(self._waker)
         return self._broker.next_due((self._queue.topic,), self._queue.next_due())
 
-    def _unwatch(self) -> None:
+    def _stop_watching(self) -> None:
         self._queue.stop_waiting(self._waker)
 
     def _settle_faultily(self, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:

@@ -1,4 +1,4 @@
-"""How one in-memory server behaves, and the capabilities that follow; immutable values, safe from any thread."""
+"""The behaviour of one in-memory server and its capabilities. Immutable values, safe from any thread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The log of one partition: entries in order of offsets that only grow and have gaps.
+"""The log of one partition: entries by offset. Offsets only grow and have gaps.
 
-Not locked: the server's lock is held around every call. Nothing here waits or fails half-way.
+No locking: the caller holds the server's lock. No call waits or fails half-way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COMPACT_AT = 1024
 
 
 class PartitionLog:
-    """Entries from `first` to `next`; the end of a transaction takes an offset of its own."""
+    """Entries from `first` to `next`; the end of a transaction has its own offset."""
 
     __slots__ = ("_head", "entries", "first", "next", "open", "transactional")
 
@@ -24,27 +24,27 @@ class PartitionLog:
         self.entries: list[Entry] = []
         self._head = 0
         self.first = 0
-        """The lowest offset that may be asked for."""
+        """The lowest readable offset."""
         self.next = 0
         """The offset of the next entry."""
         self.open: dict[TransactionState, int] = {}
         """Open transactions, with the offset of the first entry of each."""
         self.transactional = False
-        """Whether it ever held an entry of a transaction."""
+        """Whether it ever contained an entry of a transaction."""
 
     def __len__(self) -> int:
         return len(self.entries) - self._head
 
     @property
     def stable(self) -> int:
-        """Everything below is committed or aborted: where readers of committed data stop."""
+        """All entries below this offset are committed or aborted."""
         return min(self.open.values()) if self.open else self.next
 
     def bounds(self) -> Bounds:
         return Bounds(self.first, self.stable)
 
     def append(self, entry: Entry) -> None:
-        """Give the entry the next offset and add it."""
+        """Append an entry at the next offset."""
         entry.offset = self.next
         self.next += 1
         self.entries.append(entry)
@@ -88,7 +88,7 @@ class PartitionLog:
         return found, max(position, limit)
 
     def count(self, position: int, now: float) -> int:
-        """How many committed, unexpired entries lie at or above a position, those of open transactions included."""
+        """The number of unexpired entries at or above a position, including those of open transactions."""
         entries = self.entries[self._index(position) :]
         return sum(
             1
@@ -120,7 +120,7 @@ class PartitionLog:
             self._remove_below(index)
 
     def clear(self) -> int:
-        """Remove every entry; how many there were."""
+        """Remove every entry; returns their number."""
         removed = len(self)
         self._remove_below(len(self.entries))
         self.first = self.next
@@ -133,7 +133,7 @@ class PartitionLog:
         if index > self._head:
             self.first = max(self.first, self.entries[index - 1].offset + 1)
             self._head = index
-        # Compacting only when half of the list is dead keeps removal cheap per entry.
+        # Compact only when half of the list is unused: amortized O(1) per entry.
         if (self._head >= _COMPACT_AT and 2 * self._head >= len(self.entries)) or self._head == len(self.entries):
             del self.entries[: self._head]
             self._head = 0

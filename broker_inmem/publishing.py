@@ -1,7 +1,7 @@
 """Publishing to one topic of an in-memory server.
 
-Messages are stored before the call first suspends, so a cancelled call has published. It lets other tasks of
-the loop run now and then, as the way to a server would.
+Messages are stored before the call first suspends, so a cancelled call has published them. The call yields to the loop
+now and then, as a network client would.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class InmemPublishTarget:
 def store(
     faults: Faults, topic: Topic, messages: Sequence[OutboundMessage], now: float, work: TransactionWork | None
 ) -> list[Receipt | BrokerError]:
-    """Publish under the server's faults; the caller holds the lock."""
+    """Publish, subject to injected faults; the caller holds the lock."""
     faults.check("publish", topic.name)
     fates = faults.draw("publish", topic.name, len(messages))
     wanted = [message for message, fate in zip(messages, fates, strict=True) if fate is None or fate.applied]

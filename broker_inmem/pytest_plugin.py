@@ -1,9 +1,9 @@
-"""Fixtures for the tests of applications, installed with the package: pytest finds them by itself.
+"""Pytest fixtures for tests of applications, found by pytest once this package is installed.
 
-Each test gets a private in-memory broker, on its own event loop. Its time is real, unless the test also asks for
-`manual_clock`: then it stands still until the test advances it. The order between keys is drawn anew for each
-broker; a failing test shows the seed, and `--broker-seed` brings it back. Every run of pytest imports this module,
-so it imports the broker in the fixtures only.
+Each test gets a private in-memory broker on its own event loop. Its clock is the system's, unless the test requests
+`manual_clock`, which stands still until the test advances it. The order between keys is random per broker; a failing
+test shows the seed, and `--broker-seed` reproduces it. Every run of pytest imports this module, so only the fixtures
+import the broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
     try:
         from pytest_asyncio import fixture as async_fixture
     except ImportError:
-        # Then another plugin, such as anyio's, runs coroutine fixtures.
+        # Another plugin, such as anyio, runs coroutine fixtures.
         async_fixture = pytest.fixture
 
 __all__ = ["broker_bus", "inmem_broker", "manual_clock"]
@@ -53,10 +53,10 @@ def inmem_broker(request: pytest.FixtureRequest) -> Iterator[broker_inmem.Broker
         clock = request.getfixturevalue("manual_clock")
     options = broker_inmem.BrokerOptions(seed=request.config.getoption("--broker-seed"))
     broker = broker_inmem.Broker(options, clock=clock)
-    # Pytest shows what was printed if the test fails.
+    # Pytest shows this output if the test fails.
     print(f"The in-memory broker's order between keys: --broker-seed={broker.seed}")  # noqa: T201
     yield broker
-    # Closing what the test left open must not meet its faults.
+    # Faults of the test must not affect the cleanup.
     broker.faults.clear()
 
 

@@ -1,8 +1,8 @@
 """One member of a record group on an in-memory server.
 
-`fetch` is woken by what is published or committed, and by a change of partitions. The listener is called on the
-member's loop only, never under the server's lock; partitions are let go when it has answered, or when its time is over.
-A member that was put out of its group while it was cut off learns so when it reaches the server again, and joins anew.
+Published and committed records and changes of partitions wake `fetch`. The listener is called on the member's loop,
+never under the server's lock. A revoked partition is released when the listener returns, or when its time is up. A
+member that was removed from its group while it was disconnected rejoins when it reaches the server again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker_inmem.server import Broker
 __all__ = ["InmemRecordSource"]
 
 _ANSWER_BY: Final = 0.9
-"""The share of the server's patience that the listener may use."""
+"""The part of `rebalance_seconds` that the listener may use."""
 
 
 class _Assigned:
@@ -85,12 +85,12 @@ class InmemRecordSource(Fetching[Record[Any]]):
 
     @property
     def number(self) -> int:
-        """Which member of its group it is."""
+        """Its member number in the group."""
         return self._number
 
     @property
     def broker(self) -> Broker:
-        """The server that it reads from."""
+        """The server."""
         return self._broker
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
@@ -106,11 +106,11 @@ class InmemRecordSource(Fetching[Record[Any]]):
                     broker.faults.check("commit", name)
             self._group.advance(broker.clock.time())
             results = self._group.commit(claims)
-        self._hear()
+        self._process_notices()
         return results
 
     def claims(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Claim]:
-        """These positions with the assignments that this member knows of."""
+        """Positions with the generations of their assignments."""
         claims: dict[TopicPartition, Claim] = {}
         for partition, position in positions.items():
             assigned = self._partitions.get(partition)
@@ -134,7 +134,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
                 log = self._broker.topics[partition.topic].partitions[partition.partition]
                 if position is not None and not log.first <= position <= log.next:
                     holds = f"{partition.topic!r}[{partition.partition}] holds {log.first} to {log.next}"
-                    raise OffsetOutOfRange(f"{holds}; {position} was asked for")
+                    raise OffsetOutOfRange(f"{holds}; cannot seek to {position}")
                 wanted[partition] = self._group.position(partition) if position is None else position
             for partition, position in wanted.items():
                 self._partitions[partition].position = position
@@ -177,23 +177,23 @@ class InmemRecordSource(Fetching[Record[Any]]):
         self._waker.wake()
         self._on_close(self)
 
-    # What follows is called by the server, under its lock and from any thread.
+    # Called by the server, under its lock and from any thread.
 
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         self._notices.append(notice)
-        self._waker.call(self._hear)
+        self._waker.call(self._process_notices)
 
     def wake(self) -> None:
         self._waker.wake()
 
-    # What follows runs on the member's loop.
+    # On the member's loop.
 
     def _join(self, now: float) -> None:
         self._group = self._broker.ensure_group(self._group_name)
         self._group.join(self._number, self, self._starts, now)
 
-    def _hear(self) -> None:
-        """Act on what the group said; nothing is heard while the server cannot be reached."""
+    def _process_notices(self) -> None:
+        """Process the group's notices, unless the server is unreachable."""
         while self._notices and not self._closed and self._connection.usable:
             kind, partitions, positions, generation = self._notices.popleft()
             if kind == "assigned":
@@ -235,7 +235,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             async with asyncio.timeout_at(deadline):
                 await self._listener.revoking(partitions, deadline)
         except TimeoutError:
-            text = f"Group {self._group_name!r}: {len(partitions)} partitions were given up late"
+            text = f"Group {self._group_name!r}: {len(partitions)} partitions were released late"
             self._listener.event(Warned(text=text))
         except Exception as error:
             self._listener.event(Warned(text=f"Group {self._group_name!r}: revoking partitions failed: {error}"))
@@ -246,7 +246,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             if not self._closed:
                 self._group.release(self._number, mine, broker.clock.time())
 
-    def _is_closed(self) -> Closed:
+    def _closed_error(self) -> Closed:
         return Closed(f"The member of group {self._group_name!r} was closed")
 
     def _take(self, most: int, max_bytes: int, now: float) -> list[Record[Any]] | None:
@@ -266,7 +266,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             self._broker.topics[name].watchers.add(self._waker)
         return self._broker.next_due(self._topics, self._group.next_due())
 
-    def _unwatch(self) -> None:
+    def _stop_watching(self) -> None:
         for name in self._topics:
             if name in self._broker.topics:
                 self._broker.topics[name].watchers.discard(self._waker)
@@ -298,8 +298,8 @@ class InmemRecordSource(Fetching[Record[Any]]):
 
     def _warn_of_gap(self, partition: TopicPartition, position: int, first: int) -> None:
         text = (
-            f"Group {self._group_name!r}: retention has removed {partition.topic!r}[{partition.partition}] "
-            f"from {position} to {first}; it goes on at {first}"
+            f"Group {self._group_name!r}: retention removed {partition.topic!r}[{partition.partition}] "
+            f"from {position} to {first}; continuing at {first}"
         )
         self._waker.call(self._listener.event, Warned(text=text))
 
@@ -319,5 +319,5 @@ def _record(entry: Entry, generation: int) -> Record[Any]:
 
 
 def _plain(partition: TopicPartition) -> TopicPartition:
-    """A tuple of the same two values is accepted too."""
+    """Accepts a plain tuple, too."""
     return partition if type(partition) is TopicPartition else TopicPartition(*partition)

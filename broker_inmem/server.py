@@ -1,14 +1,8 @@
 """The in-memory server: topics, groups and transactions, shared by any number of connections.
 
-Every public method may be called from any thread and event loop: the server has one lock, which is held for
-short synchronous sections only and never while waiting. Sleeping consumers are woken on their own loops.
-Nothing survives the process. A server has no task and no timer of its own: what falls due takes effect when
-somebody looks, and those who wait are woken by the clock.
-
-MERGED broker_inmem.server: What the server keeps of transactions: what one of them has done so far, and whose turn it is.
-
-Not locked: the server's lock is held around every call, and no call waits. A transaction ends once; ending it
-again changes nothing.
+*Concurrency.* Every public method may be called from any thread and event loop. The server has one lock, held only in
+short synchronous sections. Sleeping consumers are woken on their own loops. *Time.* The server has no task and no
+timer: what is due is applied at the next call, and the clock wakes those who wait. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from broker_inmem.connection import Connection, ConnectionState
 from broker_inmem.entries import TransactionState
 from broker_inmem.faults import Faults
 from broker_inmem.groups import Claim, Group
-from broker_inmem.message_queue import MessageQueue, Mixer
+from broker_inmem.message_queue import KeyShuffler, MessageQueue
 from broker_inmem.options import BrokerOptions
 from broker_inmem.topic import Topic, TransactionWork
 
@@ -58,7 +52,7 @@ class Broker:
         self.clock: Final = clock or SystemClock()
         self.name: Final = name or f"private-{next(_names)}"
         self.capabilities: Final = self.options.capabilities()
-        self.mixer: Final = Mixer(self.options.shuffle, self.options.seed)
+        self.shuffler: Final = KeyShuffler(self.options.shuffle, self.options.seed)
         self.lock: Final = threading.Lock()
         self.faults: Final = Faults(self)
         self.up = True
@@ -66,30 +60,31 @@ class Broker:
         self.groups: Final[dict[str, Group]] = {}
         self.producers: Final[dict[str, Producer]] = {}
         self.connections: Final[list[Connection]] = []
-        """Those that are open, in the order of opening."""
+        """Open connections, in order of opening."""
         self._limits = MessageLimits(self.capabilities)
         self._numbers = count(1)
         self._deadlines: list[tuple[float, int, ServerTransaction]] = []
         with _registry_lock:
             if self.name in _known:
                 raise ConfigurationError(
-                    f"An in-memory broker {self.name!r} exists", advice="Choose another name, or forget that one"
+                    f"An in-memory broker {self.name!r} exists",
+                    advice="Choose another name, or call Broker.forget with this one",
                 )
             _known[self.name] = self
 
     @property
     def url(self) -> str:
-        """Connects to this server from the same process, as long as somebody keeps the object."""
+        """A URL for this process; valid while the object is referenced."""
         return f"inmem://{self.name}"
 
     @property
     def seed(self) -> int:
-        """What the order between keys is drawn from: give it as `seed` to see the same order again."""
-        return self.mixer.seed
+        """The random seed of the order between keys; pass it as `seed` to reproduce the order."""
+        return self.shuffler.seed
 
     @classmethod
     def named(cls, name: str, options: BrokerOptions | None = None) -> Broker:
-        """The server of that name in this process; it is made when it is first asked for, and then kept.
+        """The server of this name in this process, created on first use.
 
         :param options: how it is made; None takes it as it is.
         :raises ConfigurationError: it exists with other options.
@@ -101,25 +96,25 @@ class Broker:
         if options is not None and options != existing.options:
             raise ConfigurationError(
                 f"The in-memory broker {name!r} exists in this process with other settings",
-                advice="Give its settings at its first use only, or choose another name",
+                advice="Pass settings at first use only, or choose another name",
             )
         return existing
 
     @classmethod
     def forget(cls, name: str) -> None:
-        """Let the server of that name go, with all that it holds; its connections keep it until they close."""
+        """Remove the server of this name; open connections keep it until they close."""
         with _registry_lock:
             _kept.pop(name, None)
             _known.pop(name, None)
 
-    # What follows is for the connections. Callers hold the lock.
+    # Called by connections, which hold the lock.
 
     def number(self) -> int:
-        """A number that no other connection, consumer or group member of this server has."""
+        """A number that is unique on this server."""
         return next(self._numbers)
 
     def topic(self, name: str, now: float) -> Topic:
-        """A topic, with everything put into effect that fell due.
+        """A topic, after applying what is due.
 
         :raises TopicNotFound: there is none of that name.
         """
@@ -160,7 +155,7 @@ class Broker:
                 topic.name,
                 name,
                 native_delay=self.options.native_delay,
-                mixer=self.mixer,
+                shuffler=self.shuffler,
                 start=positions,
                 ephemeral=ephemeral,
             )
@@ -190,7 +185,7 @@ class Broker:
         return group is not None and topic in group.topics
 
     def check_family(self, topic: str, name: str, family: str) -> None:
-        """A name belongs to the family that first opened it.
+        """Check that a name is used by one family only.
 
         :raises ConfigurationError: the other family did.
         """
@@ -211,21 +206,21 @@ class Broker:
                 del self.groups[name]
 
     def producer(self, transactional_id: str) -> Producer:
-        """All producers of that id."""
+        """The producer state of this id."""
         return self.producers.setdefault(transactional_id, Producer())
 
     def add_deadline(self, when: float, transaction: ServerTransaction) -> None:
-        """Abort this transaction at that time, if it is open by then."""
+        """Abort a transaction at this time if it is still open."""
         heappush(self._deadlines, (when, self.number(), transaction))
 
     def expire_transactions(self, now: float) -> None:
-        """Abort the transactions that were open for too long."""
+        """Abort transactions whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, transaction = heappop(self._deadlines)
             transaction.expire(now)
 
     def next_due(self, topics: Sequence[str], other: float | None = None) -> float | None:
-        """When something next falls due that concerns readers of these topics."""
+        """The next time at which something is due for readers of these topics."""
         due = other
         for name in topics:
             topic = self.topics.get(name)
@@ -239,7 +234,7 @@ class Broker:
         return due
 
     def connect(self) -> Connection:
-        """Let a client in.
+        """Add a client.
 
         :raises ConnectionFailed: the server is stopped.
         """
@@ -249,7 +244,7 @@ class Broker:
         return connection
 
     def disconnect(self, connection: Connection) -> None:
-        """A client has gone."""
+        """Remove a client."""
         if connection in self.connections:
             self.connections.remove(connection)
         if connection.state is not ConnectionState.KILLED:
@@ -260,7 +255,7 @@ class Broker:
 
 
 class ServerTransaction:
-    """One transaction as the server sees it. Not locked: the server's lock is held around every call."""
+    """One transaction. The caller holds the server's lock."""
 
     def __init__(self) -> None:
         self.state: Final = TransactionState()
@@ -269,14 +264,14 @@ class ServerTransaction:
         self._work: dict[Topic, TransactionWork] = {}
 
     def work(self, topic: Topic) -> TransactionWork:
-        """Where what is published to a topic is noted."""
+        """The messages published to a topic."""
         work = self._work.get(topic)
         if work is None:
             work = self._work[topic] = TransactionWork(self.state)
         return work
 
     def end(self, *, committed: bool, now: float) -> None:
-        """Make it count, or undo it."""
+        """Commit or abort."""
         if self.state.open:
             self.state.committed = committed
             self.state.open = False
@@ -284,14 +279,14 @@ class ServerTransaction:
                 topic.end(work, now)
 
     def expire(self, now: float) -> None:
-        """Abort it, if it is still open, because its time is over."""
+        """Abort it if it is still open: its deadline has passed."""
         if self.state.open:
             self.expired = True
             self.end(committed=False, now=now)
 
 
 class Producer:
-    """All producers of one id; the newest is the only one that may act."""
+    """The producers of one id; only the newest is valid."""
 
     def __init__(self) -> None:
         self.epoch = 0

@@ -1,7 +1,7 @@
-"""Settings of the in-memory backend: which server of this process, and how it behaves if it is new.
+"""Settings of the in-memory backend: the server in this process, and the options of a new one.
 
-`inmem:` is the server named "default", `inmem://name` or `inmem:name` the one of that name; each is made at its
-first use and kept as long as the process. Immutable, safe from any thread.
+`inmem:` is the server named "default"; `inmem://name` or `inmem:name` is the one of that name. A server is created on
+first use and lives as long as the process. Immutable, safe from any thread.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SERVER_SETTINGS: Final = (
 
 
 class InmemSettings(BackendSettings):
-    """Where to find an in-memory server. All but `name`, `broker` and `lease_seconds` is for a server that does not
-    exist yet; asking for other values of one that exists is an error."""
+    """An in-memory server. All settings except `name`, `broker` and `lease_seconds` apply to a new server; other values
+    than those of an existing server are an error."""
 
     schemes: ClassVar[tuple[str, ...]] = ("inmem", "memory")
 
@@ -95,12 +95,12 @@ class InmemSettings(BackendSettings):
         return {"name": ",".join(map(str, parts.hosts))}
 
     def options(self) -> BrokerOptions | None:
-        """What a new server is to be like; None if nothing was asked for."""
+        """The options of a new server; None if no setting is given."""
         given = {name: value for name in _SERVER_SETTINGS if (value := getattr(self, name)) is not None}
         return BrokerOptions(**given) if given else None
 
     def server(self) -> Broker:
-        """The server that these settings name; it is made if there is none.
+        """The server that these settings name, created if missing.
 
         :raises ConfigurationError: it exists with other options.
         """

@@ -1,7 +1,6 @@
-"""One topic of the server: its partitions, its schedule, and the subscriptions that get what is published.
+"""One topic of the server: its partitions, its schedule and its subscriptions.
 
-Not locked: the server's lock is held around every call, and no call waits. Publishing to a topic is all or
-nothing per message: a message that is refused leaves no trace.
+No locking: the caller holds the server's lock, and no call waits. Each message is published completely or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FOREVER: Final = float("inf")
 
 
 class TransactionWork:
-    """What one transaction has published to one topic."""
+    """The messages of one transaction in one topic."""
 
     __slots__ = ("scheduled", "state", "stored")
 
@@ -53,7 +52,7 @@ class Topic:
         self.retention_messages: int | None = options.retention_messages
         self._limits = limits
         self._harmless = min(options.max_key, options.max_id, options.max_body)
-        """A message of this size without attributes breaks no limit."""
+        """A message up to this size without attributes is within all limits."""
         self._dedup_seconds = options.dedup_seconds
         self._ids: dict[str, tuple[float, Receipt]] = {}
         self._schedule: list[tuple[float, int, Entry]] = []
@@ -68,7 +67,7 @@ class Topic:
 
     @property
     def scheduled(self) -> int:
-        """Messages that wait for their time."""
+        """The number of scheduled messages."""
         return len(self._schedule)
 
     def next_due(self) -> float | None:
@@ -76,21 +75,21 @@ class Topic:
         return self._schedule[0][0] if self._schedule else None
 
     def grow(self, partitions: int) -> None:
-        """Have so many partitions.
+        """Set the number of partitions.
 
         :raises Unsupported: there are more already.
         """
         if partitions < len(self.partitions):
             raise Unsupported(
-                f"Topic {self.name!r} has {len(self.partitions)} partitions, and partitions = {partitions} is fewer",
-                advice="Partitions can only be added; make another topic",
+                f"Topic {self.name!r} has {len(self.partitions)} partitions, cannot have {partitions}",
+                advice="Partitions can only be added; create another topic",
             )
         self.partitions += [PartitionLog() for _ in range(partitions - len(self.partitions))]
 
     def publish(
         self, messages: Sequence[OutboundMessage], now: float, work: TransactionWork | None = None
     ) -> list[Receipt | BrokerError]:
-        """Store messages in their order; one entry each. Those of a transaction are seen when it is committed."""
+        """Store messages in order; returns an outcome for each. Those of a transaction become visible at its commit."""
         self.advance(now)
         transaction = None if work is None else work.state
         outcomes: list[Receipt | BrokerError] = []
@@ -109,7 +108,7 @@ class Topic:
                     outcomes.append(Receipt(given_id, first.partition, first.offset, True))
                     continue
             if message.deliver_at is not None and (due := message.deliver_at.timestamp()) > now:
-                receipt = self._put_off(entry, due, work)
+                receipt = self._publish_later(entry, due, work)
             else:
                 self._append(entry, now)
                 stored.append(entry)
@@ -127,7 +126,7 @@ class Topic:
         return outcomes
 
     def end(self, work: TransactionWork, now: float) -> None:
-        """A transaction that published here was committed or aborted, as its state says."""
+        """A transaction that published here has ended."""
         for number in {entry.partition for entry in work.stored}:
             self.partitions[number].end_transaction(work.state)
         if work.state.committed:
@@ -135,19 +134,19 @@ class Topic:
                 heappush(self._schedule, (due, next(self._scheduled), entry))
             self.deliver(work.stored)
             self.advance(now)
-            self._rouse()
+            self._wake_sleepers()
         elif self.watchers:
             self._wake_readers()
 
     def deliver(self, entries: Iterable[Entry]) -> None:
-        """Give committed entries to every subscription, and wake the readers of records."""
+        """Add committed entries to every subscription, and wake readers of records."""
         for queue in self.queues.values():
             queue.push(entries)
         if self.watchers:
             self._wake_readers()
 
     def advance(self, now: float) -> None:
-        """Put into effect what fell due: scheduled messages, retention, and ids to be forgotten."""
+        """Apply what is due: scheduled messages, retention, and expiry of remembered ids."""
         schedule = self._schedule
         if schedule and schedule[0][0] <= now:
             due: list[Entry] = []
@@ -167,7 +166,7 @@ class Topic:
             self._apply_retention(now)
 
     def positions(self, start: Start, now: float) -> dict[int, int]:
-        """The position of each partition that a new reader begins at."""
+        """The start position of a new reader in each partition."""
         self.advance(now)
         if start == "earliest":
             return {number: log.first for number, log in enumerate(self.partitions)}
@@ -177,7 +176,7 @@ class Topic:
         return {number: log.position_at(time) for number, log in enumerate(self.partitions)}
 
     def since(self, positions: dict[int, int], now: float) -> list[Entry]:
-        """All committed entries from these positions on, in the order of publishing."""
+        """All committed entries from these positions on, in publishing order."""
         entries = chain.from_iterable(
             (entry for entry in log.visible(now) if entry.offset >= positions.get(number, 0))
             for number, log in enumerate(self.partitions)
@@ -185,19 +184,19 @@ class Topic:
         return sorted(entries, key=_seq)
 
     def delete_queue(self, name: str) -> None:
-        """Forget a subscription, if there is one of that name."""
+        """Delete a subscription if it exists."""
         queue = self.queues.pop(name, None)
         if queue is not None:
             queue.end()
 
     def delete(self) -> None:
-        """The topic was deleted, and its subscriptions with it."""
+        """Delete the topic and its subscriptions."""
         self.deleted = True
         for queue in self.queues.values():
             queue.end()
 
     def purge(self) -> int:
-        """Remove all messages, scheduled ones too; how many there were."""
+        """Remove all messages, including scheduled ones; returns their number."""
         removed = sum(log.clear() for log in self.partitions) + len(self._schedule)
         self._schedule.clear()
         self._ids.clear()
@@ -215,8 +214,8 @@ class Topic:
             number = message.partition
             if number >= partitions:
                 raise InvalidMessage(
-                    f"Topic {self.name!r} has partitions 0 to {partitions - 1}, and the message asks for {number}",
-                    advice="Choose one of them, or let the key decide",
+                    f"Topic {self.name!r} has partitions 0 to {partitions - 1}, not {number}",
+                    advice="Choose one of them, or omit the partition",
                 )
         elif key is not None:
             number = crc32(key) % partitions
@@ -245,7 +244,7 @@ class Topic:
         entry.time = now
         self.partitions[entry.partition].append(entry)
 
-    def _put_off(self, entry: Entry, due: float, work: TransactionWork | None) -> Receipt:
+    def _publish_later(self, entry: Entry, due: float, work: TransactionWork | None) -> Receipt:
         number = next(self._scheduled)
         if entry.given_id is None:
             entry.given_id = f"scheduled-{number}"
@@ -256,11 +255,11 @@ class Topic:
             work.scheduled.append((due, entry))
         else:
             heappush(self._schedule, (due, number, entry))
-            self._rouse()
+            self._wake_sleepers()
         return Receipt(entry.given_id)
 
-    def _rouse(self) -> None:
-        """Have sleepers look again, since something may fall due earlier than they thought."""
+    def _wake_sleepers(self) -> None:
+        """Wake sleepers, because something may be due earlier."""
         for queue in self.queues.values():
             queue.notify()
         self._wake_readers()

@@ -1,9 +1,9 @@
-"""Transactions on an in-memory server: what is published in one, and the positions in it, count all or not at all.
+"""Transactions on an in-memory server: published messages and committed positions, all or none.
 
-Opening a producer of an id fences the one that had it: its open transaction is aborted, and all it tries from
-then on is fatal. A transaction that is open for too long by the server's clock is aborted, which its producer
-learns when it commits. Calls do not suspend; one transaction of a producer at a time. Ids are not deduplicated
-within a transaction: what is done again after an abort has stored nothing before.
+Opening a producer fences the previous one of the same id: its open transaction is aborted, and all its further calls
+are fatal. A transaction that is open for too long by the server's clock is aborted, and its commit raises. Calls do not
+suspend; a producer has one transaction at a time. Ids are not deduplicated within a transaction, because an aborted one
+has stored nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class InmemTransaction:
         self._ours(source)
 
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
-        """:raises TransactionAborted: a partition is not the member's any more; the transaction was undone."""
+        """:raises TransactionAborted: a partition was lost, and the transaction was aborted."""
         broker = self._broker
         source = self._ours(source)
         with broker.lock:
@@ -128,7 +128,7 @@ class InmemTransaction:
     def _ours(self, source: RecordSource) -> InmemRecordSource:
         if not isinstance(source, InmemRecordSource) or source.broker is not self._broker:
             raise ConfigurationError(
-                f"The consumer reads another broker than that of the transaction of {self._id!r}, and its positions "
+                f"The consumer reads from another broker than the transaction of {self._id!r}, and its positions "
                 "cannot be committed there",
                 advice="Open the consumer and the transactional publisher on one bus",
             )
@@ -138,7 +138,7 @@ class InmemTransaction:
         self._check("transaction" if operation is None else "commit")
         current = self._producer.current
         if current is None:
-            raise BackendError("No transaction is open", advice="Begin one first")
+            raise BackendError("No transaction is open", advice="Call begin first")
         return current
 
     def _check(self, operation: str) -> None:
@@ -159,8 +159,8 @@ class InmemTransaction:
                 if refusal is not None:
                     current.end(committed=False, now=now)
                     self._producer.current = None
-                    raise TransactionAborted(f"The transaction was undone: {refusal.message}", native=refusal)
+                    raise TransactionAborted(f"The transaction was aborted: {refusal.message}", native=refusal)
 
     def _timed_out(self) -> TransactionAborted:
         seconds = self._broker.options.transaction_seconds
-        return TransactionAborted(f"The transaction was open for more than {seconds} s and was undone")
+        return TransactionAborted(f"The transaction was aborted: it was open for more than {seconds} s")

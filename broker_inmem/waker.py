@@ -1,7 +1,7 @@
-"""Putting a client's call to sleep until the server has something for it, across event loops and threads.
+"""Lets a client's call sleep until the server has something for it, across event loops and threads.
 
-The server calls `Waker.wake` from any thread, under its lock; it returns at once. Only the loop that the
-waker belongs to calls the rest, and only one call waits at a time.
+The server calls `Waker.wake` from any thread, under its lock; it returns at once. All other methods belong to the
+waker's loop, and only one call waits at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Waker"]
 
 
 class Waker:
-    """Wakes one sleeping call of one event loop."""
+    """Wakes one sleeping call on one event loop."""
 
     __slots__ = ("_future", "_thread", "loop")
 
@@ -26,11 +26,11 @@ class Waker:
         self._future: asyncio.Future[None] | None = None
 
     def prepare(self) -> None:
-        """Begin to listen; a `wake` from now on ends the next `wait`. Call it under the server's lock."""
+        """A `wake` from now on ends the next `wait`. Call it under the server's lock."""
         self._future = self.loop.create_future()
 
     def wake(self) -> bool:
-        """End the sleep; whether somebody was asleep whose loop still runs."""
+        """End the sleep; returns whether a call was sleeping on a running loop."""
         if self._future is None or self.loop.is_closed():
             return False
         if threading.get_ident() == self._thread:
@@ -40,7 +40,7 @@ class Waker:
         return True
 
     def call(self, callback: object, *args: object) -> None:
-        """Have the waker's loop call this soon; nothing happens if that loop is closed."""
+        """Schedule a callback on the waker's loop, if that is still open."""
         try:
             if threading.get_ident() == self._thread:
                 self.loop.call_soon(callback, *args)  # pyright: ignore[reportArgumentType]

@@ -35,7 +35,7 @@ from broker import (
     NotAuthorized,
     OperationTimeout,
 )
-from broker.driver import Connected, Disconnected, Event, Hooks, Warned, jitter, mask_url
+from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, mask_url
 from broker_jetstream.codec import status_of
 from broker_jetstream.errors import api_error, classify, connect_error
 from broker_jetstream.inbox import Inbox
@@ -345,16 +345,15 @@ class Connection:
         """
         deadline = time.monotonic() + (self.settings.request_timeout if timeout is None else timeout)
         data = msgspec.json.encode(body) if body is not None else b""
-        pause = 0.05
+        backoff = Backoff(0.05, 0.5)
         while True:
             block, answer = await self.request(self._api + subject, data, max(deadline - time.monotonic(), 0.01))
             # Status 503: JetStream is off, or still starting.
             if answer or status_of(block)[0] != 503:
                 break
-            if time.monotonic() + pause > deadline:
+            if time.monotonic() + (pause := backoff.next()) > deadline:
                 raise api_error({"code": 503, "description": "JetStream does not answer"}, what)
             await asyncio.sleep(pause)
-            pause = min(pause * 2, 0.5)
         result: dict[str, Any] = msgspec.json.decode(answer)
         error = result.get("error")
         if error:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from broker import BrokerError, ConnectionFailed, OperationTimeout, OutboundMessage
+from broker.driver import Backoff
 from broker_jetstream.connection import Connection
 from broker_jetstream.inbox import Replies
 from broker_jetstream.streams import Layout, Layouts
@@ -28,7 +29,7 @@ __all__ = ["Batch", "InFlight", "decode_ack"]
 
 CHUNK: Final = 500
 CHUNK_BYTES: Final = 1024 * 1024
-_PAUSE: Final = 0.02
+_FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.2
 
 
@@ -151,7 +152,7 @@ class InFlight:
 
         :raises ConnectionFailed: they are not back at the deadline.
         """
-        connection, pause = self._connection, _PAUSE
+        connection, backoff = self._connection, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         try:
             while self._is_behind:
                 await connection.wait_connected(deadline - time.monotonic())
@@ -172,8 +173,7 @@ class InFlight:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise ConnectionFailed(f"No stream took messages of topic {self._topic!r}")
-                    await asyncio.sleep(min(pause, left))
-                    pause = min(pause * 2, _LONGEST_PAUSE)
+                    await asyncio.sleep(min(backoff.next(), left))
         finally:
             if self._is_behind:
                 # Let another waiter continue.

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
-from broker.driver import Settlement, SourceListener, WaitingLeases, Waker, Warned
+from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker, Warned
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NULL, MessageView, NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
@@ -94,7 +94,7 @@ class JetStreamMessageSource:
         self._failure: BrokerError | None = None
         self._park_timer: asyncio.TimerHandle | None = None
         self._leases = WaitingLeases(name, lease_seconds, lambda: self._buffer, self._settler.extend)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("broker-jetstream-consumer", lambda error: logger.error("%s: %r", name, error))
         self._closed = False
         self._remove_callback = connection.on_connected(self._reconnected)
 
@@ -235,7 +235,7 @@ class JetStreamMessageSource:
 
     def _check_consumer_soon(self, reason: str) -> None:
         """Check whether the consumer still exists; the next fetch raises if not."""
-        self._spawn(self._check_consumer(reason))
+        self._tasks.spawn(self._check_consumer(reason))
 
     async def _check_consumer(self, reason: str) -> None:
         await asyncio.sleep(0.05)
@@ -304,7 +304,7 @@ class JetStreamMessageSource:
             # A fetch ran meanwhile.
             self._park_timer = asyncio.get_running_loop().call_later(left, self._park)
         else:
-            self._spawn(self._pulls.cancel())
+            self._tasks.spawn(self._pulls.cancel())
 
     def _reconnected(self) -> None:
         # The pulls ended with the connection; a waiting fetch requests new ones.
@@ -312,11 +312,6 @@ class JetStreamMessageSource:
             self._lost.connection_broke()
         self._pulls.drop()
         self._waker.wake()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Settling.
 
@@ -354,8 +349,7 @@ class JetStreamMessageSource:
                 logger.debug("Releasing the buffered messages of %s failed: %s", self._name, error)
         self._closed = True
         self._waker.wake()
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     async def _release_buffered(self) -> None:
         waiting, self._buffer = self._buffer, []

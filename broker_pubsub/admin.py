@@ -39,7 +39,7 @@ _LEAST_RETENTION: Final = timedelta(minutes=10)
 _MOST_RETENTION: Final = timedelta(days=31)
 _MOST_LABELS: Final = 64
 _LONGEST_LABEL: Final = 63
-"""Characters of a name or a value."""
+"""Characters of a label's name or value."""
 _ENCODINGS: Final = {"json": Encoding.JSON, "binary": Encoding.BINARY}
 _SCHEMA_TYPES: Final = {"avro": Schema.Type.AVRO, "protobuf": Schema.Type.PROTOCOL_BUFFER}
 
@@ -56,7 +56,7 @@ class PubSubAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Create a topic, or bring its retention to this. It has no partitions, whatever number is given.
+        """Create a topic, or update its retention. `partitions` is ignored: Pub/Sub has none.
 
         :raises UnknownSetting, InvalidSetting: an option that topics do not have, or a value that cannot be used.
         :raises NotFound: the schema does not exist.
@@ -71,7 +71,7 @@ class PubSubAdmin:
                 raise NotFound(
                     f"{what}: schema {options['schema']!r} does not exist",
                     native=error.native,
-                    advice="Make it with `await bus.backend.admin().ensure_schema(name, definition)`",
+                    advice="Create it with `await bus.backend.admin().ensure_schema(name, definition)`",
                 ) from None
             if not _was(error, grpc.StatusCode.ALREADY_EXISTS):
                 raise
@@ -90,7 +90,7 @@ class PubSubAdmin:
                     f"A Pub/Sub topic has no option {option!r}", advice=f"It has {', '.join(_TOPIC_OPTIONS)}"
                 )
         if retention is not None and not _LEAST_RETENTION <= retention <= _MOST_RETENTION:
-            raise InvalidSetting(f"retention is {retention}", advice="Pub/Sub takes 10 minutes to 31 days")
+            raise InvalidSetting(f"retention is {retention}", advice="Use 10 minutes to 31 days")
         made = Topic(name=path, kms_key_name=subscriptions.text_of(options, "kms_key"), labels=_labels(options))
         keeps = timedelta(seconds=self._connection.settings.topic_retention) if retention is None else retention
         if keeps:
@@ -105,7 +105,7 @@ class PubSubAdmin:
         return made
 
     async def delete_topic(self, name: str) -> None:
-        """With its subscriptions, which would keep their names and get nothing any more."""
+        """Delete a topic and its subscriptions, which would otherwise remain without a topic."""
         path = self._names.topic(name)
         with suppress(TopicNotFound):
             for subscription in await self._paths(name):
@@ -126,7 +126,7 @@ class PubSubAdmin:
         return _topic_info(name, await self._get_topic(name))
 
     async def purge(self, topic: str) -> int | None:
-        """Every subscription of it forgets what it has, and one that is made later begins here."""
+        """Move every subscription to the end, and set a mark at which later subscriptions start."""
         what = f"Purging topic {topic!r}"
         mark = self._names.purge_mark(topic)
         fresh = subscriptions.temporary(self._connection, topic)
@@ -150,7 +150,7 @@ class PubSubAdmin:
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
     ) -> SubscriptionInfo:
-        """Make it if it is missing; one that exists stays as it is.
+        """Create a subscription if it is missing; an existing one stays unchanged.
 
         :raises UnknownSetting, InvalidSetting: an option that subscriptions do not have, or a value of no use.
         """
@@ -164,7 +164,7 @@ class PubSubAdmin:
         )
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
-        # The emulator knows no subscriptions of a topic that it does not know.
+        # The emulator lists no subscriptions for an unknown topic.
         await subscriptions.check_topic(self._connection, topic)
         paths = [path for path in await self._paths(topic) if not self._names.is_temporary(path)]
         return sorted(self._names.subscription_of(topic, path) for path in paths)
@@ -176,7 +176,7 @@ class PubSubAdmin:
         return await measure(self._connection, topic, await subscriptions.find(self._connection, topic, subscription))
 
     async def seek(self, topic: str, subscription: str, to: datetime | str) -> None:
-        """Put a subscription to a time, or to a snapshot that `snapshot` made: it gets what came since, again.
+        """Move a subscription to a time, or to a snapshot of `snapshot`: later messages are redelivered.
 
         What was acked before comes again only as far as the subscription or the topic retains it.
 
@@ -184,13 +184,13 @@ class PubSubAdmin:
         """
         aware = isinstance(to, datetime) and to.tzinfo is not None
         if not aware and not isinstance(to, str):
-            raise InvalidSetting(f"to is {to!r}", advice="It takes a datetime with a timezone, or a snapshot's name")
+            raise InvalidSetting(f"to is {to!r}", advice="Use a datetime with a timezone, or the name of a snapshot")
         target = self._names.snapshot(to) if isinstance(to, str) else to
         path = self._names.subscription(topic, subscription)
         await subscriptions.seek(self._connection, path, target, f"Subscription {subscription!r} of topic {topic!r}")
 
     async def snapshot(self, topic: str, subscription: str, name: str) -> None:
-        """Keep where a subscription is under this name, for at most seven days.
+        """Save the position of a subscription under a name, for at most seven days.
 
         :raises InvalidName: the name is neither portable nor a snapshot's. :raises SubscriptionNotFound: there is none.
         """
@@ -211,7 +211,7 @@ class PubSubAdmin:
     # Schemas.
 
     async def ensure_schema(self, name: str, definition: str, kind: Literal["avro", "protobuf"] = "avro") -> None:
-        """Make a schema if it is missing; a topic made with `schema=name` refuses what does not fit it.
+        """Create a schema if it is missing; a topic created with `schema=name` refuses messages that do not match.
 
         :raises InvalidName: the name is neither portable nor a schema's.
         :raises ConfigurationError: the kind is another, or the definition no text.
@@ -232,7 +232,7 @@ class PubSubAdmin:
         request = request_of(Methods.DELETE_SCHEMA, name=self._names.schema(name))
         await self._delete(Methods.DELETE_SCHEMA, request, f"Schema {name!r}")
 
-    # How they are asked.
+    # Requests.
 
     async def _get_topic(self, name: str) -> Any:
         request = request_of(Methods.GET_TOPIC, topic=self._names.topic(name))
@@ -259,7 +259,7 @@ class PubSubAdmin:
 
     async def _delete_snapshot(self, path: str) -> None:
         request = request_of(Methods.DELETE_SNAPSHOT, snapshot=path)
-        # A double of the service that has no snapshots has not this one either.
+        # An emulator without snapshots has not this one either.
         await self._delete(Methods.DELETE_SNAPSHOT, request, "Snapshot", grpc.StatusCode.UNIMPLEMENTED)
 
     async def _delete(self, method: Method, request: Any, what: str, *gone: grpc.StatusCode) -> None:
@@ -278,16 +278,16 @@ class PubSubAdmin:
 
 
 def _labels(options: Mapping[str, Any]) -> Mapping[str, str]:
-    """The labels, by the rules that the service has for them and the emulators do not check.
+    """Check labels by the service's rules, which emulators do not check.
 
     :raises InvalidSetting: one breaks them.
     """
     labels: Any = options.get("labels", {})
     if not isinstance(labels, Mapping):
-        raise InvalidSetting(f"labels is {labels!r}", advice="It takes a mapping of str to str")
+        raise InvalidSetting(f"labels is {labels!r}", advice="Use a mapping of str to str")
     given = cast("Mapping[Any, Any]", labels)
     if len(given) > _MOST_LABELS:
-        raise InvalidSetting(f"labels has {len(given)} entries", advice=f"Pub/Sub takes {_MOST_LABELS}")
+        raise InvalidSetting(f"labels has {len(given)} entries", advice=f"Use at most {_MOST_LABELS}")
     for name, value in given.items():
         if not (_is_label(name) and name[:1].isalpha() and _is_label(value)):
             raise InvalidSetting(

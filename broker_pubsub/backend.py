@@ -1,7 +1,7 @@
 """The Pub/Sub backend: one channel, and what is opened over it.
 
-Made without I/O from settings; `open` connects once and fails honestly. All calls run on the loop of `open`. The
-channel comes back by itself; closing gives back what sources still hold, then disconnects.
+Created without I/O from settings; `open` makes one attempt to connect. All calls run on the loop of `open`. The channel
+reconnects by itself. `close` releases what the sources hold, then disconnects.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from broker_pubsub.connection import Connection
 from broker_pubsub.messages import PubSubMessageSource
 from broker_pubsub.publishing import MAX_REQUEST, PubSubTarget
 from broker_pubsub.settings import PubSubSettings
-from broker_pubsub.subscriptions import keeps_history
+from broker_pubsub.subscriptions import delivers_history
 
 __all__ = ["PubSubBackend"]
 
 LETTER_TEXT: Final = 4096
 LETTER_ATTRIBUTES: Final = 8
 HEADROOM: Final = 12_288
-"""Bytes of a request that its topic, the id, our own attributes and what a dead letter tells may take."""
+"""Bytes of a request reserved for topic, id, `anybroker-` attributes and the attributes of a dead letter."""
 LONGEST_DELAY: Final = 600.0
 
 
@@ -89,7 +89,7 @@ class PubSubBackend:
 
     @property
     def channel(self) -> Any:
-        """gRPC's channel, for what this library has no call for. Do not close it: it is the backend's.
+        """The gRPC channel, for calls that this library does not wrap. Do not close it.
 
         :raises Closed: the backend is not open.
         """
@@ -99,8 +99,8 @@ class PubSubBackend:
         try:
             await self._connection.open()
             if self._settings.emulator is not None and self._history:
-                # The service's documentation tells of the service alone.
-                self._history = await keeps_history(self._connection)
+                # The service's behaviour is documented; an emulator's is tested.
+                self._history = await delivers_history(self._connection)
         except BaseException:
             await self.close()
             raise
@@ -127,8 +127,8 @@ class PubSubBackend:
             listener.event(
                 Warned(
                     text=f"Subscription {shown!r} of topic {subscription.topic!r} moves a message to "
-                    f"{made.dead_letter_policy.dead_letter_topic} after {most} deliveries, before this consumer "
-                    f"would give it up, after {subscription.max_deliveries}"
+                    f"{made.dead_letter_policy.dead_letter_topic} after {most} deliveries, before this consumer's "
+                    f"limit of {subscription.max_deliveries}"
                 )
             )
         source = PubSubMessageSource(
@@ -145,7 +145,7 @@ class PubSubBackend:
         return source
 
     async def _subscription(self, wanted: MessageSubscription) -> tuple[Any, str]:
-        """The subscription as the service has it, and how it is shown."""
+        """The service's subscription, and its name for messages."""
         connection, topic, name = self._connection, wanted.topic, wanted.subscription
         if isinstance(name, Ephemeral):
             made = subscriptions.temporary(connection, topic)
@@ -161,22 +161,22 @@ class PubSubBackend:
         return await subscriptions.ensure(connection, topic, name, wanted.start, options), name
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        raise Unsupported("Pub/Sub has no log to read records from", advice="Use bus.messages(...)")
+        raise Unsupported("Pub/Sub has no log of records", advice="Use bus.messages(...)")
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(
             "Pub/Sub has no transactions over consuming and publishing",
-            advice="Ack after publishing, with ids that make a repetition harmless",
+            advice="Publish with message ids and ack afterwards, so a repetition is harmless",
         )
 
     def log_reader(self) -> LogReaderSpi:
-        raise Unsupported("Pub/Sub has no log to read", advice="Seek a subscription, or keep a topic elsewhere")
+        raise Unsupported("Pub/Sub has no log to read", advice="Seek a subscription, or use another backend")
 
     def admin(self) -> AdminSpi:
         return PubSubAdmin(self._connection)
 
     async def check_health(self) -> float:
-        return await self._connection.ask()
+        return await self._connection.ping()
 
     async def close(self) -> None:
         sources, self._sources = self._sources, []
@@ -185,7 +185,7 @@ class PubSubBackend:
 
 
 def _check(made: Any, wanted: MessageSubscription, shown: str, *, emulated: bool) -> None:
-    """Whether the subscription is of the kind that is asked for, which it keeps for its life.
+    """Check properties of the subscription that cannot be changed.
 
     :param emulated: an emulator sends in the order of publishing, and its ordered subscriptions do not work well.
     :raises Unsupported: it is not.
@@ -193,11 +193,11 @@ def _check(made: Any, wanted: MessageSubscription, shown: str, *, emulated: bool
     name = f"Subscription {shown!r} of topic {wanted.topic!r}"
     if wanted.ordered_by_key and not (made.enable_message_ordering or emulated):
         raise Unsupported(
-            f"{name} was made without message ordering, so ordered_by_key=True cannot be kept",
-            advice="Delete it, or use another, and make it with ensure_subscription(…, ordering=True)",
+            f"{name} was created without message ordering, which ordered_by_key=True needs",
+            advice="Delete it, or use another one created with ensure_subscription(…, ordering=True)",
         )
     if wanted.confirm_acks and not made.enable_exactly_once_delivery:
         raise Unsupported(
-            f"{name} was made without exactly-once delivery, so its acks are not confirmed",
-            advice="Leave confirm_acks out, or make another with ensure_subscription(…, exactly_once=True)",
+            f"{name} was created without exactly-once delivery, which confirm_acks=True needs",
+            advice="Omit confirm_acks, or create another one with ensure_subscription(…, exactly_once=True)",
         )

@@ -1,8 +1,8 @@
-"""How a message of `broker` is a message of Pub/Sub, and back. Pure functions, safe from any thread.
+"""Messages as Pub/Sub messages and back. Pure functions, safe from any thread.
 
-The key is the ordering key where that can carry it and keys are to be kept in order, else an attribute. What has no
-field of its own is an attribute that begins with `anybroker-`; names that Google keeps for itself are escaped
-under that prefix. An empty message gets an attribute, because Pub/Sub refuses one without body and attributes.
+The key is the ordering key if ordering is on and the key fits, else an attribute. Fields that Pub/Sub lacks are
+attributes with the prefix `anybroker-`; names that Google reserves are escaped under that prefix. An empty message gets
+an attribute, because Pub/Sub refuses a message without body and attributes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 MAX_VALUE: Final = 1024
 MAX_ATTRIBUTES: Final = 100
 RESERVED_ATTRIBUTES: Final = 5
-"""Key, id, time, null and room for one more."""
+"""Key, id, time, null and one spare."""
 KEY: Final = "anybroker-key"
 KEY_64: Final = "anybroker-key-64"
 ID: Final = "anybroker-id"
@@ -42,25 +42,25 @@ EMPTY: Final = "anybroker-empty"
 ESCAPE: Final = "anybroker-name-"
 MAX_NAME: Final = 256 - len(ESCAPE)
 MAX_KEY: Final = 768
-"""In base64 it is as long as an attribute may be."""
+"""The longest key whose base64 fits into an attribute."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def ordering_key_of(key: bytes) -> str:
-    """What stands for a key where its order is kept; the key itself if it is text, and for two keys two things."""
+    """The ordering key of a key: the key itself if it is text, else a hash."""
     if key:
         try:
             return key.decode()
         except UnicodeDecodeError:
             pass
-    # No text of a key is as long, but for one that says so on purpose: then two keys share their order.
+    # Collides only with a key chosen to do so; the two keys would then share one order.
     return f"anybroker:{hashlib.sha256(key).hexdigest()}"
 
 
 def encode(message: OutboundMessage, encoded: Any, *, ordering: bool) -> None:
-    """Write the message into Pub/Sub's, which is empty.
+    """Write a message into an empty Pub/Sub message.
 
     Best is one that its request has added: each that stands alone is memory of its own, to be copied into a request.
     """
@@ -91,7 +91,7 @@ def encode(message: OutboundMessage, encoded: Any, *, ordering: bool) -> None:
 
 
 class PubSubView:
-    """How a message that a subscription delivered is shown; `raw` is its ReceivedMessage."""
+    """Reads the properties of a delivered message; `raw` is its ReceivedMessage."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class PubSubView:
                 return _EPOCH + timedelta(microseconds=int(time))
             except (ValueError, OverflowError):
                 return None
-        # Without one of its own: when the service took the message, which is when it was published.
+        # Without a publish time of its own: the time at which the service stored the message.
         return self.broker_time(raw)
 
     def broker_time(self, raw: Any, /) -> datetime | None:
@@ -143,10 +143,10 @@ class PubSubView:
         return raw
 
     tells_offsets = False
-    """What `stamps` tells first is no place in a log: ids are in no order."""
+    """The ids in `stamps` are not offsets: they are unordered."""
 
     def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:
-        """The server's id and time, in microseconds since 1970, of each: no other message of the topic has both."""
+        """Id and broker time in microseconds since 1970 of each message: unique within the topic."""
         return (
             [_number(raw.message.message_id) for raw in raws],
             [raw.message.publish_time.seconds * 1_000_000 + raw.message.publish_time.nanos // 1000 for raw in raws],
@@ -154,7 +154,7 @@ class PubSubView:
 
 
 def _number(message_id: str) -> int:
-    """The service's ids are numbers; others become one of as many bits."""
+    """The service's ids are numbers; other ids are hashed to as many bits."""
     if message_id.isdecimal() and len(message_id) < 19:
         return int(message_id)
     return int.from_bytes(hashlib.sha256(message_id.encode()).digest()[:8], "big") >> 1

@@ -1,7 +1,7 @@
-"""One gRPC channel to Pub/Sub, used from the loop of `open`. It restores itself; breaks and returns are events.
+"""One gRPC channel to Pub/Sub, used from the loop of `open`. It reconnects by itself and emits events.
 
-A call that finds no connection fails at once and may be repeated; one whose connection breaks has an unknown outcome.
-Cancelling a call tells the server. `close` may be called twice and ends every call that runs.
+A call without a connection fails at once and may be repeated; a call whose connection breaks has an unknown outcome.
+Cancelling a call cancels it on the server. `close` may be called twice and ends every running call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 
 from broker import BrokerError, Closed, ConnectionFailed, NotAuthorized
-from broker.driver import Connected, Disconnected, Hooks
+from broker.driver import Backoff, Connected, Disconnected, Hooks
 from broker_pubsub import credentials
 from broker_pubsub.errors import Kind, classify, is_status
 from broker_pubsub.names import Names
@@ -54,7 +54,7 @@ class Connection:
 
     @property
     def channel(self) -> Any:
-        """gRPC's channel, for what this library has no call for. Do not close it.
+        """The gRPC channel, for calls that this library does not wrap. Do not close it.
 
         :raises Closed: the backend is not open.
         """
@@ -63,9 +63,9 @@ class Connection:
         return self._channel
 
     async def open(self) -> None:
-        """Connect and ask for something.
+        """Connect and make one call.
 
-        :raises ConnectionFailed, AuthenticationFailed: after one honest try.
+        :raises ConnectionFailed, AuthenticationFailed: after one attempt.
         """
         self._closed = False
         self._channel = await self._make_channel()
@@ -74,7 +74,7 @@ class Connection:
                 await self._ready()
         except TimeoutError:
             raise ConnectionFailed(f"Connecting to {self.server}: no answer in time") from None
-        await self.ask()
+        await self.ping()
         if self.hooks.listening:
             self.hooks.emit(Connected(server=self.server))
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="broker-pubsub-watcher")
@@ -85,17 +85,17 @@ class Connection:
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", wait),
-            # What gRPC gives a single attempt: a server that is slow to shake hands is there nonetheless.
+            # The time that gRPC allows for one attempt, including a slow TLS handshake.
             ("grpc.min_reconnect_backoff_ms", round(self.settings.connect_timeout * 1000)),
             ("grpc.max_reconnect_backoff_ms", round(self.settings.longest_reconnect_wait * 1000)),
-            # Backends do not share a connection, so that one can break alone.
+            # Each backend has its own connection.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         if self.settings.emulator is not None:
             return grpc.aio.insecure_channel(self.settings.emulator, options=options)
         loaded = await asyncio.to_thread(credentials.load, self.settings)
         tls = credentials.channel_credentials(self.settings, credentials.call_credentials(loaded))
-        # A dead connection is found by pings, which the service allows and the emulators do not.
+        # Pings detect a dead connection; emulators refuse them.
         options += [("grpc.keepalive_time_ms", _KEEPALIVE_MS), ("grpc.keepalive_timeout_ms", 10_000)]
         return grpc.aio.secure_channel(self.settings.endpoint, tls, options=options)
 
@@ -108,16 +108,16 @@ class Connection:
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 
-    async def ask(self) -> float:
-        """One round trip to the server; its seconds. What this account may not list is an answer too."""
+    async def ping(self) -> float:
+        """Make a round trip; returns its seconds. A denied list call is an answer, too."""
         begin = monotonic()
         request = request_of(Methods.LIST_TOPICS, project=self.names.project, page_size=1)
         with suppress(NotAuthorized):
-            await self.call(Methods.LIST_TOPICS, request, f"Asking {self.server}")
+            await self.call(Methods.LIST_TOPICS, request, f"Checking {self.server}")
         return monotonic() - begin
 
     def start(self, method: Method, request: Any, timeout: float | None) -> Any:
-        """Begin a call; awaiting it gives the response or gRPC's error."""
+        """Start a call; awaiting it returns the response or raises gRPC's error."""
         call = self._calls.get(method)
         if call is None:
             call = self._calls[method] = self.channel.unary_unary(
@@ -128,7 +128,7 @@ class Connection:
         return call(request, timeout=timeout, metadata=_routing(method, request))
 
     def stream(self, method: Method, subscription: str) -> Any:
-        """Begin a call with streams both ways, to be written to and read from."""
+        """Start a bidirectional stream."""
         return self.channel.stream_stream(
             method.path,
             request_serializer=method.request.SerializeToString,
@@ -136,13 +136,13 @@ class Connection:
         )(metadata=(("x-goog-request-params", f"subscription={subscription}"),))
 
     async def call(self, method: Method, request: Any, what: str, kind: Kind = "other", repeat: float = 0.0) -> Any:
-        """The response.
+        """Make a call and return the response.
 
-        :param what: what is asked for, for the error.
-        :param repeat: seconds for which a call that failed on the way is made again; for what may be repeated.
-        :raises BrokerError: what the server or gRPC said.
+        :param what: the object of the call, for errors.
+        :param repeat: seconds for which an idempotent call is retried after transient errors.
+        :raises BrokerError: the error of the server or of gRPC.
         """
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         until = monotonic() + repeat
         while True:
             if self._closed:
@@ -150,16 +150,15 @@ class Connection:
             try:
                 return await self.start(method, request, self.settings.request_timeout)
             except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-                told = classify(error, what, kind)
-                if told.retriable and is_status(error, *_REPEATED) and monotonic() + pause <= until:
-                    told = None
-            if told is not None:
-                raise told
+                failure, pause = classify(error, what, kind), backoff.next()
+                if failure.retriable and is_status(error, *_REPEATED) and monotonic() + pause <= until:
+                    failure = None
+            if failure is not None:
+                raise failure
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _watch(self) -> None:
-        """Tell of breaks and returns."""
+        """Emit events for breaks and reconnects."""
         channel, down = self.channel, False
         state = channel.get_state(try_to_connect=True)
         while state is not _Connectivity.SHUTDOWN:
@@ -171,7 +170,7 @@ class Connection:
                 down = True
                 self.hooks.emit(Disconnected(server=self.server))
             await channel.wait_for_state_change(state)
-            # Idle after a break: it connects only if somebody asks.
+            # After a break the channel is idle until a connect is requested.
             state = channel.get_state(try_to_connect=True)
 
     async def close(self) -> None:

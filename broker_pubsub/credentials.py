@@ -1,7 +1,6 @@
-"""How calls prove who we are: default credentials, a file of them, or acting as a service account.
+"""Credentials of calls: default credentials, a file, or impersonation of a service account.
 
-Reading credentials is blocking file or network I/O, so it runs in a thread; refreshing a token does too. Nothing here
-is used with an emulator.
+Reading credentials and refreshing tokens block, so both run in threads. Not used with an emulator.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from broker import AuthenticationFailed, InvalidSetting
 from broker_pubsub.errors import NO_TOKEN, REFUSED_TOKEN
 from broker_pubsub.settings import PubSubSettings
 
-__all__ = ["call_credentials", "channel_credentials", "is_passing", "load"]
+__all__ = ["call_credentials", "channel_credentials", "is_transient", "load"]
 
 SCOPES: Final = ("https://www.googleapis.com/auth/pubsub", "https://www.googleapis.com/auth/cloud-platform")
 _TOKEN_SECONDS: Final = 3600
@@ -32,9 +31,9 @@ _account: Any = google.oauth2.service_account
 
 
 def load(settings: PubSubSettings) -> Any:
-    """The credentials that the settings ask for; blocking.
+    """The credentials of the settings; blocks.
 
-    :raises InvalidSetting: `credentials_file` cannot be read or holds no credentials.
+    :raises InvalidSetting: `credentials_file` cannot be read or contains no credentials.
     :raises AuthenticationFailed: there are no default credentials.
     """
     adc: Any = google.auth
@@ -46,7 +45,7 @@ def load(settings: PubSubSettings) -> Any:
             found = adc.default(scopes=SCOPES)[0]
         except google.auth.exceptions.GoogleAuthError as error:
             raise AuthenticationFailed(
-                f"There are no default credentials of Google: {error}",
+                f"No Google default credentials found: {error}",
                 native=error,
                 advice="Set credentials_file, run `gcloud auth application-default login`, or set emulator_host for an "
                 "emulator",
@@ -69,7 +68,7 @@ def _read(path: Path) -> Any:
         if kind == "service_account":
             return _account.Credentials.from_service_account_file(str(path), scopes=SCOPES)
         if kind == "authorized_user":
-            # A login has the scopes that it was given, and is refused where it asks for others.
+            # A user login has fixed scopes; requesting others fails.
             return _user.Credentials.from_authorized_user_file(str(path))
     except (OSError, ValueError, AttributeError, google.auth.exceptions.GoogleAuthError) as error:
         raise InvalidSetting(
@@ -79,18 +78,17 @@ def _read(path: Path) -> Any:
         ) from None
     raise InvalidSetting(
         f"Setting 'credentials_file' {str(path)!r} holds credentials of type {kind!r}",
-        advice="It takes service_account and authorized_user; others are default credentials, by "
-        "GOOGLE_APPLICATION_CREDENTIALS",
+        advice="Use type service_account or authorized_user; set GOOGLE_APPLICATION_CREDENTIALS for other types",
     )
 
 
 def call_credentials(credentials: Any) -> Any:
-    """What puts a fresh token on every call; the token is fetched in gRPC's own thread."""
+    """Adds a fresh token to every call; gRPC's thread fetches the token."""
     return grpc.metadata_call_credentials(_Tokens(credentials), name="google-auth")
 
 
 class _Tokens(grpc.AuthMetadataPlugin):
-    """Google's, telling why there is none: gRPC hands on a text only, under the status of a broken connection."""
+    """Google's plugin with the cause of a missing token: gRPC passes on only a text, with status UNAVAILABLE."""
 
     def __init__(self, credentials: Any) -> None:
         self._google = AuthMetadataPlugin(credentials, Request())
@@ -99,23 +97,23 @@ class _Tokens(grpc.AuthMetadataPlugin):
         try:
             self._google(context, callback)
         except Exception as error:
-            callback(None, RuntimeError(f"{NO_TOKEN if is_passing(error) else REFUSED_TOKEN}: {error}"))
+            callback(None, RuntimeError(f"{NO_TOKEN if is_transient(error) else REFUSED_TOKEN}: {error}"))
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether a token may be had later without a change: nobody answered, or the answer was one for a moment."""
+def is_transient(error: BaseException) -> bool:
+    """Whether fetching a token may succeed later."""
     if not isinstance(error, google.auth.exceptions.GoogleAuthError):
         return False
     known: Any = error
     if isinstance(error, google.auth.exceptions.TransportError) or known.retryable:
         return True
-    # Compute Engine's credentials wrap what kept them from asking, and impersonation keeps the answer as text.
+    # Compute Engine credentials wrap the transport error, and impersonation keeps the answer as text.
     if isinstance(error.__cause__, google.auth.exceptions.TransportError):
         return True
-    return any(_is_of_a_moment(each) for each in error.args)
+    return any(_is_transient_answer(each) for each in error.args)
 
 
-def _is_of_a_moment(answer: Any) -> bool:
+def _is_transient_answer(answer: Any) -> bool:
     try:
         status = int(json.loads(answer)["error"]["code"])
     except (TypeError, ValueError, KeyError):
@@ -124,7 +122,7 @@ def _is_of_a_moment(answer: Any) -> bool:
 
 
 def channel_credentials(settings: PubSubSettings, calls: Any) -> Any:
-    """TLS to the service, with those of the calls.
+    """TLS channel credentials combined with call credentials.
 
     :raises InvalidSetting: `tls_ca` cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What gRPC and Pub/Sub say, as errors of `broker`. Pure functions."""
+"""Errors of gRPC and Pub/Sub as errors of `broker`. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from broker import (
 __all__ = ["NO_TOKEN", "REFUSED_TOKEN", "Kind", "classify", "failed_ack_ids", "is_status"]
 
 Kind = Literal["topic", "subscription", "other"]
-"""What a request was about, for NOT_FOUND."""
+"""The object of a request, to interpret NOT_FOUND."""
 
 _Code = grpc.StatusCode
 _RETRIABLE: Final = frozenset({_Code.ABORTED, _Code.INTERNAL, _Code.UNKNOWN, _Code.CANCELLED})
@@ -38,67 +38,69 @@ _DETAILS: Final = "grpc-status-details-bin"
 
 
 def is_status(error: BaseException, *codes: grpc.StatusCode) -> bool:
-    """Whether a call ended with one of these."""
+    """Whether a call ended with one of these codes."""
     return isinstance(error, grpc.aio.AioRpcError) and error.code() in codes
 
 
 def classify(error: BaseException, what: str, kind: Kind = "other") -> BrokerError:
-    """The error of `broker` for one of gRPC.
+    """An error of gRPC as an error of `broker`.
 
-    :param what: what was asked for: "Publishing to topic 'orders'".
+    :param what: the operation: "Publishing to topic 'orders'".
     """
     if isinstance(error, BrokerError):
         return error
-    # The traceback holds frames, and these the call, whose end would take a second.
+    # The traceback's frames keep the call alive, and its finalizer takes a second.
     native = error.with_traceback(None)
     if not isinstance(error, grpc.aio.AioRpcError):
         return _of_credentials(native, what)
     code, text = error.code(), error.details() or error.code().name
-    told = f"{what}: {text} ({code.name})"
+    summary = f"{what}: {text} ({code.name})"
     if code is _Code.NOT_FOUND:
-        return _missing(told, text, native, kind)
+        return _missing(summary, text, native, kind)
     if code is _Code.UNAVAILABLE:
-        return _unavailable(told, text.lower(), native)
+        return _unavailable(summary, text.lower(), native)
     if code is _Code.INVALID_ARGUMENT or code is _Code.RESOURCE_EXHAUSTED:
-        return _refused(told, text.lower(), native, code, kind)
+        return _refused(summary, text.lower(), native, code, kind)
     if code is _Code.DEADLINE_EXCEEDED:
         return OperationTimeout(f"{what}: no answer in time", native=native)
     if code is _Code.UNAUTHENTICATED:
-        return AuthenticationFailed(told, native=native)
+        return AuthenticationFailed(summary, native=native)
     if code is _Code.PERMISSION_DENIED:
-        return NotAuthorized(told, native=native, advice="Grant this account the role on the topic or subscription")
+        return NotAuthorized(summary, native=native, advice="Grant this account the role on the topic or subscription")
     if code is _Code.UNIMPLEMENTED:
-        return Unsupported(told, native=native, advice="The emulators lack what the service has")
-    return BackendError(told, native=native, retriable=code in _RETRIABLE)
+        return Unsupported(summary, native=native, advice="Emulators do not support every call of the service")
+    return BackendError(summary, native=native, retriable=code in _RETRIABLE)
 
 
-def _missing(told: str, text: str, native: BaseException, kind: Kind) -> BrokerError:
+def _missing(summary: str, text: str, native: BaseException, kind: Kind) -> BrokerError:
     if kind == "topic" or (kind == "subscription" and "opic" in text and "ubscription" not in text):
-        return TopicNotFound(told, native=native)
+        return TopicNotFound(summary, native=native)
     if "napshot" in text:
-        return BackendError(told, native=native, advice="It was never made, was deleted, or is older than seven days")
+        return BackendError(
+            summary, native=native, advice="The snapshot was never created, was deleted, or is older than seven days"
+        )
     if kind == "subscription":
-        return SubscriptionNotFound(told, native=native)
-    return BackendError(told, native=native)
+        return SubscriptionNotFound(summary, native=native)
+    return BackendError(summary, native=native)
 
 
-def _unavailable(told: str, text: str, native: BaseException) -> BrokerError:
-    # Before the signs of a connection, which the text of what kept a token away may hold too.
+def _unavailable(summary: str, text: str, native: BaseException) -> BrokerError:
+    # Checked first, because the cause of a missing token may mention a connection, too.
     if REFUSED_TOKEN in text:
-        return AuthenticationFailed(told, native=native)
+        return AuthenticationFailed(summary, native=native)
     if NO_TOKEN in text:
-        return ConnectionFailed(told, native=native, advice="Nothing was sent: see why the giver of tokens is away")
+        return ConnectionFailed(summary, native=native, advice="Nothing was sent; check the token server")
     if any(sign in text for sign in _NEVER_SENT):
-        return ConnectionFailed(told, native=native)
-    return OperationTimeout(told, native=native, advice="The connection broke; whether it took effect is unknown")
+        return ConnectionFailed(summary, native=native)
+    return OperationTimeout(summary, native=native, advice="The connection broke; the outcome is unknown")
 
 
-def _refused(told: str, text: str, native: BaseException, code: grpc.StatusCode, kind: Kind) -> BrokerError:
+def _refused(summary: str, text: str, native: BaseException, code: grpc.StatusCode, kind: Kind) -> BrokerError:
     if any(sign in text for sign in _TOO_LARGE):
-        return MessageTooLarge(told, native=native)
+        return MessageTooLarge(summary, native=native)
     if code is _Code.RESOURCE_EXHAUSTED:
-        return BackendError(told, native=native, retriable=True, advice="Ask for more quota, or send less")
-    return InvalidMessage(told, native=native) if kind == "topic" else BackendError(told, native=native)
+        return BackendError(summary, native=native, retriable=True, advice="Request more quota, or send less")
+    return InvalidMessage(summary, native=native) if kind == "topic" else BackendError(summary, native=native)
 
 
 def _of_credentials(error: BaseException, what: str) -> BrokerError:
@@ -108,7 +110,7 @@ def _of_credentials(error: BaseException, what: str) -> BrokerError:
 
 
 def failed_ack_ids(error: grpc.aio.AioRpcError) -> Mapping[str, str]:
-    """What an exactly-once subscription says of single ack ids: PERMANENT_FAILURE_… or TRANSIENT_FAILURE_…."""
+    """The answer of an exactly-once subscription per ack id: PERMANENT_FAILURE_… or TRANSIENT_FAILURE_…."""
     found: dict[str, str] = {}
     for name, value in error.trailing_metadata() or ():
         if name != _DETAILS:

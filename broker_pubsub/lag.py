@@ -1,7 +1,8 @@
-"""How far behind a subscription is. The service tells it in Cloud Monitoring only; an emulator tells it nowhere.
+"""The backlog of a subscription.
 
-On the service it is the metric `num_undelivered_messages`, a minute or more old. On an emulator a subscription of our
-own is put to a snapshot of the other, and what it gets is counted and acked; the other one does not notice.
+The service reports it only in Cloud Monitoring, as the metric `num_undelivered_messages`, a minute or more old. An
+emulator does not report it: a temporary subscription is moved to a snapshot of the other one, and its messages are
+counted and acked. The other subscription is not affected.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ _LAST_PULL: Final = 1.2
 
 
 async def measure(connection: Connection, topic: str, found: Any) -> Lag:
-    """What waits and what is unsettled, together.
+    """Waiting and unsettled messages together.
 
-    :raises NotAuthorized, AuthenticationFailed, ConnectionFailed, BackendError: Cloud Monitoring does not tell.
-    :raises Unsupported: of a topic that retains nothing an emulator does not tell.
+    :raises NotAuthorized, AuthenticationFailed, ConnectionFailed, BackendError: Cloud Monitoring did not answer.
+    :raises Unsupported: an emulator, and a topic without retention.
     """
     if connection.settings.emulator is not None:
         return Lag(waiting=await _count(connection, topic, found.name))
-    return Lag(waiting=await asyncio.to_thread(_ask_monitoring, connection, found.name), current=False)
+    return Lag(waiting=await asyncio.to_thread(_read_metric, connection, found.name), current=False)
 
 
 async def _count(connection: Connection, topic: str, path: str) -> int:
-    what = f"Counting what {path!r} has"
-    asked = request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic))
-    described = await connection.call(Methods.GET_TOPIC, asked, f"Topic {topic!r}", "topic")
+    what = f"Counting the messages of {path!r}"
+    request = request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic))
+    described = await connection.call(Methods.GET_TOPIC, request, f"Topic {topic!r}", "topic")
     if not described.HasField("message_retention_duration"):
-        # A snapshot on an emulator holds what the topic does.
+        # A snapshot of an emulator contains what the topic retains.
         raise Unsupported(
-            f"An emulator does not tell the lag of a topic that retains nothing, and {topic!r} does not",
-            advice="Make it with a retention, or a setting topic_retention that is not 0",
+            f"An emulator cannot report the lag of a topic without retention, and {topic!r} has none",
+            advice="Create the topic with a retention, or set topic_retention above 0",
         )
     mark = f"{connection.names.project}/snapshots/lag~{token_hex(8)}"
     fresh = subscriptions.temporary(connection, topic)
@@ -61,7 +62,7 @@ async def _count(connection: Connection, topic: str, path: str) -> int:
         await subscriptions.create(connection, topic, fresh, "latest")
         await subscriptions.seek(connection, fresh.name, mark, what)
         number = 0
-        while taken := await _take(connection, fresh.name, what):
+        while taken := await _pull_batch(connection, fresh.name, what):
             number += taken
         return number
     finally:
@@ -69,7 +70,7 @@ async def _count(connection: Connection, topic: str, path: str) -> int:
         await subscriptions.delete(connection, fresh.name, what)
 
 
-async def _take(connection: Connection, path: str, what: str) -> int:
+async def _pull_batch(connection: Connection, path: str, what: str) -> int:
     try:
         taken = await connection.start(Methods.PULL, PullRequest(subscription=path, max_messages=1000), _LAST_PULL)
     except (BrokerError, grpc.aio.AioRpcError) as error:
@@ -82,11 +83,11 @@ async def _take(connection: Connection, path: str, what: str) -> int:
     return len(ack_ids)
 
 
-def _ask_monitoring(connection: Connection, path: str) -> int:
-    """Blocking. A subscription that nothing is told of has nothing."""
+def _read_metric(connection: Connection, path: str) -> int:
+    """Read the metric; blocks. A subscription without data points has no backlog."""
     session: Any = AuthorizedSession(credentials.load(connection.settings))
     now = datetime.now(UTC)
-    # That of a native name may be another than the connection's.
+    # A native name may be in another project.
     project, _, name = path.partition("/subscriptions/")
     try:
         answer = session.get(
@@ -102,12 +103,12 @@ def _ask_monitoring(connection: Connection, path: str) -> int:
         series: Any = answer.json().get("timeSeries") or []
         return int(series[0]["points"][0]["value"]["int64Value"]) if series else 0
     except Exception as error:
-        raise _told(error, f"Cloud Monitoring does not tell the lag of {path!r}") from None
+        raise _classify(error, f"Reading the lag of {path!r} from Cloud Monitoring") from None
     finally:
         session.close()
 
 
-def _told(error: Exception, what: str) -> BrokerError:
+def _classify(error: Exception, what: str) -> BrokerError:
     if isinstance(error, requests.HTTPError) and error.response is not None:
         status = error.response.status_code
         if status in (401, 403):
@@ -117,6 +118,8 @@ def _told(error: Exception, what: str) -> BrokerError:
                 advice="Grant this account the role roles/monitoring.viewer in the subscription's project",
             )
         return BackendError(f"{what}: {error}", native=error, retriable=status == 429 or status >= 500)
-    if isinstance(error, requests.RequestException) or credentials.is_passing(error):
-        return ConnectionFailed(f"{what}: {error}", native=error, advice="Check that this host may reach it")
+    if isinstance(error, requests.RequestException) or credentials.is_transient(error):
+        return ConnectionFailed(
+            f"{what}: {error}", native=error, advice="Check that this host can reach monitoring.googleapis.com"
+        )
     return classify(error, what)

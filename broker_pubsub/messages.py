@@ -1,10 +1,10 @@
 """The Message family on subscriptions.
 
-By unary pulls, only as much comes as `fetch` has room for; a pull that no fetch stands behind for a moment is taken
-back. What comes beyond that, by bytes or from a stream, waits here with its lease renewed and is the next fetch's, or
-is given back at close; from a stream at most as much again as `max_outstanding` and the most bytes of a fetch, and one
-answer of the server. The lease clock is ours: a message held longer than its ack deadline is reported lost and not
-settled, because a subscription without exactly-once delivery takes every ack alike.
+Unary pulls request only what `fetch` has room for; a pull that no fetch waits for is cancelled after a moment. Messages
+beyond that, by bytes or from a stream, wait here with their leases renewed; the next fetch returns them, or `close`
+releases them. From a stream these are at most `max_outstanding` messages, the most bytes of a fetch, and one answer of
+the server. The lease is measured by our own clock: a message held for longer than its ack deadline is reported lost and
+not settled, because a subscription without exactly-once delivery accepts every ack.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BrokerError, Closed, Message
-from broker.driver import Settlement, SourceListener, WaitingLeases, Waker
+from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker
 from broker_pubsub import subscriptions
 from broker_pubsub.codec import NULL, PubSubView
 from broker_pubsub.connection import Connection
 from broker_pubsub.receiving import Puller, StreamPuller, UnaryPuller
-from broker_pubsub.settling import CERTAIN, Settler
+from broker_pubsub.settling import SAFE_PART, Settler
 
 __all__ = ["PubSubMessageSource"]
 
 logger = logging.getLogger("broker")
 VIEW: Final = PubSubView()
-PARK_SECONDS: Final = 0.1
+CANCEL_AFTER_SECONDS: Final = 0.1
 CLOSE_SECONDS: Final = 3.0
 
 
 class PubSubMessageSource:
     """The messages of one subscription of one topic.
 
-    :param made: the subscription as the service has it.
+    :param made: the service's subscription.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class PubSubMessageSource:
         self._ephemeral = ephemeral
         self._name = f"Subscription {name!r} of topic {topic!r}"
         self._lease = int(connection.settings.lease_seconds)
-        # What comes has the subscription's own lease until it was given ours.
+        # New messages have the subscription's lease until ours is set.
         self._sets_lease = made.ack_deadline_seconds != self._lease
-        self._first_lease = CERTAIN * min(self._lease, made.ack_deadline_seconds)
+        self._first_lease = SAFE_PART * min(self._lease, made.ack_deadline_seconds)
         self._settler = Settler(connection, self._path, self._name, self._lease)
         self._max_outstanding = max_outstanding
         self._max_bytes = 0
-        """As many as a fetch was ever for."""
+        """The largest `max_bytes` of a fetch."""
         self._puller = self._make_puller()
         self._buffer: list[Message[Any]] = []
         self._mean = 1.0
@@ -69,9 +69,9 @@ class PubSubMessageSource:
         self._interrupted = False
         self._fetching = False
         self._failure: BrokerError | None = None
-        self._parking: asyncio.TimerHandle | None = None
+        self._cancel_timer: asyncio.TimerHandle | None = None
         self._leases = WaitingLeases(self._name, self._lease, lambda: self._buffer, self._settler.extend)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet("broker-pubsub-lease", lambda error: logger.error("%s: %r", self._name, error))
         self._closed = False
 
     def _make_puller(self) -> Puller:
@@ -89,21 +89,21 @@ class PubSubMessageSource:
         deadline = 0.0
         try:
             while True:
-                if self._buffer and (taken := self._take(max_messages, max_bytes)):
-                    return taken
+                if self._buffer and (made_room := self._take(max_messages, max_bytes)):
+                    return made_room
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
                     raise failure
                 if self._interrupted:
-                    await self._puller.parked()
+                    await self._puller.cancelled()
                     return self._take(max_messages, max_bytes) if self._buffer else []
                 now = monotonic()
                 if not deadline:
                     deadline = now + wait
                 if now >= deadline:
                     return []
-                # Bytes cannot be asked for: the mean of what came tells how many messages they are.
-                self._puller.ask(max(1, min(max_messages, int(max_bytes / self._mean))), max_bytes)
+                # A pull cannot bound bytes, so they are converted by the mean size.
+                self._puller.request(max(1, min(max_messages, int(max_bytes / self._mean))), max_bytes)
                 await self._waker.wait(deadline - now)
                 self._check_open()
         finally:
@@ -117,8 +117,8 @@ class PubSubMessageSource:
         return self._closed
 
     def interrupt(self) -> None:
-        # Before anything is given back: what is released while a pull is open comes to that pull.
-        self._puller.park()
+        # Before any release: the service would redeliver into the open pull.
+        self._puller.cancel()
         self._interrupted = self._fetching
         self._waker.wake()
 
@@ -134,8 +134,8 @@ class PubSubMessageSource:
         if self._closed:
             return
         self._closed = True
-        if self._parking is not None:
-            self._parking.cancel()
+        if self._cancel_timer is not None:
+            self._cancel_timer.cancel()
         self._leases.close()
         self._waker.wake()
         try:
@@ -146,20 +146,19 @@ class PubSubMessageSource:
                     await subscriptions.delete(self._connection, self._path, self._name)
                 else:
                     held = [message.raw.ack_id for message in self._buffer]
-                    await self._settler.give_back(held)
+                    await self._settler.release(held)
         except (BrokerError, TimeoutError) as error:
             logger.debug("Closing %s: %s", self._name, error)
         finally:
             self._buffer.clear()
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
 
     def _is_full(self) -> bool:
         held = self._buffer
         return len(held) >= self._max_outstanding or sum([message.size for message in held]) >= self._max_bytes
 
     def _arrived(self, received: Sequence[Any], since: float | None = None) -> None:
-        # The hot path: called for every answer of the server.
+        # Called for every answer of the server.
         until = (since or monotonic()) + self._first_lease
         topic, view, total = self._topic, VIEW, 0
         append = self._buffer.append
@@ -174,14 +173,14 @@ class PubSubMessageSource:
         if total:
             self._mean = total / len(received)
             if self._sets_lease and not self._closed:
-                self._spawn(self._set_lease(self._buffer[-len(received) :]))
+                self._tasks.spawn(self._set_lease(self._buffer[-len(received) :]))
         if self._waker.waiter is not None:
             self._waker.wake()
         elif self._buffer:
             self._idle()
 
     async def _set_lease(self, messages: list[Message[Any]]) -> None:
-        until = monotonic() + CERTAIN * self._lease
+        until = monotonic() + SAFE_PART * self._lease
         results = await self._settler.set_lease([message.raw.ack_id for message in messages])
         for message, error in zip(messages, results, strict=True):
             if error is None:
@@ -195,14 +194,14 @@ class PubSubMessageSource:
         buffer = self._buffer
         now = monotonic()
         if buffer[0].lease < now:
-            # The process stood still for longer than the lease: these come again, to whoever asks.
+            # The process was suspended for longer than the lease: the service redelivers these.
             self._buffer = buffer = [message for message in buffer if message.lease >= now]
             if not buffer:
                 return []
         size = sum([message.size for message in buffer])
         if len(buffer) <= max_messages and size <= max_bytes:
             self._buffer = []
-            self._puller.taken()
+            self._puller.made_room()
             return buffer
         number = size = 0
         for message in buffer[:max_messages]:
@@ -210,29 +209,24 @@ class PubSubMessageSource:
             if size > max_bytes and number:
                 break
             number += 1
-        taken = buffer[:number]
+        made_room = buffer[:number]
         del buffer[:number]
-        self._puller.taken()
-        return taken
+        self._puller.made_room()
+        return made_room
 
     def _idle(self) -> None:
-        """Between fetches: take back what nobody waits for, and keep what is held."""
+        """Between fetches: cancel the pull after a moment, and renew the leases of buffered messages."""
         if self._closed:
             return
-        if self._puller.asking and self._parking is None:
-            self._parking = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
+        if self._puller.pending and self._cancel_timer is None:
+            self._cancel_timer = asyncio.get_running_loop().call_later(CANCEL_AFTER_SECONDS, self._cancel_pull)
         if self._buffer:
             self._leases.watch()
 
-    def _park(self) -> None:
-        self._parking = None
+    def _cancel_pull(self) -> None:
+        self._cancel_timer = None
         if not self._fetching and not self._closed:
-            self._puller.park()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._puller.cancel()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -47,7 +47,7 @@ class Names:
         return self._path(name, "topic", "topics")
 
     def topic_of(self, path: str) -> str:
-        """The topic at a path; one that no portable name stands for comes back as a native name."""
+        """The topic of a path; a NativeName if no portable name maps to it."""
         name = path.removeprefix(self._topics)
         plain = name.removeprefix(_ESCAPE)
         return _portable(plain) or NativeName(name)
@@ -68,7 +68,7 @@ class Names:
         return f"{self._project}/subscriptions/{whole}"
 
     def subscription_of(self, topic: str, path: str) -> str:
-        """The subscription of this topic at a path; a foreign one comes back as a native name."""
+        """The subscription of a path; a NativeName if it is not one of this topic."""
         own = f"{self._project}/subscriptions/"
         whole = path.removeprefix(own)
         name = whole.removeprefix(_ESCAPE).partition("~")[0]
@@ -77,22 +77,22 @@ class Names:
         return NativeName(whole if path.startswith(own) else path)
 
     def purge_mark(self, topic: str) -> str:
-        """The snapshot that tells from where on a topic's messages count."""
+        """The snapshot at which new subscriptions start after a purge."""
         last = self.topic(topic).rpartition("/")[2]
         if len(last) > LONGEST - 8:
             last = f"{last[:200]}~{hashlib.sha256(last.encode()).hexdigest()[:_HASH]}"
         return f"{self._project}/snapshots/purged~{last}"
 
     def temporary(self, token: str) -> str:
-        """The path of a subscription that nobody keeps."""
+        """The path of a temporary subscription."""
         return f"{self._project}/subscriptions/{_TEMPORARY}{token}"
 
     def temporary_topic(self, token: str) -> str:
-        """The path of a topic that is gone in a moment."""
+        """The path of a temporary topic."""
         return f"{self._topics}{_TEMPORARY}{token}"
 
     def is_temporary(self, path: str) -> bool:
-        """Whether it is one of those."""
+        """Whether a path is temporary."""
         return path.startswith((f"{self._project}/subscriptions/{_TEMPORARY}", f"{self._topics}{_TEMPORARY}"))
 
     def snapshot(self, name: str) -> str:
@@ -112,7 +112,7 @@ class Names:
         elif _ID.fullmatch(name):
             return f"{self._project}/{collection}/{name}"
         raise InvalidName(
-            f"{what} name {str(name)!r} cannot be a {what}'s",
+            f"{what} name {str(name)!r} is not valid",
             advice=f"Pub/Sub takes projects/…/{collection}/…, or a letter and 2 to 254 of letters, digits and ._~+%-, "
             "not beginning with goog",
         )

@@ -38,7 +38,7 @@ _wrapped: Any = _types
 
 
 def _raw(wrapped: Any) -> Any:
-    """The protobuf class within a wrapped one."""
+    """The protobuf class of a wrapper."""
     raw: Any = wrapped.pb(wrapped())
     return raw.__class__
 
@@ -85,7 +85,7 @@ def _schemas(name: str, request: Any, response: Any, routing: str) -> Method:
 
 
 class Methods:
-    """The calls that are made."""
+    """The calls in use."""
 
     PUBLISH: Final = _publisher("Publish", PublishRequest, _raw(_wrapped.PublishResponse), "topic")
     CREATE_TOPIC: Final = _publisher("CreateTopic", Topic, Topic, "name")

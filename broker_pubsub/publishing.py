@@ -1,11 +1,9 @@
-"""Publishing: a batch becomes as few requests as the service takes, and each message gets its own answer.
+"""Publishing: a batch becomes as few requests as the service allows, and each message gets its own outcome.
 
-Several calls may run at once. Messages without an ordering key go in requests that run side by side; those of a key go
-one request after the other, also over calls, in the order of the calls. When a message of a key fails, what already
-waits behind it fails too, untried, so that nothing passes it; the first call made after that goes out again.
-A refused request is split until the bad message is alone. Cancelling a call leaves its messages' outcome unknown.
-
-MERGED broker_pubsub.publishing: Cuts a batch into requests that the service takes: so many messages and bytes, and one ordering key each. Pure.
+*Concurrency.* Calls may run at once. Requests without an ordering key run in parallel; those of one key run in
+sequence, also across calls. *Failure.* If a message of a key fails, the messages that wait behind it fail without an
+attempt, so none overtakes it; the next call is sent again. A refused request is split until the invalid message is
+alone. *Cancellation.* A cancelled call leaves the outcome of its messages unknown.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PublishRequest
 
-__all__ = ["MAX_MESSAGES", "MAX_REQUEST", "PubSubTarget", "chunks", "runs"]
+__all__ = ["MAX_MESSAGES", "MAX_REQUEST", "PubSubTarget", "group_by_key", "split_by_size"]
 
 
 Outcomes = list[Receipt | BrokerError | None]
 
 
 class PubSubTarget:
-    """One topic's way out."""
+    """Publishes to one topic."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         self._topic = topic
@@ -38,27 +36,27 @@ class PubSubTarget:
         self._ordering = connection.settings.ordering != "off"
         self._slots = asyncio.Semaphore(connection.settings.max_requests)
         self._tails: dict[str, asyncio.Task[bool]] = {}
-        """The last run of each key that is on its way."""
+        """The last task in flight of each key."""
         self._closed = False
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
         if self._closed:
-            raise Closed(f"Topic {self._topic!r} was closed")
+            raise Closed(f"The publisher of topic {self._topic!r} is closed")
         ordering = self._ordering
-        whole = PublishRequest(topic=self._path)
-        encoded = whole.messages
+        full_request = PublishRequest(topic=self._path)
+        encoded = full_request.messages
         for message in messages:
             encode(message, encoded.add(), ordering=ordering)
         outcomes: Outcomes = [None] * len(messages)
         keyed = [index for index, message in enumerate(messages) if message.key is not None] if ordering else []
         if not keyed:
-            # Nearly every batch is one request as it is, whose size is told quicker than those of its messages.
-            if len(encoded) <= MAX_MESSAGES and whole.ByteSize() <= MAX_REQUEST:
-                await self._send(messages, encoded, range(len(encoded)), outcomes, request=whole)
+            # Nearly every batch fits into one request, whose size is computed faster than those of its messages.
+            if len(encoded) <= MAX_MESSAGES and full_request.ByteSize() <= MAX_REQUEST:
+                await self._send(messages, encoded, range(len(encoded)), outcomes, request=full_request)
             else:
-                pieces = chunks(encoded, range(len(messages)))
+                pieces = split_by_size(encoded, range(len(messages)))
                 await asyncio.gather(*(self._send(messages, encoded, piece, outcomes) for piece in pieces))
         else:
             await self._publish_keyed(messages, encoded, outcomes)
@@ -71,8 +69,8 @@ class PubSubTarget:
     ) -> None:
         loop = asyncio.get_running_loop()
         work: list[asyncio.Task[Any]] = []
-        for key, indexes in runs(encoded, range(len(encoded))).items():
-            pieces = chunks(encoded, indexes)
+        for key, indexes in group_by_key(encoded, range(len(encoded))).items():
+            pieces = split_by_size(encoded, indexes)
             if not key:
                 work += [loop.create_task(self._send(messages, encoded, piece, outcomes)) for piece in pieces]
                 continue
@@ -81,7 +79,7 @@ class PubSubTarget:
             self._tails[key] = run
             run.add_done_callback(lambda done, key=key: self._ended(key, done))
             work.append(run)
-        # A cancelled call does not end what is on its way, so that the next of a key does not pass it.
+        # Shielded, so the next message of a key does not overtake one in flight.
         await asyncio.gather(*(asyncio.shield(each) for each in work))
 
     async def _send_run(
@@ -92,21 +90,21 @@ class PubSubTarget:
         outcomes: Outcomes,
         before: asyncio.Task[bool] | None,
     ) -> bool:
-        """The messages of one key, one request after the other; whether all are on the server."""
-        good = True
+        """Send the messages of one key in sequence; returns whether all were stored."""
+        succeeded = True
         if before is not None:
             await asyncio.wait({before})
-            good = not before.cancelled() and before.exception() is None and before.result()
+            succeeded = not before.cancelled() and before.exception() is None and before.result()
         for piece in pieces:
-            if good:
-                good = await self._send(messages, encoded, piece, outcomes, in_order=True)
+            if succeeded:
+                succeeded = await self._send(messages, encoded, piece, outcomes, in_order=True)
             else:
-                self._stop(piece, outcomes)
-        return good
+                self._skip(piece, outcomes)
+        return succeeded
 
-    def _stop(self, piece: Sequence[int], outcomes: Outcomes) -> None:
+    def _skip(self, piece: Sequence[int], outcomes: Outcomes) -> None:
         error = BackendError(
-            f"Not attempted: an earlier message of its key failed on topic {self._topic!r}",
+            f"Not sent: an earlier message of its key failed on topic {self._topic!r}",
             retriable=True,
             advice="Publish the failed one first, then this one",
         )
@@ -129,7 +127,8 @@ class PubSubTarget:
         in_order: bool = False,
         request: Any = None,
     ) -> bool:
-        """One request; a refused one is split until the bad message is alone. Whether all are on the server."""
+        """Send one request; a refused one is split until the invalid message is alone. Returns whether all were
+        stored."""
         if not piece:
             return True
         if request is None:
@@ -138,7 +137,7 @@ class PubSubTarget:
             async with self._slots:
                 response = await self._request(request)
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as failure:
-            error = self._told(failure)
+            error = self._classify(failure)
             refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
         else:
             ids = response.message_ids
@@ -152,14 +151,14 @@ class PubSubTarget:
         return False
 
     async def _request(self, request: Any) -> Any:
-        """One call; again as long as it was not sent, and the connection may come back by itself."""
+        """Send a request; repeated while it certainly was not sent and the connection may return."""
         settings, loop = self._connection.settings, asyncio.get_running_loop()
         until = loop.time() + min(settings.publish_timeout, settings.longest_reconnect_wait)
         while True:
             try:
                 return await self._connection.start(Methods.PUBLISH, request, settings.publish_timeout)
             except grpc.aio.AioRpcError as failure:
-                if not isinstance(self._told(failure), ConnectionFailed) or loop.time() >= until:
+                if not isinstance(self._classify(failure), ConnectionFailed) or loop.time() >= until:
                     raise
             await asyncio.sleep(settings.reconnect_wait / 2)
 
@@ -173,13 +172,13 @@ class PubSubTarget:
         in_order: bool,
     ) -> bool:
         middle = len(piece) // 2
-        good = await self._send(messages, encoded, piece[:middle], outcomes, in_order=in_order)
-        if in_order and not good:
-            self._stop(piece[middle:], outcomes)
+        succeeded = await self._send(messages, encoded, piece[:middle], outcomes, in_order=in_order)
+        if in_order and not succeeded:
+            self._skip(piece[middle:], outcomes)
             return False
-        return await self._send(messages, encoded, piece[middle:], outcomes, in_order=in_order) and good
+        return await self._send(messages, encoded, piece[middle:], outcomes, in_order=in_order) and succeeded
 
-    def _told(self, failure: BaseException) -> BrokerError:
+    def _classify(self, failure: BaseException) -> BrokerError:
         return classify(failure, f"Publishing to topic {self._topic!r}", "topic")
 
     async def close(self) -> None:
@@ -190,21 +189,21 @@ MAX_MESSAGES: Final = 1000
 MAX_REQUEST: Final = 10_000_000
 """Bytes of a publish request."""
 _OVERHEAD: Final = 512
-"""Bytes of a request besides its messages: the topic's name."""
+"""Bytes of a request besides its messages: the topic name."""
 _PER_MESSAGE: Final = 16
-"""Most bytes that one message's place in the list takes."""
+"""Maximum framing bytes per message."""
 
 
-def runs(encoded: Sequence[Any], indexes: Iterable[int]) -> dict[str, list[int]]:
-    """Which of these messages have which ordering key; the empty one is none."""
+def group_by_key(encoded: Sequence[Any], indexes: Iterable[int]) -> dict[str, list[int]]:
+    """The messages by ordering key; the empty key means none."""
     found: dict[str, list[int]] = {}
     for index in indexes:
         found.setdefault(encoded[index].ordering_key, []).append(index)
     return found
 
 
-def chunks(encoded: Sequence[Any], indexes: Sequence[int]) -> list[Sequence[int]]:
-    """The indexes of each request, in order; a message that fills one goes alone."""
+def split_by_size(encoded: Sequence[Any], indexes: Sequence[int]) -> list[Sequence[int]]:
+    """The indexes of each request, in order; a message that fills a request is sent alone."""
     sizes = [encoded[index].ByteSize() for index in indexes]
     if len(indexes) <= MAX_MESSAGES and sum(sizes) <= MAX_REQUEST - _OVERHEAD - _PER_MESSAGE * len(indexes):
         return [indexes]

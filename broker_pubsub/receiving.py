@@ -1,8 +1,9 @@
-"""Two ways to get messages: a call for so many, or a stream that the server fills. One loop, no threads.
+"""Two ways to receive: unary pulls for as many messages as there is room, or a stream that the server fills.
 
-`ask` may be called at any time and returns at once; what comes goes to `arrived`, what fails to `failed`, once. `park`
-takes back what was asked for: a call that the server has answered by then is still delivered. An emulator does not hear
-that a call was cancelled and would give messages to nobody, so its calls are short, and are waited for.
+`request` may be called at any time and returns at once. Messages go to `arrived`, an error to `failed`, once. `cancel`
+withdraws a request; an answer that the server has already sent is still delivered. An emulator does not notice a
+cancelled call and would lose its messages, so calls to an emulator are short and run to their end. One loop, no
+threads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol
 import grpc
 
 from broker import BrokerError
+from broker.driver import Backoff
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PullRequest, StreamingPullRequest
@@ -24,30 +26,30 @@ __all__ = ["MAX_PULL", "Puller", "StreamPuller", "UnaryPuller"]
 
 MAX_PULL: Final = 1000
 _QUICK: Final = 0.02
-"""An empty answer that came sooner is followed by a pause."""
+"""Seconds; an empty answer that comes sooner is followed by a pause."""
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
 
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]
 
 EMULATOR_TIMEOUT: Final = 1.15
-"""Seconds; the emulator answers with nothing a second before the end of a call."""
+"""Seconds; the emulator sends an empty answer one second before the deadline of a call."""
 
 SHORTEST_STREAM_LEASE: Final = 10
-"""Seconds; the service takes no less for a stream."""
+"""Seconds; the service's minimum for a stream."""
 _LASTING: Final = 5.0
-"""Seconds after which the end of a stream is no failure to open it."""
+"""Seconds after which the end of a stream does not count as a failure to open it."""
 _WAITED: Final = 0.02
 """A read that took longer, in seconds, had to wait for the server."""
 _LAST_SECONDS: Final = 1.0
-"""How long at most a stream that we end is read on, for what was on its way; the server ends it at once, if it can."""
+"""How long a stream is read after its end was requested, for messages in flight."""
 
 
 class Arrived(Protocol):
     def __call__(self, received: Sequence[Any], since: float | None = None) -> None:
-        """Messages came.
+        """Receive messages.
 
-        :param since: when the oldest of them may have been sent, if that was not just now.
+        :param since: earliest time at which they may have been sent, if not just now.
         """
         ...
 
@@ -56,29 +58,29 @@ Failed = Callable[[BrokerError], None]
 
 
 class Puller(Protocol):
-    """What a source asks of either."""
+    """The interface of both."""
 
     @property
-    def asking(self) -> bool:
-        """Whether messages may come."""
+    def pending(self) -> bool:
+        """Whether messages may arrive."""
         ...
 
-    def ask(self, number: int, max_bytes: int) -> None: ...
+    def request(self, number: int, max_bytes: int) -> None: ...
 
-    def taken(self) -> None:
-        """The source holds less."""
+    def made_room(self) -> None:
+        """The source's buffer has room."""
         ...
 
-    def park(self) -> None: ...
-    async def parked(self) -> None:
-        """Return when what was taken back has ended."""
+    def cancel(self) -> None: ...
+    async def cancelled(self) -> None:
+        """Wait for cancelled calls to end."""
         ...
 
     async def close(self) -> None: ...
 
 
 class UnaryPuller:
-    """Asks for as many as there is room for, one call at a time: nothing comes that was not asked for."""
+    """One call at a time, for as many messages as there is room."""
 
     def __init__(self, connection: Connection, path: str, name: str, arrived: Arrived, failed: Failed) -> None:
         self._connection = connection
@@ -94,40 +96,40 @@ class UnaryPuller:
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
-    def asking(self) -> bool:
+    def pending(self) -> bool:
         return self._task is not None
 
-    def ask(self, number: int, max_bytes: int) -> None:
+    def request(self, number: int, max_bytes: int) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._pull(min(number, MAX_PULL)))
 
-    def taken(self) -> None:
+    def made_room(self) -> None:
         pass
 
-    def park(self) -> None:
+    def cancel(self) -> None:
         task, self._task = self._task, None
         call, self._call = self._call, None
         if task is None:
             return
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        # The call is cancelled and not who awaits it: so it ends when gRPC is through with it.
+        # Cancel the call, not the task that awaits it, so the task ends when gRPC has ended the call.
         if call is None:
             task.cancel()
         elif self._cancels:
             call.cancel()
 
-    async def parked(self) -> None:
+    async def cancelled(self) -> None:
         while self._ending:
             await asyncio.wait(self._ending)
 
     async def close(self) -> None:
-        self.park()
-        await self.parked()
+        self.cancel()
+        await self.cancelled()
 
     async def _pull(self, number: int) -> None:
         request = PullRequest(subscription=self._path, max_messages=number)
-        me, pause = asyncio.current_task(), _FIRST_PAUSE
+        me, backoff = asyncio.current_task(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         messages: Sequence[Any] = ()
         error: BrokerError | None = None
         while not messages and error is None:
@@ -146,8 +148,7 @@ class UnaryPuller:
                 break
             self._call = None
             if not messages and error is None and monotonic() - begin < _QUICK:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await asyncio.sleep(backoff.next())
         if self._task is me:
             self._task = None
         elif error is not None:
@@ -159,13 +160,13 @@ class UnaryPuller:
 
 
 class StreamPuller:
-    """Keeps one stream open; the server sends as it likes, within the bounds that it was told and may not heed.
+    """Keeps one stream open, on which the server sends within bounds that it may ignore.
 
-    Where it does not heed them the stream is not read while the source is full, and ended if that lasts: what was on
-    its way then comes again after its deadline. A stream that ends soon is opened again after growing pauses. At close
-    the server is told that no more is wanted, and what was on its way still arrives, so that it can be given back.
+    If it does, the stream is not read while the source is full, and ended if that lasts: messages in flight are then
+    redelivered after their deadline. A stream that ends early is reopened after growing pauses. At close our side of
+    the stream ends first, so messages in flight still arrive and can be released.
 
-    :param full: whether the source holds as much as it may.
+    :param full: whether the source's buffer is full.
     """
 
     def __init__(
@@ -196,22 +197,22 @@ class StreamPuller:
         self._closing = False
 
     @property
-    def asking(self) -> bool:
+    def pending(self) -> bool:
         return self._task is not None
 
-    def ask(self, number: int, max_bytes: int) -> None:
+    def request(self, number: int, max_bytes: int) -> None:
         self._max_bytes = max(self._max_bytes, max_bytes)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read(), name="broker-pubsub-stream")
 
-    def taken(self) -> None:
+    def made_room(self) -> None:
         self._room.set()
 
-    def park(self) -> None:
-        # What is on the stream is ours already; it stays open and the source holds what comes.
+    def cancel(self) -> None:
+        # Messages on the stream are leased already; the stream stays open and the source buffers them.
         pass
 
-    async def parked(self) -> None:
+    async def cancelled(self) -> None:
         return
 
     async def close(self) -> None:
@@ -250,7 +251,7 @@ class StreamPuller:
             self._stream = stream
             await self._read_on(stream)
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as failure:
-            # The server ends a stream now and then; the next `ask` opens another.
+            # The server ends a stream now and then; the next `request` opens another.
             if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
                 error = classify(failure, self._name, "subscription")
         finally:
@@ -266,7 +267,7 @@ class StreamPuller:
             self._arrived(())
 
     async def _read_on(self, stream: Any) -> None:
-        """Read until the server ends it, or so long is not read that what is on its way is not surely ours."""
+        """Read until the server ends the stream, or until a pause makes the leases of messages in flight uncertain."""
         behind: float | None = None
         while True:
             begin = monotonic()
@@ -274,7 +275,7 @@ class StreamPuller:
             if response is _EOF:
                 return
             if monotonic() - begin > _WAITED:
-                behind = None  # Nothing was on its way.
+                behind = None  # No message was in flight.
             if not response.received_messages:
                 continue
             self._pause = 0.0
@@ -282,7 +283,7 @@ class StreamPuller:
             if self._full() and not self._closing:
                 behind = behind or monotonic()
                 if not await self._has_room(behind + self._lease / 2):
-                    # An emulator that is told so gives what was on its way to others sooner than after a cancellation.
+                    # Then an emulator redelivers messages in flight sooner than after a cancellation.
                     await stream.done_writing()
                     return
 

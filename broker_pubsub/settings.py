@@ -21,13 +21,13 @@ __all__ = ["PubSubSettings"]
 PROJECT_VARIABLE: Final = "GOOGLE_CLOUD_PROJECT"
 EMULATOR_VARIABLE: Final = "PUBSUB_EMULATOR_HOST"
 SHORTEST_LEASE: Final = 10.0
-"""Seconds; the service takes no ack deadline below it, the emulators do."""
+"""Seconds; the service's minimum ack deadline. Emulators accept less."""
 _DAY: Final = 86_400.0
 _MONTH: Final = 31 * 86_400.0
 
 
 class PubSubSettings(BackendSettings):
-    """How to reach Pub/Sub, and what this backend asks of it."""
+    """How to reach Pub/Sub, and how to use it."""
 
     schemes: ClassVar[tuple[str, ...]] = ("pubsub",)
 
@@ -130,16 +130,18 @@ class PubSubSettings(BackendSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.lease_seconds != int(self.lease_seconds):
-            raise ValueError(f"lease_seconds is {self.lease_seconds:g}, and Pub/Sub counts whole seconds")
+            raise ValueError(f"lease_seconds is {self.lease_seconds:g}, Pub/Sub needs whole seconds")
         if self.emulator is None and self.lease_seconds < SHORTEST_LEASE:
-            raise ValueError(f"lease_seconds is {self.lease_seconds:g}, and the service takes 10 to 600")
+            raise ValueError(f"lease_seconds is {self.lease_seconds:g}, the service accepts 10 to 600")
         if 0 < self.topic_retention < 600:
-            raise ValueError(f"topic_retention is {self.topic_retention:g}, and the service takes 600 or more, or 0")
+            raise ValueError(f"topic_retention is {self.topic_retention:g}, the service accepts 600 or more, or 0")
         if self.emulator_host is not None and (self.credentials_file is not None or self.impersonate is not None):
-            raise ValueError("emulator_host and credentials are given; an emulator takes none")
+            raise ValueError("emulator_host and credentials exclude each other")
         for name in ("tls_ca", "quota_project"):
             if self.emulator_host is not None and getattr(self, name) is not None:
-                raise ValueError(f"emulator_host and {name} are given; an emulator has neither TLS nor accounts")
+                raise ValueError(
+                    f"emulator_host and {name} exclude each other: an emulator has neither TLS nor accounts"
+                )
         return self
 
     @property
@@ -163,15 +165,15 @@ class PubSubSettings(BackendSettings):
 
     @property
     def longest_reconnect_wait(self) -> float:
-        """Seconds; pauses before the connection is tried again, or a stream opened, grow up to this."""
+        """The longest pause, in seconds, before a reconnect or a reopened stream."""
         return 10 * self.reconnect_wait
 
     @property
     def orders_subscriptions(self) -> bool:
-        """Whether new subscriptions are ordered. The emulator cannot seek those, and is late with what they nack."""
+        """Whether new subscriptions are ordered. The emulator cannot seek these, and redelivers their nacks late."""
         return self.ordering == "on" or (self.ordering == "auto" and self.emulator is None)
 
     @property
     def server(self) -> str:
-        """host:port that connections go to."""
+        """host:port of the server."""
         return self.emulator or self.endpoint

@@ -1,9 +1,8 @@
-"""Carries out settlements and renewals by unary calls of a thousand ack ids, and finds out the fate of each.
+"""Settlements and lease renewals, by unary calls of up to a thousand ack ids.
 
-Calls may run at once. An exactly-once subscription answers for each id: a lasting failure is a lost lease, a passing
-one is tried again until `settle_timeout`, and an id that is refused after an answer was lost may have been settled by
-that try, which is told as unknown. Elsewhere the service takes what it is given, so that only our own clock
-knows a late ack.
+Calls may run at once. An exactly-once subscription answers per id: a permanent failure is a lost lease, a transient one
+is retried until `settle_timeout`. An id refused after a lost answer may have been settled by that try, so its outcome
+is unknown. Other subscriptions accept every ack, so only our own clock detects a late one.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import Any, Final
 import grpc
 
 from broker import BrokerError, ConnectionFailed, LeaseLost, Message, OperationTimeout, Outcome, SettleError
-from broker.driver import Settlement
+from broker.driver import Backoff, Settlement
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, failed_ack_ids, is_status
 from broker_pubsub.protocol import AcknowledgeRequest, Methods, ModifyAckDeadlineRequest
 
-__all__ = ["CERTAIN", "Settler"]
+__all__ = ["SAFE_PART", "Settler"]
 
 MAX_IDS: Final = 1000
-CERTAIN: Final = 0.9
-"""How much of a lease is surely ours, whatever the message's way here took."""
+SAFE_PART: Final = 0.9
+"""The part of a lease that is certainly ours, however long the message travelled."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
-_PASSING: Final = (
+_TRANSIENT: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.INTERNAL,
@@ -37,13 +36,13 @@ _PASSING: Final = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 _UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""Some of those, after which a call may have been carried out."""
+"""Transient codes after which the call may have taken effect."""
 
 Results = list[BrokerError | None]
 
 
 class Settler:
-    """Of one subscription."""
+    """Settles the messages of one subscription."""
 
     def __init__(self, connection: Connection, path: str, name: str, lease: int) -> None:
         self._connection = connection
@@ -54,11 +53,11 @@ class Settler:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def settle(self, settlements: Sequence[Settlement]) -> Results:
-        """One entry each; LeaseLost for what was held for longer than its lease."""
+        """Settle messages; returns an error or None for each, LeaseLost after the end of its lease."""
         results: Results = [None] * len(settlements)
         now = monotonic()
         acks: list[int] = []
-        again: dict[int, list[int]] = {}
+        retry: dict[int, list[int]] = {}
         for index, settlement in enumerate(settlements):
             if settlement.message.lease < now:
                 results[index] = self._lost(settlement.message)
@@ -66,14 +65,14 @@ class Settler:
                 acks.append(index)
             else:
                 delay = settlement.delay or 0.0
-                again.setdefault(ceil(delay), []).append(index)
+                retry.setdefault(ceil(delay), []).append(index)
                 if 0 < delay < 1:
-                    self._sooner(settlement.message.raw.ack_id, delay)
+                    self._release_early(settlement.message.raw.ack_id, delay)
         ack_ids = [settlement.message.raw.ack_id for settlement in settlements]
-        work = [self._in_parts(acks, ack_ids, results, self._acknowledge)] if acks else []
+        work = [self._in_batches(acks, ack_ids, results, self._acknowledge)] if acks else []
         work += [
-            self._in_parts(indexes, ack_ids, results, lambda ids, s=seconds: self._modify(ids, s))
-            for seconds, indexes in again.items()
+            self._in_batches(indexes, ack_ids, results, lambda ids, s=seconds: self._modify(ids, s))
+            for seconds, indexes in retry.items()
         ]
         if len(work) == 1:
             await work[0]
@@ -82,49 +81,49 @@ class Settler:
         return results
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Results:
-        """Renew these; LeaseLost for what is not ours any more."""
+        """Renew leases; returns an error or None for each, LeaseLost after the end of its lease."""
         results: Results = [None] * len(messages)
         now = monotonic()
-        kept: list[int] = []
+        valid: list[int] = []
         for index, message in enumerate(messages):
             if message.lease < now:
                 results[index] = self._lost(message)
             else:
-                kept.append(index)
+                valid.append(index)
         ack_ids = [message.raw.ack_id for message in messages]
-        await self._in_parts(kept, ack_ids, results, lambda ids: self._modify(ids, self._lease))
-        until = now + CERTAIN * self._lease
-        for index in kept:
+        await self._in_batches(valid, ack_ids, results, lambda ids: self._modify(ids, self._lease))
+        until = now + SAFE_PART * self._lease
+        for index in valid:
             if results[index] is None:
                 messages[index].lease = until
         return results
 
     async def set_lease(self, ack_ids: Sequence[str]) -> Results:
-        """Give what has just come the lease that was asked for; what fails keeps the subscription's."""
+        """Set the lease of new messages to `lease_seconds`; on failure they keep that of the subscription."""
         results: Results = [None] * len(ack_ids)
-        await self._in_parts(range(len(ack_ids)), ack_ids, results, lambda ids: self._modify(ids, self._lease))
+        await self._in_batches(range(len(ack_ids)), ack_ids, results, lambda ids: self._modify(ids, self._lease))
         return results
 
-    async def give_back(self, ack_ids: Sequence[str]) -> None:
-        """Have these delivered again at once."""
+    async def release(self, ack_ids: Sequence[str]) -> None:
+        """Return messages to the service for immediate redelivery."""
         results: Results = [None] * len(ack_ids)
-        await self._in_parts(range(len(ack_ids)), ack_ids, results, lambda ids: self._modify(ids, 0))
+        await self._in_batches(range(len(ack_ids)), ack_ids, results, lambda ids: self._modify(ids, 0))
 
     async def close(self) -> None:
-        """End what waits; what was nacked for less than a second comes after one."""
+        """Cancel delayed releases: these messages are redelivered after one second."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _sooner(self, ack_id: str, delay: float) -> None:
-        """The service counts whole seconds: what is due before the first of them is released by us."""
+    def _release_early(self, ack_id: str, delay: float) -> None:
+        """The service counts whole seconds, so a delay below one second is timed here."""
         loop = asyncio.get_running_loop()
 
         def due() -> None:
             self._timers.discard(timer)
-            task = loop.create_task(self.give_back([ack_id]))
+            task = loop.create_task(self.release([ack_id]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -145,14 +144,14 @@ class Settler:
             self._connection.settings.request_timeout,
         )
 
-    async def _in_parts(
+    async def _in_batches(
         self, indexes: Sequence[int], ack_ids: Sequence[str], results: Results, start: Callable[[Sequence[str]], Any]
     ) -> None:
         for begin in range(0, len(indexes), MAX_IDS):
             part = indexes[begin : begin + MAX_IDS]
-            await self._ask(part, ack_ids, results, start, monotonic() + self._connection.settings.settle_timeout)
+            await self._request(part, ack_ids, results, start, monotonic() + self._connection.settings.settle_timeout)
 
-    async def _ask(
+    async def _request(
         self,
         indexes: Sequence[int],
         ack_ids: Sequence[str],
@@ -160,7 +159,7 @@ class Settler:
         start: Callable[[Sequence[str]], Any],
         until: float,
     ) -> None:
-        pause, unanswered = _FIRST_PAUSE, False
+        backoff, unanswered = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
         while indexes:
             try:
                 await start([ack_ids[index] for index in indexes])
@@ -168,35 +167,39 @@ class Settler:
             except grpc.aio.AioRpcError as failure:
                 error = classify(failure, self._name, "subscription")
                 failed = failed_ack_ids(failure)
-                passing = is_status(failure, *_PASSING) and error.retriable
+                transient = is_status(failure, *_TRANSIENT) and error.retriable
                 refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
-                if passing and is_status(failure, *_UNANSWERED) and not isinstance(error, ConnectionFailed):
-                    # A nack or renewal that is refused afterwards was lost either way.
+                if transient and is_status(failure, *_UNANSWERED) and not isinstance(error, ConnectionFailed):
+                    # Only for acks: a nack or renewal that is refused afterwards is a lost lease anyway.
                     unanswered = unanswered or start == self._acknowledge
             except (BrokerError, grpc.aio.UsageError) as failure:
-                error, failed, passing, refused = classify(failure, self._name), {}, False, False
+                error, failed, transient, refused = classify(failure, self._name), {}, False, False
             if failed:
-                indexes = self._sort_out(indexes, ack_ids, failed, results, error, unanswered=unanswered)
+                indexes = self._record_failures(indexes, ack_ids, failed, results, error, unanswered=unanswered)
             elif refused and len(indexes) > 1:
                 middle = len(indexes) // 2
-                await self._ask(indexes[:middle], ack_ids, results, start, until)
+                await self._request(indexes[:middle], ack_ids, results, start, until)
                 indexes = indexes[middle:]
                 continue
-            elif not passing:
-                lost = LeaseLost(f"{self._name}: the server refused it", native=error.native) if refused else error
+            elif not transient:
+                lost = (
+                    LeaseLost(f"{self._name}: the server refused the ack id", native=error.native) if refused else error
+                )
                 for index in indexes:
                     results[index] = lost
                 return
+            pause = backoff.next()
             if indexes and monotonic() + pause > until:
                 for index in indexes:
                     results[index] = OperationTimeout(
-                        f"{self._name}: not confirmed in time", native=error.native, advice="The message may come again"
+                        f"{self._name}: not confirmed in time",
+                        native=error.native,
+                        advice="The message may be redelivered",
                     )
                 return
             await asyncio.sleep(pause if indexes else 0)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _sort_out(
+    def _record_failures(
         self,
         indexes: Sequence[int],
         ack_ids: Sequence[str],
@@ -206,23 +209,25 @@ class Settler:
         *,
         unanswered: bool,
     ) -> list[int]:
-        """Put down what failed for good; return what is to be tried again. The others are done."""
-        again: list[int] = []
+        """Record permanent failures; returns the indexes to retry. All others succeeded."""
+        retry: list[int] = []
         for index in indexes:
             reason = failed.get(ack_ids[index])
             if reason is None:
                 continue
             if reason.startswith("TRANSIENT"):
-                again.append(index)
+                retry.append(index)
             elif unanswered:
                 results[index] = SettleError(
-                    f"{self._name}: no answer came, and the next try was refused ({reason})",
+                    f"{self._name}: no answer, and the next try was refused ({reason})",
                     native=error.native,
-                    advice="It was settled, or comes again",
+                    advice="The message was settled, or will be redelivered",
                 )
             else:
-                results[index] = LeaseLost(f"{self._name}: the server refused it ({reason})", native=error.native)
-        return again
+                results[index] = LeaseLost(
+                    f"{self._name}: the server refused the ack id ({reason})", native=error.native
+                )
+        return retry
 
     def _lost(self, message: Message[Any]) -> LeaseLost:
         return LeaseLost(f"Message {message.id!r} of {self._name} was held for longer than its lease")

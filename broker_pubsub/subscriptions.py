@@ -1,11 +1,9 @@
-"""Subscriptions of the service: made where they should begin, looked at, and checked for what is asked of them.
+"""Subscriptions of the service: created at a start position, read, checked and deleted.
 
-Every call may be repeated and may run in several processes at once: who finds a subscription made takes it as it is.
+Every call may be repeated and may run in several processes at once; an existing subscription stays unchanged.
 
-MERGED broker_pubsub.subscriptions: What an emulator does that its address does not tell: tried out once, on names of its own that are deleted again.
-
-Google's emulator gives a new subscription what its topic retains, as the service does by a seek; Google's pstest gives
-it what comes from now on. Nothing that they say of themselves tells them apart for sure.
+Emulators differ: Google's emulator delivers a topic's retained messages to a new subscription, as the service does
+after a seek; Google's pstest delivers only new ones. `delivers_history` tries that out once, with temporary names.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
 from broker_pubsub.protocol import Methods, PublishRequest, PubsubMessage, PullRequest, Subscription, Topic, request_of
 
-__all__ = ["OPTIONS", "delete", "ensure", "find", "keeps_history", "made_of", "seek", "seek_to_start", "text_of"]
+__all__ = ["OPTIONS", "build", "delete", "delivers_history", "ensure", "find", "seek", "seek_to_start", "text_of"]
 
 
 DELETED_TOPIC: Final = "_deleted-topic_"
@@ -42,26 +40,26 @@ OPTIONS: Final = (
     "retain_acked",
     "retention",
 )
-"""What `ensure_subscription` takes besides a start."""
+"""Options of `ensure_subscription`."""
 _LONGEST_FILTER: Final = 256
 """Bytes; the service's limit, which the emulators do not check."""
 _PAUSE: Final = 0.1
 _NO_MARK: Final = (
     grpc.StatusCode.NOT_FOUND,
-    # Of a topic of this name that was deleted.
+    # The snapshot belongs to a deleted topic of this name.
     grpc.StatusCode.INVALID_ARGUMENT,
-    # What the emulator says of a snapshot that is not there.
+    # The emulator's code for a missing snapshot.
     grpc.StatusCode.UNIMPLEMENTED,
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK: Final = timedelta(milliseconds=1)
-"""Of the clock in publish times, which are cut and not rounded."""
+"""Resolution of publish times, which are truncated."""
 
 
-def made_of(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
-    """The subscription that these options ask for.
+def build(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
+    """A subscription with these options.
 
-    :raises UnknownSetting, InvalidSetting: an option that subscriptions do not have, or a value that cannot be used.
+    :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
     """
     settings, names = connection.settings, connection.names
     for option in options:
@@ -82,7 +80,7 @@ def made_of(connection: Connection, topic: str, name: str, options: Mapping[str,
     made.message_retention_duration.FromTimedelta(
         timedelta(seconds=settings.retention if retention is None else retention)
     )
-    # Without one the service removes a subscription that nobody reads for a month.
+    # Without a policy the service deletes a subscription that was unused for a month.
     made.expiration_policy.SetInParent()
     if (ends := _seconds(options, "expires_after", 86_400, 365 * 86_400)) is not None:
         made.expiration_policy.ttl.FromTimedelta(timedelta(seconds=ends))
@@ -90,7 +88,7 @@ def made_of(connection: Connection, topic: str, name: str, options: Mapping[str,
         made.dead_letter_policy.dead_letter_topic = names.topic(target)
         most = options.get("max_delivery_attempts", 100)
         if not isinstance(most, int) or isinstance(most, bool) or not 5 <= most <= 100:
-            raise InvalidSetting(f"max_delivery_attempts is {most!r}", advice="It takes an int of 5 to 100")
+            raise InvalidSetting(f"max_delivery_attempts is {most!r}", advice="Use an int from 5 to 100")
         made.dead_letter_policy.max_delivery_attempts = most
     elif "max_delivery_attempts" in options:
         raise InvalidSetting("max_delivery_attempts needs dead_letter_topic", advice="Give both or neither")
@@ -99,16 +97,18 @@ def made_of(connection: Connection, topic: str, name: str, options: Mapping[str,
         least = 10.0 if least is None else least
         most = max(600.0, least) if most is None else most
         if most < least:
-            raise InvalidSetting(f"max_backoff is {most:g} and min_backoff {least:g}", advice="Give it the greater")
+            raise InvalidSetting(
+                f"max_backoff is {most:g} and min_backoff {least:g}", advice="Set max_backoff to at least min_backoff"
+            )
         made.retry_policy.minimum_backoff.FromTimedelta(timedelta(seconds=least))
         made.retry_policy.maximum_backoff.FromTimedelta(timedelta(seconds=most))
     return made
 
 
 async def find(connection: Connection, topic: str, name: str) -> Any:
-    """The subscription as the service has it.
+    """The service's subscription.
 
-    :raises SubscriptionNotFound: there is none, or it is another topic's.
+    :raises SubscriptionNotFound: it does not exist, or belongs to another topic.
     """
     what = f"Subscription {name!r} of topic {topic!r}"
     found = await connection.call(
@@ -119,7 +119,7 @@ async def find(connection: Connection, topic: str, name: str) -> Any:
         repeat=connection.settings.request_timeout,
     )
     if found.topic != connection.names.topic(topic):
-        raise SubscriptionNotFound(f"{what} does not exist; the one of this name is of {found.topic}")
+        raise SubscriptionNotFound(f"{what} does not exist; the subscription of this name belongs to {found.topic}")
     return found
 
 
@@ -128,7 +128,7 @@ async def ensure(connection: Connection, topic: str, name: str, start: Start, op
 
     :raises TopicNotFound: the topic is missing.
     """
-    wanted = made_of(connection, topic, name, options)
+    wanted = build(connection, topic, name, options)
     try:
         found = await find(connection, topic, name)
     except SubscriptionNotFound as error:
@@ -142,9 +142,9 @@ async def ensure(connection: Connection, topic: str, name: str, start: Start, op
 
 
 async def create(connection: Connection, topic: str, wanted: Any, start: Start) -> Any:
-    """Make it, and have it begin where it should; one that somebody else made meanwhile is as good."""
+    """Create a subscription at its start position; one that another process creates meanwhile is used."""
     what = f"Subscription {wanted.name!r} of topic {topic!r}"
-    made = await _made(connection, topic, wanted, what)
+    made = await _create(connection, topic, wanted, what)
     if made is None:
         return await connection.call(
             Methods.GET_SUBSCRIPTION,
@@ -160,33 +160,33 @@ async def create(connection: Connection, topic: str, wanted: Any, start: Start) 
     return made
 
 
-async def _made(connection: Connection, topic: str, wanted: Any, what: str) -> Any:
-    """The subscription as it was made, or None where somebody else was quicker.
+async def _create(connection: Connection, topic: str, wanted: Any, what: str) -> Any:
+    """Create a subscription; returns None if another process created it.
 
-    :raises TopicNotFound: the topic is missing, or the one for its dead letters.
+    :raises TopicNotFound: the topic or its dead-letter topic does not exist.
     """
     until = monotonic() + connection.settings.request_timeout
-    unsure = False
+    retried = False
     while True:
         try:
             return await connection.call(Methods.CREATE_SUBSCRIPTION, wanted, what, "topic")
         except BrokerError as error:
             if error.native is not None and is_status(error.native, grpc.StatusCode.ALREADY_EXISTS):
-                # It may be ours, made by a call whose answer was lost.
-                return wanted if unsure else None
+                # A call of ours whose answer was lost may have created it.
+                return wanted if retried else None
             letters = wanted.dead_letter_policy.dead_letter_topic
             if letters and isinstance(error, TopicNotFound):
                 await check_topic(connection, topic)
-                told = f"{what}: dead_letter_topic {connection.names.topic_of(letters)!r} does not exist"
-                raise TopicNotFound(told, native=error.native) from None
+                text = f"{what}: dead_letter_topic {connection.names.topic_of(letters)!r} does not exist"
+                raise TopicNotFound(text, native=error.native) from None
             if not error.retriable or monotonic() > until:
                 raise
-            unsure = True
+            retried = True
         await asyncio.sleep(_PAUSE)
 
 
 async def check_topic(connection: Connection, topic: str) -> None:
-    """:raises TopicNotFound: it does not exist."""
+    """:raises TopicNotFound: the topic does not exist."""
     await connection.call(
         Methods.GET_TOPIC,
         request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic)),
@@ -197,18 +197,18 @@ async def check_topic(connection: Connection, topic: str) -> None:
 
 
 async def seek_to_start(connection: Connection, topic: str, path: str, start: Start) -> None:
-    """Have a new subscription begin with what the topic still has, at a time, or with what comes."""
+    """Move a new subscription to the earliest message, to a time, or to the end."""
     what = f"Seeking the start of {path!r}"
     if start == "latest":
         if connection.settings.emulator is not None:
-            # There a new subscription gets all that the topic has; a seek ahead of time hides nothing that comes later.
+            # An emulator delivers retained messages to a new subscription; a seek to the near future skips them.
             await seek(connection, path, datetime.now(UTC) + _TICK, what)
         return
     if isinstance(start, datetime):
         await seek(connection, path, start, what)
         return
     try:
-        # What was purged is still in the topic.
+        # Purged messages are still retained by the topic.
         await _seek_to_mark(connection, topic, path, what)
     except _NoMark:
         if connection.settings.emulator is None:
@@ -231,18 +231,18 @@ async def _seek_to_mark(connection: Connection, topic: str, path: str, what: str
 
 
 async def seek(connection: Connection, path: str, target: datetime | str, what: str) -> None:
-    """Put a subscription to a time, or to a snapshot's path."""
+    """Move a subscription to a time, or to a snapshot's path."""
     request = request_of(Methods.SEEK, subscription=path)
     if isinstance(target, str):
         request.snapshot = target
     else:
-        # What was published after this time may bear the beginning of its millisecond, and must not be left out.
+        # Publish times are truncated to milliseconds, so the target is too.
         request.time.FromDatetime(_EPOCH + (target - _EPOCH) // _TICK * _TICK)
     await connection.call(Methods.SEEK, request, what, "subscription", repeat=connection.settings.request_timeout)
 
 
 async def delete(connection: Connection, path: str, what: str) -> None:
-    """Delete it; a missing one is no error."""
+    """Delete a subscription if it exists."""
     with suppress(SubscriptionNotFound):
         await connection.call(
             Methods.DELETE_SUBSCRIPTION,
@@ -254,7 +254,7 @@ async def delete(connection: Connection, path: str, what: str) -> None:
 
 
 def temporary(connection: Connection, topic: str) -> Any:
-    """A subscription of a random name that the service forgets a day after its last use."""
+    """A subscription with a random name that expires a day after its last use."""
     made = Subscription(
         name=connection.names.temporary(token_hex(8)),
         topic=connection.names.topic(topic),
@@ -268,20 +268,20 @@ def temporary(connection: Connection, topic: str) -> Any:
 def _flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
     value = options.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidSetting(f"{name} is {value!r}", advice="It takes True or False")
+        raise InvalidSetting(f"{name} is {value!r}", advice="Use True or False")
     return value
 
 
 def text_of(options: Mapping[str, Any], name: str) -> str:
-    """The option, or an empty text where it was not given.
+    """A text option, or "" if it is not set.
 
-    :raises InvalidSetting: it is no text, or an empty one.
+    :raises InvalidSetting: not a text, or an empty one.
     """
     if name not in options:
         return ""
     value = options[name]
     if not isinstance(value, str) or not value.strip():
-        raise InvalidSetting(f"{name} is {value!r}", advice="It takes a text that is not empty; leave it out for none")
+        raise InvalidSetting(f"{name} is {value!r}", advice="Use a non-empty text, or omit the option")
     return value
 
 
@@ -289,7 +289,7 @@ def _filter(options: Mapping[str, Any]) -> str:
     text = text_of(options, "filter")
     if (size := len(text.encode())) > _LONGEST_FILTER:
         raise InvalidSetting(
-            f"filter {text!r} has {size} bytes", advice=f"Pub/Sub takes {_LONGEST_FILTER}; filter by fewer attributes"
+            f"filter {text!r} has {size} bytes", advice=f"The limit is {_LONGEST_FILTER}; filter by fewer attributes"
         )
     return text
 
@@ -302,19 +302,19 @@ def _seconds(options: Mapping[str, Any], name: str, least: float, most: float) -
         value = value.total_seconds()
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidSetting(
-            f"{name} is {value!r}", advice=f"It takes {least:g} to {most:g} seconds, as a number or a timedelta"
+            f"{name} is {value!r}", advice=f"Use {least:g} to {most:g} seconds, as a number or a timedelta"
         )
     return float(value)
 
 
-_WHAT: Final = "Trying out the emulator"
+_WHAT: Final = "Testing the emulator"
 _RETENTION: Final = timedelta(minutes=10)
 _BEFORE: Final = b"before"
 _AFTER: Final = b"after"
 
 
-async def keeps_history(connection: Connection) -> bool:
-    """Whether a new subscription gets what was published before it; False too where that cannot be found out."""
+async def delivers_history(connection: Connection) -> bool:
+    """Whether a new subscription of this emulator receives earlier messages; False if the test fails."""
     token = token_hex(8)
     topic = Topic(name=connection.names.temporary_topic(token))
     topic.message_retention_duration.FromTimedelta(_RETENTION)
@@ -323,21 +323,21 @@ async def keeps_history(connection: Connection) -> bool:
         async with asyncio.timeout(connection.settings.request_timeout):
             await connection.call(Methods.CREATE_TOPIC, topic, _WHAT)
             try:
-                return await _comes(connection, topic.name, path)
+                return await _delivers(connection, topic.name, path)
             finally:
                 await asyncio.shield(asyncio.ensure_future(_clean(connection, topic.name, path)))
     except (BrokerError, TimeoutError):
         return False
 
 
-async def _comes(connection: Connection, topic: str, path: str) -> bool:
+async def _delivers(connection: Connection, topic: str, path: str) -> bool:
     async def publish(data: bytes) -> None:
         await connection.call(Methods.PUBLISH, PublishRequest(topic=topic, messages=[PubsubMessage(data=data)]), _WHAT)
 
     await publish(_BEFORE)
     made = request_of(Methods.CREATE_SUBSCRIPTION, name=path, topic=topic, ack_deadline_seconds=60)
     await connection.call(Methods.CREATE_SUBSCRIPTION, made, _WHAT)
-    # What comes now comes to every subscription, and what was there before comes with it or ahead of it.
+    # This message arrives in any case; an earlier one arrives with it or before it.
     await publish(_AFTER)
     while True:
         pulled = await connection.call(Methods.PULL, PullRequest(subscription=path, max_messages=10), _WHAT)

@@ -17,7 +17,7 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from broker import InvalidSetting, Lag, NotFound, SubscriptionInfo, TopicInfo, Unsupported
-from broker.driver import NativeName, Start
+from broker.driver import Backoff, NativeName, Start
 from broker_servicebus import entities, subscriptions
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify
@@ -43,25 +43,25 @@ class ServiceBusAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Create a topic, or a queue with `kind="queue"`; what exists is left as it is, but for its retention.
+        """Create a topic, or a queue with `kind="queue"`; of an existing one only the retention is updated.
 
         :param retention: how long messages live that say nothing themselves.
         :param partitions: of no meaning here: there is one, or the service's own.
         :raises UnknownSetting, InvalidSetting: an option that entities do not have.
         :raises Unsupported: a change of what is fixed when an entity is made.
         """
-        # Any number of partitions is none: a queue's consumers share it message by message, however many they are.
+        # Partitions are ignored: consumers share a queue message by message.
         wanted = dict(options)
         kind = wanted.pop("kind", None)
         if kind not in (None, "topic", "queue"):
-            raise InvalidSetting(f"kind is {kind!r}", advice="It takes 'topic' or 'queue'")
+            raise InvalidSetting(f"kind is {kind!r}", advice="Use 'topic' or 'queue'")
         known = entities.QUEUE_OPTIONS if kind == "queue" else entities.TOPIC_OPTIONS
         entities.check_options(wanted, known, f"A Service Bus {kind or 'topic'}")
         if retention is not None:
             if not _SHORTEST_LIFE <= retention <= entities.LONGEST_LIFE:
                 raise InvalidSetting(
                     f"retention is {retention}",
-                    advice=f"Service Bus takes a second to {entities.LONGEST_LIFE.days} days; leave it out for no end",
+                    advice=f"Use one second to {entities.LONGEST_LIFE.days} days, or omit it for no limit",
                 )
             wanted["default_message_time_to_live"] = retention
         entity = entity_name(name)
@@ -83,7 +83,7 @@ class ServiceBusAdmin:
     async def delete_topic(self, name: str) -> None:
         entity, what = entity_name(name), f"Topic {name!r}"
         with suppress(NotFound):
-            # Both kinds are deleted by their path.
+            # Topics and queues are deleted by the same path.
             await self._connection.request(what, lambda admin: admin.delete_topic(entity))
 
     async def list_topics(self) -> Sequence[str]:
@@ -104,7 +104,7 @@ class ServiceBusAdmin:
         return _topic_info(name, found, runtime.active_message_count, runtime.size_in_bytes)
 
     async def purge(self, topic: str) -> int | None:
-        """Receive and delete all that every subscription has ready; what others hold stays.
+        """Receive and delete all available messages of every subscription; messages locked by consumers stay.
 
         The most that one subscription had; None where there is none, for then nothing was kept.
         """
@@ -131,38 +131,39 @@ class ServiceBusAdmin:
         return purged
 
     async def _drain(self, make: Callable[..., Any], what: str, *, sessions: bool) -> int:
-        """Receive and delete what there is; how much it was.
+        """Receive and delete available messages; returns their number.
 
-        :raises BrokerError: the service refuses, or does not get over what hinders it within the request timeout.
+        :raises BrokerError: the service refuses, or a transient error lasts longer than the request timeout.
         """
-        loop, pause, gone = asyncio.get_running_loop(), _FIRST_PAUSE, 0
+        loop, purged = asyncio.get_running_loop(), 0
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         until = loop.time() + self._connection.settings.request_timeout
         more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
         while True:
             try:
                 async with make(**more) as receiver:
                     while found := await receiver.receive_messages(_PURGE_BATCH, max_wait_time=_PURGE_SECONDS):
-                        gone += len(found)
+                        purged += len(found)
                         until = loop.time() + self._connection.settings.request_timeout
             except Exception as error:
                 if sessions and isinstance(error, OperationTimeoutError):
-                    return gone  # None is left that has any.
+                    return purged  # No session has messages left.
                 failure = classify(error, what)
             else:
                 if not sessions:
-                    return gone
+                    return purged
                 continue
+            pause = backoff.next()
             if not failure.retriable or loop.time() + pause >= until:
                 raise failure from None
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     # Subscriptions.
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
     ) -> SubscriptionInfo:
-        """Create a subscription; it gets what is published from now on, whatever `start` says.
+        """Create a subscription, which receives messages published from now on; `start` is ignored.
 
         :param options: properties of a Service Bus subscription, such as `requires_session=True`.
         """
@@ -178,7 +179,9 @@ class ServiceBusAdmin:
     async def delete_subscription(self, topic: str, name: str) -> None:
         entity = entity_name(topic)
         if (await entities.need(self._connection, topic, entity)).is_queue:
-            raise Unsupported(f"Topic {topic!r} is a queue, whose subscription goes with it", advice="Delete the topic")
+            raise Unsupported(
+                f"Topic {topic!r} is a queue; its subscription cannot be deleted", advice="Delete the topic"
+            )
         await subscriptions.delete(self._connection, topic, entity, name)
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
@@ -194,7 +197,7 @@ class ServiceBusAdmin:
         return SubscriptionInfo(topic=topic, name=name, native=dict(described))
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """Messages that are there, those that somebody holds included: the service does not tell them apart."""
+        """Available and locked messages together; the service does not separate them."""
         (entity, own, dead), _ = await subscriptions.look(self._connection, topic, subscription)
         runtime = await self._connection.request(
             f"Lag of topic {topic!r}",

@@ -1,6 +1,6 @@
 """The Service Bus backend: the clients of one namespace, and what is opened over them.
 
-Made without I/O from settings; `open` tries the namespace once and fails honestly. All calls run on the loop of `open`.
+Created without I/O from settings; `open` makes one attempt to connect. All calls run on the loop of `open`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from broker_servicebus.admin import ServiceBusAdmin
 from broker_servicebus.connection import Connection
 from broker_servicebus.messages import ServiceBusMessageSource
 from broker_servicebus.publishing import ServiceBusTarget
-from broker_servicebus.receiving import Wire
+from broker_servicebus.receiving import ReceiverLink
 from broker_servicebus.sessions import SessionSource
 from broker_servicebus.settings import ServiceBusSettings
 from broker_servicebus.subscriptions import Place
@@ -54,9 +54,9 @@ from broker_servicebus.subscriptions import Place
 __all__ = ["ServiceBusBackend"]
 
 HEADROOM: Final = 16_384
-"""Bytes of a message that the id, our own properties, what a dead letter tells and the frames around may take."""
+"""Bytes of a message reserved for id, `anybroker-` properties, those of a dead letter, and framing."""
 _SHORTEST_LOCK: Final = 5.0
-"""Seconds; the service has no shorter ones."""
+"""Seconds; the service's minimum."""
 
 
 class ServiceBusBackend:
@@ -109,7 +109,7 @@ class ServiceBusBackend:
 
     @property
     def client(self) -> ServiceBusClient:
-        """azure-servicebus's client, for what this library has no call for: browsing, deferred messages, session state.
+        """The client of azure-servicebus, for calls that this library does not wrap: browsing, deferral, session state.
 
         Do not close it: it is the backend's.
 
@@ -131,7 +131,7 @@ class ServiceBusBackend:
         return target
 
     async def cancel_scheduled(self, topic: str, numbers: Sequence[int]) -> None:
-        """Drop messages that were published with `deliver_at` and are not due yet.
+        """Cancel messages that were published with `deliver_at`.
 
         :param numbers: the `offset` of each one's receipt.
         :raises ConfigurationError: one is no such offset.
@@ -160,8 +160,8 @@ class ServiceBusBackend:
         )
         if self._settings.receive_and_delete and found.sessions:
             raise Unsupported(
-                f"Subscription {name!r} of topic {subscription.topic!r} has sessions, unlike receive_and_delete",
-                advice="Leave receive_and_delete out",
+                f"Subscription {name!r} of topic {subscription.topic!r} has sessions, which exclude receive_and_delete",
+                advice="Omit receive_and_delete",
             )
         shown = f"Subscription {name!r} of topic {subscription.topic!r}"
         place = found.place
@@ -185,20 +185,20 @@ class ServiceBusBackend:
                 at_close=at_close,
             )
         else:
-            wire = Wire(self._connection, partial(self._receiver, place), shown, missing)
+            link = ReceiverLink(self._connection, partial(self._receiver, place), shown, missing)
             source = ServiceBusMessageSource(
                 self._connection,
-                wire,
+                link,
                 subscription.topic,
                 shown,
                 found.lock_seconds,
-                dead_of=place.entity if place.dead else None,
+                dead_letters_of=place.entity if place.dead else None,
                 at_close=at_close,
             )
             try:
-                await wire.open()
+                await link.open()
             except BrokerError as error:
-                # What may be better in a moment is tried again by the first fetch.
+                # The first fetch retries a transient error.
                 if not error.retriable:
                     await source.close()
                     raise
@@ -221,12 +221,12 @@ class ServiceBusBackend:
         return client.get_subscription_receiver(place.entity, place.subscription, **options)
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        raise Unsupported("Service Bus has no log to read records from", advice="Use bus.messages(...)")
+        raise Unsupported("Service Bus has no log of records", advice="Use bus.messages(...)")
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(
             "azure-servicebus has no transactions",
-            advice="Ack after publishing, with ids that make a repetition harmless",
+            advice="Publish with message ids and ack afterwards, so a repetition is harmless",
         )
 
     def log_reader(self) -> LogReaderSpi:

@@ -1,11 +1,15 @@
-"""Messages of `broker` as messages of Service Bus, and back. Pure functions.
+"""Messages as Service Bus messages and back. Pure functions.
 
-What Service Bus has no place for rides in application properties of our own: `anybroker-key` (bytes),
-`anybroker-time` (producer's clock, microseconds since 1970), `anybroker-null` (a tombstone) and `anybroker-id` (an id
-longer than a message id may be). Every message has a session id, so that it may pass through entities with sessions:
-the key's text where it can be one, else a digest of the key, else the message's id. Attributes are application
-properties. Whatever a foreign client wrote can be read: properties of other types are shown as text, and are
-themselves in `native`.
+| application property | content |
+|---|---|
+| `anybroker-key` | the key, as bytes |
+| `anybroker-time` | publish time by the producer's clock, microseconds since 1970 |
+| `anybroker-null` | the message is a tombstone |
+| `anybroker-id` | an id that is too long for a message id |
+
+Attributes are application properties. Every message has a session id, so it may pass through entities with sessions:
+the key's text if possible, else a digest of the key, else the message id. Any message of a foreign client can be read:
+properties of other types are shown as text, and are unchanged in `native`.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ LONGEST_ID: Final = 128
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LONGEST_TTL: Final = 4_294_967
-"""Seconds, whose milliseconds AMQP's header has room for; the client derives the absolute expiry from them."""
+"""Seconds; the milliseconds in AMQP's header have 32 bits."""
 _REASON: Final = b"DeadLetterReason"
 _DESCRIPTION: Final = b"DeadLetterErrorDescription"
 
 
 class Raw(msgspec.Struct, gc=False, eq=False):
-    """A message as it came, and what is known of its lock.
+    """A received message and the state of its lock.
 
     :ivar until: monotonic time at which its lock ends.
     :ivar link: the receiver that it came by; None where it came by none that is still there.
@@ -51,14 +55,14 @@ class Raw(msgspec.Struct, gc=False, eq=False):
     until: float
     link: Any = None
     dead_of: str | None = None
-    """The topic whose dead letters these are."""
+    """The topic whose dead letter this is."""
     shown: Mapping[str, str] | None = None
     settled: bool = False
-    """Whether the broker has carried out what ends its lock."""
+    """Whether the broker has settled it."""
 
 
 def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
-    """The message as it is sent, and its id."""
+    """The native message and its id."""
     identity = message.id or uuid4().hex
     time = message.publish_time or datetime.now(UTC)
     properties: dict[Any, Any] = dict(message.attributes)
@@ -85,10 +89,10 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
         session_id=_session(key, message_id),
     )
     if message.ttl is not None:
-        # The client cuts it to whole seconds, and with it the moment that the message expires at.
+        # The client would truncate it to whole seconds.
         seconds = math.ceil(message.ttl)
         if seconds > _LONGEST_TTL:
-            raise ValueError(f"ttl is {message.ttl:g} s, and at most {_LONGEST_TTL} fit, 49 days; give less, or none")
+            raise ValueError(f"ttl is {message.ttl:g} s; the maximum is {_LONGEST_TTL} s (49 days)")
         sent.time_to_live = timedelta(seconds=seconds)
         header = sent.raw_amqp_message.header
         assert header is not None  # the line before made it
@@ -100,7 +104,7 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
 
 
 def _typed(value: Any) -> Any:
-    """A value as the client encodes it: it takes integers of 32 bits, unless it is told that they are long."""
+    """A value with the type that the client needs: it encodes plain ints in 32 bits."""
     if is_whole(value) and abs(value) >= 2**31:
         return {"TYPE": "LONG", "VALUE": value}
     return value
@@ -119,7 +123,7 @@ def _session(key: bytes | None, message_id: str) -> str:
 
 
 def body_of(native: ServiceBusReceivedMessage) -> bytes | None:
-    """The body's bytes; of a typed AMQP value its text, since only `native` shows what it is."""
+    """The body's bytes; the text of an AMQP value, whose type only `native` shows."""
     body: Any = native.body
     if body is None:
         return b""
@@ -133,7 +137,7 @@ def body_of(native: ServiceBusReceivedMessage) -> bytes | None:
 
 
 def size_of(native: ServiceBusReceivedMessage, data: bytes | None) -> int:
-    """Bytes, about."""
+    """The approximate size in bytes."""
     size = len(data or b"") + 100
     for name, value in (native.application_properties or {}).items():
         size += len(name) + (len(value) if isinstance(value, str | bytes) else 8)
@@ -141,7 +145,7 @@ def size_of(native: ServiceBusReceivedMessage, data: bytes | None) -> int:
 
 
 class _View:
-    """How a received message is shown."""
+    """Reads the properties of a received message."""
 
     __slots__ = ()
 
@@ -181,7 +185,7 @@ class _View:
         return None if moment is None else moment.astimezone(UTC)
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
-        # The message's own `delivery_count` lists the header's fields first, to see whether it has any.
+        # Read directly, because the message's `delivery_count` lists all header fields first.
         header = raw.native.raw_amqp_message.header
         return 1 if header is None else int(header.delivery_count or 0) + 1
 
@@ -204,7 +208,7 @@ def _attributes(raw: Raw) -> Mapping[str, str]:
         if text and not text.startswith(RESERVED_PREFIX):
             found[text] = _shown(value)
     if raw.dead_of is not None:
-        # The service's own dead letters tell in words of its own what ours do.
+        # The service's own dead letters use other names.
         found.pop(_REASON.decode(), None)
         found.pop(_DESCRIPTION.decode(), None)
         told = {

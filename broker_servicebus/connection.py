@@ -1,7 +1,7 @@
-"""The clients of one namespace: for messages and for administration, and whether the namespace is reached.
+"""The clients of one namespace, for messages and for administration, and the events of its connection.
 
-Made without I/O. Senders and receivers have a connection each, which azure-servicebus gives them; what breaks and comes
-back is told here, once for all of them. Used on the loop of `open`.
+Created without I/O. azure-servicebus gives each sender and receiver a connection of its own; breaks and reconnects are
+reported here once for all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker import (
     NotFound,
     OperationTimeout,
 )
-from broker.driver import Connected, Disconnected, Hooks
+from broker.driver import Backoff, Connected, Disconnected, Hooks
 from broker_servicebus import private_api
 from broker_servicebus.errors import classify
 from broker_servicebus.settings import ServiceBusSettings
@@ -46,7 +46,7 @@ _GREETING: Final = b"AMQP\x03\x01\x00\x00"
 
 
 class _PlainTransport(AioHttpTransport):
-    """HTTP without TLS, for an emulator: the client itself always says https."""
+    """HTTP without TLS, for an emulator: the client always uses https."""
 
     async def send(self, request: Any, **options: Any) -> Any:
         request.url = request.url.replace("https://", "http://", 1)
@@ -55,7 +55,7 @@ class _PlainTransport(AioHttpTransport):
 
 
 class Connection:
-    """What sources, targets and the admin share."""
+    """The clients of sources, targets and the admin."""
 
     def __init__(self, settings: ServiceBusSettings, hooks: Hooks) -> None:
         self.settings = settings
@@ -69,7 +69,7 @@ class Connection:
         text = settings.connection_string.get_secret_value() if settings.connection_string else ""
         found = re.search(r"(?i)Endpoint=\w+://([^/;]+)", text)
         self.host = settings.namespace or (found.group(1) if found else "")
-        """Where the namespace is, with a port for an emulator."""
+        """The host of the namespace, with the port of an emulator."""
         if not self.host:
             raise InvalidSetting(
                 "No namespace is given",
@@ -78,7 +78,7 @@ class Connection:
 
     @property
     def client(self) -> ServiceBusClient:
-        """azure-servicebus's own client.
+        """The client of azure-servicebus.
 
         :raises Closed: the backend is not open.
         """
@@ -97,14 +97,14 @@ class Connection:
         return self._admin
 
     async def open(self) -> None:
-        """One honest try.
+        """Make one attempt to connect.
 
         :raises ConnectionFailed, AuthenticationFailed: it failed.
         :raises InvalidSetting: `connection_string` or `tls_ca` cannot be used.
         """
         self._make()
-        await self._reach()
-        # Who may not administer may still send and receive.
+        await self._probe()
+        # A user without administration rights may still send and receive.
         with contextlib.suppress(NotAuthorized):
             await self.request("Connecting", lambda admin: admin.get_namespace_properties(), once=True)
         self._up = True
@@ -162,7 +162,7 @@ class Connection:
     def _connection_string(self, host: str) -> str | None:
         settings = self.settings
         if settings.connection_string is not None:
-            # One of an entity's own policy names that entity, and the client then takes no other.
+            # The string of an entity's policy names that entity, and the client then accepts no other.
             text = re.sub(r"(?i)(^|;)EntityPath=[^;]*", "", settings.connection_string.get_secret_value())
             return re.sub(r"(?i)(Endpoint=\w+://)[^/;]+", rf"\g<1>{host}", text, count=1)
         emulator = "UseDevelopmentEmulator=true;" if settings.emulator else ""
@@ -173,8 +173,8 @@ class Connection:
             return f"Endpoint=sb://{host};SharedAccessSignature={settings.sas_token.get_secret_value()};{emulator}"
         return None
 
-    async def _reach(self) -> None:
-        """Exchange the first eight bytes of AMQP, or only connect where WebSockets or a gateway are between.
+    async def _probe(self) -> None:
+        """Exchange AMQP's first eight bytes; with WebSockets or a gateway, only connect.
 
         :raises ConnectionFailed: nobody answers where messages go.
         """
@@ -200,7 +200,7 @@ class Connection:
                 writer.transport.abort()
 
     def _address(self) -> tuple[str, int, bool]:
-        """Host, port, and whether it is an emulator's."""
+        """Host, port, and whether it is an emulator."""
         settings = self.settings
         if settings.proxy is not None:
             name, _, port = settings.proxy.rpartition(":")
@@ -219,14 +219,14 @@ class Connection:
         missing: type[NotFound] | None = None,
         once: bool = False,
     ) -> Any:
-        """Ask the administration endpoint; what it cannot do for now is asked again until `request_timeout` is over.
+        """Call the administration endpoint; transient errors are retried until `request_timeout`.
 
-        :param ask: may be called again after an answer that was lost.
-        :param once: ask once.
-        :raises BrokerError: what it answered, or that it did not.
+        :param ask: an idempotent call, repeated if its answer is lost.
+        :param once: do not retry.
+        :raises BrokerError: the endpoint's error, or no answer.
         """
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + self.settings.request_timeout, _FIRST_PAUSE
+        until, backoff = loop.time() + self.settings.request_timeout, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         refused: BrokerError | None = None
         while True:
             try:
@@ -234,24 +234,24 @@ class Connection:
                     return await ask(self.admin)
             except Exception as error:
                 told = classify(error, what, missing=missing) if missing else classify(error, what)
-                # Why it was refused before says more than that time is over.
+                # The earlier refusal says more than the timeout.
                 refused = refused if refused is not None and isinstance(told, OperationTimeout) else told
+            pause = backoff.next()
             if once or not refused.retriable or loop.time() + pause >= until:
                 raise refused from None
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
 
-    # What breaks and comes back.
+    # Breaks and reconnects.
 
-    def broke(self, error: BrokerError) -> None:
-        """A link or connection is gone."""
+    def on_broken(self, error: BrokerError) -> None:
+        """A link or connection broke."""
         if isinstance(error, AuthenticationFailed) or not self._up or self.closed:
             return
         self._up = False
         if self.hooks.listening:
             self.hooks.emit(Disconnected(server=self.host, error=error))
 
-    def reached(self) -> None:
+    def on_open(self) -> None:
         """A link was opened."""
         if not self._up and not self.closed:
             self._up = True
@@ -259,15 +259,15 @@ class Connection:
                 self.hooks.emit(Connected(server=self.host, again=True))
 
     def check_open(self) -> None:
-        """:raises Closed: it is closed."""
+        """:raises Closed: the connection is closed."""
         if self.closed:
             raise Closed(f"The connection to {self.host} was closed")
 
     async def check_health(self) -> float:
-        """Seconds of a round trip."""
+        """Make a round trip; returns its seconds."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        await self._reach()
+        await self._probe()
         return loop.time() - begin
 
     async def close(self) -> None:
@@ -282,7 +282,7 @@ class Connection:
 
 
 def _check_authorities(path: Path) -> None:
-    """:raises InvalidSetting: it is no file of certificates."""
+    """:raises InvalidSetting: not a file of certificates."""
     try:
         ssl.create_default_context(cafile=str(path))
     except OSError as error:
@@ -294,7 +294,7 @@ def _check_authorities(path: Path) -> None:
 
 
 def _default_credential() -> Any:
-    # Imported here, because it is slow and most connections have a key.
+    # Imported here, because the import is slow and most connections have a key.
     from azure.identity.aio import DefaultAzureCredential
 
     return DefaultAzureCredential()

@@ -1,6 +1,6 @@
-"""Queues and topics as the administration endpoint describes them: looked for, made and changed.
+"""Queues and topics on the administration endpoint: read, created and updated.
 
-Each call is one or a few requests; all may be repeated and may run in several processes at once.
+Each call is one or a few requests. All may be repeated and may run in several processes at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOPIC_OPTIONS: Final = frozenset(
         "max_message_size_in_kilobytes",
     }
 )
-"""What `ensure_topic` takes."""
+"""Options of `ensure_topic`."""
 QUEUE_OPTIONS: Final = TOPIC_OPTIONS | {
     "requires_session",
     "lock_duration",
@@ -49,11 +49,11 @@ QUEUE_OPTIONS: Final = TOPIC_OPTIONS | {
     "forward_to",
     "forward_dead_lettered_messages_to",
 }
-"""What `ensure_topic` takes with `kind="queue"`."""
+"""Options of `ensure_topic` with `kind="queue"`."""
 
 
 LONGEST_LIFE: Final = timedelta(days=10_675_199, hours=2, minutes=48, seconds=6)
-"""What the service can count, and gives to entities that say nothing."""
+"""The service's maximum, and its default."""
 
 
 class Entity(NamedTuple):
@@ -72,11 +72,11 @@ class Entity(NamedTuple):
 
 
 async def find(connection: Connection, entity: str) -> Entity | None:
-    """The queue or topic; None if there is none of this name."""
+    """The queue or topic; None if neither exists."""
 
     async def ask(admin: ServiceBusAdministrationClient) -> Entity | None:
         for kind, get in (("topic", admin.get_topic), ("queue", admin.get_queue)):
-            # An entity of the other kind has no description of this one, which the client does not expect.
+            # The client fails on the description of an entity of the other kind.
             with suppress(ResourceNotFoundError, AttributeError):
                 return Entity(kind, await get(entity))
         return None
@@ -96,7 +96,7 @@ async def need(connection: Connection, topic: str, entity: str) -> Entity:
 
 
 async def create(connection: Connection, topic: str, entity: str, kind: str, options: Mapping[str, Any]) -> Entity:
-    """Make it with these options and what the settings ask for; one that another process made meanwhile is taken."""
+    """Create an entity with these options and the settings; one that another process creates meanwhile is used."""
     settings = connection.settings
     wanted: dict[str, Any] = {}
     if settings.deduplication_window:
@@ -108,7 +108,7 @@ async def create(connection: Connection, topic: str, entity: str, kind: str, opt
     wanted |= options
 
     async def make(admin: ServiceBusAdministrationClient) -> Any:
-        with suppress(ResourceExistsError):  # another process was quicker
+        with suppress(ResourceExistsError):  # another process created it
             return await (admin.create_queue if kind == "queue" else admin.create_topic)(entity, **wanted)
         return None
 
@@ -117,12 +117,12 @@ async def create(connection: Connection, topic: str, entity: str, kind: str, opt
         return Entity(kind, made)
     found = await find(connection, entity)
     if found is None:
-        raise BackendError(f"Topic {topic!r} came and went", retriable=True)
+        raise BackendError(f"Topic {topic!r} was created and deleted again", retriable=True)
     return found
 
 
 async def update(connection: Connection, topic: str, entity: Entity) -> None:
-    """Have the service take its changed description."""
+    """Update the entity to its changed description."""
     described = entity.described
     await connection.request(
         f"Topic {topic!r}",
@@ -131,7 +131,7 @@ async def update(connection: Connection, topic: str, entity: Entity) -> None:
 
 
 def check_options(options: Mapping[str, Any], known: frozenset[str], what: str) -> None:
-    """Whether these may be asked of such an entity; None leaves one to the service.
+    """Check options; None means the service's default.
 
     :raises UnknownSetting: one of them is none that it has.
     :raises InvalidSetting: one has a value that no entity can have.
@@ -141,11 +141,11 @@ def check_options(options: Mapping[str, Any], known: frozenset[str], what: str) 
             raise UnknownSetting(f"{what} has no option {name!r}", advice=f"It has {', '.join(sorted(known))}")
         takes, fits = _KINDS.get(name, _TEXT)
         if value is not None and not fits(value):
-            raise InvalidSetting(f"{name} is {value!r}", advice=f"It takes {takes}")
+            raise InvalidSetting(f"{name} is {value!r}", advice=f"Use {takes}")
 
 
 def _seconds_of(value: Any) -> float | None:
-    """The length of a timedelta, or of a duration of ISO 8601 such as PT1M; None if it is neither."""
+    """Seconds of a timedelta or of an ISO 8601 duration such as PT1M; None if neither."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     found = _ISO.fullmatch(value) if isinstance(value, str) else None
@@ -156,7 +156,7 @@ def _seconds_of(value: Any) -> float | None:
 
 
 def _duration(takes: str, least: float, most: float) -> _Kind:
-    """A duration of so many seconds."""
+    """A check for durations in a range of seconds."""
 
     def fits(value: Any) -> bool:
         seconds = _seconds_of(value)
@@ -195,4 +195,4 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "requires_session": _FLAG,
     "user_metadata": ("a str of at most 1024 characters", lambda value: isinstance(value, str) and len(value) <= 1024),
 }
-"""Of the options that are not any text; the bounds are the service's, of its widest tier."""
+"""Checks of options; the bounds are those of the service's largest tier."""

@@ -1,4 +1,4 @@
-"""What azure-servicebus and azure-core say, as errors of `broker`. Pure functions."""
+"""Errors of azure-servicebus and azure-core as errors of `broker`. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _SESSIONS = (
     "Who may not administer has ordered_by_key say whether the subscription has sessions: consume it with "
     "ordered_by_key=True where it has, and without where it has not"
 )
-_BUSY = "The namespace throttles: it is asked again later; fewer or larger batches, or a larger tier, avoid it"
+_BUSY = "The namespace throttles requests; use fewer or larger batches, or a larger tier"
 
 
 def classify(
     error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound, trips: bool = False
 ) -> BrokerError:
-    """The error of `broker` for one of the client.
+    """An error of the client as an error of `broker`.
 
-    :param what: what was being done, for the message: "Publishing to topic 'orders'".
+    :param what: the operation: "Publishing to topic 'orders'".
     :param missing: what an entity that is not there is.
     :param trips: an exception of Python's own, such as a ValueError, is of a link that broke, and no argument's fault.
     """
@@ -55,14 +55,14 @@ def classify(
         return missing(f"{what}: the entity does not exist", native=error)
     if isinstance(error, client.MessagingEntityDisabledError):
         return BackendError(
-            f"{what}: the entity is disabled", native=error, advice="Enable it: its status is not Active"
+            f"{what}: the entity is disabled", native=error, advice="Set the status of the entity to Active"
         )
     if isinstance(error, client.MessageSizeExceededError):
         return MessageTooLarge(f"{what}: {text}", native=error)
     if isinstance(error, client.MessageLockLostError | client.SessionLockLostError):
         return LeaseLost(f"{what}: {text}", native=error)
     if isinstance(error, client.MessageNotFoundError):
-        return BackendError(f"{what}: {text}", native=error, advice="It was delivered, cancelled, or never there")
+        return BackendError(f"{what}: {text}", native=error, advice="It was delivered, cancelled, or never existed")
     if isinstance(error, client.ServiceBusServerBusyError):
         return BackendError(f"{what}: {text}", native=error, retriable=True, advice=_BUSY)
     if isinstance(error, client.ServiceBusQuotaExceededError):
@@ -82,18 +82,18 @@ def classify(
         return management_error(error, what, missing=missing)
     if isinstance(error, client.ServiceBusError):
         return _of_link(error, what)
-    # The client looks for what it has closed meanwhile, or for a part that the server's last words lack.
+    # The client accesses objects that it has closed, or fields that the server's last frame lacks.
     broke = trips or isinstance(error, AttributeError | IndexError)
     return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broke)
 
 
 def management_error(error: core.AzureError, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
-    """The error for an answer of the administration endpoint."""
+    """The error of an answer of the administration endpoint."""
     text = _text(error)
     if isinstance(error, core.ResourceNotFoundError):
         return missing(f"{what}: it does not exist", native=error)
     if isinstance(error, core.ClientAuthenticationError):
-        # Who is known and may not do it gets the same 401, and the reason is in the body of the answer.
+        # A missing permission has status 401, too; the reason is in the body.
         detail = _DETAIL.search(str(error))
         reason = detail.group(1).rstrip(".") if detail else text
         if any(each in reason.lower() for each in _NO_RIGHT):
@@ -113,7 +113,7 @@ def _of_link(error: client.ServiceBusError, what: str) -> BrokerError:
     text = _text(error)
     if "sessionful" in text:
         return ConfigurationError(f"{what}: {text}", native=error, advice=_SESSIONS)
-    # Whatever else a broken link or connection is told as: trying again finds out.
+    # Any other error of a broken link; a retry shows whether it persists.
     return BackendError(f"{what}: {text}", native=error, retriable=True)
 
 
@@ -123,13 +123,13 @@ def _unreachable(error: BaseException, what: str) -> BrokerError:
             f"{what}: the server's certificate is not trusted",
             native=error,
             retriable=False,
-            advice="Set tls_ca to the authority that signed it",
+            advice="Set tls_ca to the authority that signed the certificate",
         )
     return ConnectionFailed(f"{what}: {_text(error)}", native=error)
 
 
 def is_broken(error: BrokerError) -> bool:
-    """Whether the link or the connection is to be made anew."""
+    """Whether the link or connection must be recreated."""
     return error.retriable and not is_busy(error)
 
 

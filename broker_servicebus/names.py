@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 QUEUE: Final = "queue"
-"""The subscription that every queue has."""
+"""The name of a queue's only subscription."""
 DEAD_LETTERS: Final = "/$deadletterqueue"
 SUBSCRIPTIONS: Final = "/subscriptions/"
 
@@ -38,7 +38,7 @@ _NATIVE_SUBSCRIPTION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za
 
 
 def entity_name(topic: str) -> str:
-    """The entity that a topic is.
+    """The entity of a topic.
 
     :raises InvalidName: the name is neither portable nor native.
     """
@@ -50,12 +50,12 @@ def entity_name(topic: str) -> str:
 
 
 def topic_of(entity: str) -> str:
-    """The topic that an entity is."""
+    """The topic of an entity."""
     return _SUFFIX.sub("", entity)
 
 
 def subscription_name(subscription: str) -> str:
-    """The name that a subscription has on the server.
+    """The name of a subscription on the server.
 
     :raises InvalidName: the name is neither portable nor native.
     """
@@ -63,8 +63,8 @@ def subscription_name(subscription: str) -> str:
     if isinstance(subscription, NativeName):
         if _NATIVE_SUBSCRIPTION.fullmatch(subscription) is None:
             raise InvalidName(
-                f"native subscription name {str(subscription)!r} is not one of Service Bus",
-                advice="It takes 1 to 50 letters, digits and any of ._-, of which the ends are none of ._-",
+                f"native subscription name {str(subscription)!r} is not valid in Service Bus",
+                advice="Use 1 to 50 letters, digits and ._-, without ._- at the ends",
             )
         return str(subscription)
     if not needs_metadata(subscription):
@@ -73,7 +73,7 @@ def subscription_name(subscription: str) -> str:
 
 
 def needs_metadata(subscription: str) -> bool:
-    """Whether a subscription's name does not fit, so that it is kept beside it."""
+    """Whether a subscription's name is too long, so its metadata stores it."""
     return (
         not isinstance(subscription, NativeName)
         and (len(subscription) > _LONGEST_SUBSCRIPTION or not subscription[-1].isalnum() or not subscription.islower())
@@ -81,7 +81,7 @@ def needs_metadata(subscription: str) -> bool:
 
 
 def split_path(topic: str) -> tuple[str, str | None, bool]:
-    """The entity, the subscription and whether its dead letters are meant, of a native path such as
+    """Entity, subscription and whether it is the dead-letter queue, of a native path such as
     `orders/Subscriptions/billing/$DeadLetterQueue`."""
     path = entity_name(topic)
     dead = path.lower().endswith(DEAD_LETTERS)

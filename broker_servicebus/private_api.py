@@ -48,17 +48,17 @@ _CALLS: Final = {
     "_renew_locks": ("self", "lock_tokens", "timeout"),
 }
 _LATER: Final = 0.001
-"""Seconds to wait for what is on its way behind the first message of a batch."""
+"""Seconds to wait for further messages of a batch after the first."""
 _LONGEST_READ: Final = 1.0
 _SMALL: Final = 256
-"""Bytes from which on the length of a message takes four bytes in its batch, and not one."""
+"""Message size from which its length takes four bytes in a batch instead of one."""
 _STANDARD: Final = 262_144
 _PREMIUM: Final = 1_048_576
 _connections: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
 
 
 class _NoSession(logging.Filter):
-    """Keeps the client from telling, every time, that a link for the next session came without one."""
+    """Drops the client's log line for each link that came without a session."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
@@ -97,7 +97,7 @@ def available() -> bool:
 
 
 async def open_(owner: Any) -> None:
-    """Open a receiver's or sender's link, as entering it does, without its sleep of 50 ms after every frame.
+    """Open a link as `__aenter__` does, without its sleep of 50 ms after every frame.
 
     The client's task that reads now and then is ended: it would read beside us, and a close would wait for its sleep.
     """
@@ -119,7 +119,7 @@ async def open_(owner: Any) -> None:
     if task is not None:
         task.cancel()
     if isinstance(kind, ServiceBusSender):
-        # A link is refused right after it was opened, and the client would tell of the first send only that it failed.
+        # A refusal arrives right after the open; without this wait the client reports only a failed send.
         await handler._connection.listen(wait=_LATER)
         handler._link.get_state()
         told = owner._amqp_transport
@@ -159,14 +159,14 @@ def add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> None:
 
 
 def remember(owner: Any) -> None:
-    """Note the connection of a receiver or sender that is open: the client forgets it after an error."""
+    """Remember the connection of an open receiver or sender: the client drops it after an error."""
     connection = getattr(getattr(owner, "_handler", None), "_connection", None)
     if connection is not None:
         _connections[owner] = connection
 
 
 def has_session(receiver: ServiceBusReceiver) -> bool:
-    """Whether an open receiver for the next session that is free got one."""
+    """Whether an open receiver for the next free session got one."""
     session: Any = receiver.session
     return session is not None and isinstance(session.session_id, str) and not isinstance(session.session_id, Enum)
 
@@ -177,13 +177,14 @@ def is_closed(owner: Any) -> bool:
 
 
 async def receive(receiver: Any, most: int, wait: float) -> list[ServiceBusReceivedMessage]:
-    """At most so many messages, as soon as there is one; none after `wait` seconds. Cancelling it loses none."""
+    """Receive at most `most` messages; returns after the first arrives, or empty after `wait` seconds. Cancelling loses
+    no message."""
     handler = receiver._handler
     waiting, link = handler._received_messages, handler._link
     until = monotonic() + wait
     wanted = most - waiting.qsize()
     if wanted > 0:
-        # Told anew each time: of a flow that was cancelled the client believes that it was sent.
+        # Sent each time, because the client treats a cancelled flow frame as sent.
         await link.flow(link_credit=wanted)
     while waiting.empty():
         left = until - monotonic()
@@ -199,7 +200,7 @@ async def receive(receiver: Any, most: int, wait: float) -> list[ServiceBusRecei
 
 
 def buffered(receiver: Any, most: int) -> list[ServiceBusReceivedMessage]:
-    """What has arrived, without waiting."""
+    """Take arrived messages without waiting."""
     if receiver._handler is None:
         return []
     waiting = receiver._handler._received_messages
@@ -211,7 +212,7 @@ def buffered(receiver: Any, most: int) -> list[ServiceBusReceivedMessage]:
 
 
 def expects(receiver: Any) -> bool:
-    """Whether messages may come, or have come, that nobody has received."""
+    """Whether the link has credit or unreceived messages."""
     handler = receiver._handler
     link = getattr(handler, "_link", None)
     if link is None:
@@ -220,14 +221,14 @@ def expects(receiver: Any) -> bool:
 
 
 async def stop(receiver: Any) -> None:
-    """Take back the credit, so that nothing more is sent; what is on its way still comes."""
+    """Withdraw the link credit; messages in flight still arrive."""
     await receiver._handler._link.flow(link_credit=0, drain=True)
 
 
 async def settle(
     receiver: Any, how: str, tokens: Sequence[Any], reason: str | None = None, description: str | None = None
 ) -> None:
-    """Settle all of these by one request, which is answered for all of them together."""
+    """Settle messages by one request with one answer."""
     details = None
     if reason is not None:
         details = {"deadletter-reason": reason, "deadletter-description": description or ""}
@@ -235,17 +236,17 @@ async def settle(
 
 
 async def renew(receiver: Any, tokens: Sequence[Any], timeout: float) -> None:
-    """Renew the locks of all of these by one request."""
+    """Renew locks by one request."""
     await receiver._renew_locks(*tokens, timeout=timeout)
 
 
 async def release(receiver: Any, message: Any) -> None:
-    """Give it back without counting the delivery; nothing is answered."""
+    """Release a message without counting the delivery; there is no answer."""
     await receiver._handler.settle_messages_async(message._delivery_id, message._delivery_tag, "released")
 
 
 async def refusal(receiver: Any) -> Exception | None:
-    """Why the server ended the link of this receiver right after it was attached, if it has told by now."""
+    """The server's reason for detaching a link right after the attach, if it has arrived."""
     try:
         await receiver._handler._connection.listen(wait=_LATER)
         receiver._handler._link.get_state()
@@ -255,10 +256,10 @@ async def refusal(receiver: Any) -> Exception | None:
 
 
 def explained(receiver: Any, error: Exception) -> Exception:
-    """The client's own exception for one of its AMQP library."""
+    """The client's exception for one of its AMQP library."""
     cause = error.__cause__
     if isinstance(cause, OSError | ClientError):
-        # A gateway that cannot be connected to, which the client tells as wrong credentials.
+        # An unreachable gateway, which the client reports as wrong credentials.
         return cause
     if type(error).__module__.startswith("azure.servicebus._pyamqp"):
         return receiver._amqp_transport.create_servicebus_exception(logger, error)
@@ -266,7 +267,7 @@ def explained(receiver: Any, error: Exception) -> Exception:
 
 
 async def close(owner: Any, seconds: float) -> None:
-    """Close a receiver or sender, and its socket in any case: the client leaves that open after some errors."""
+    """Close a receiver or sender, and in any case its socket, which the client leaks after some errors."""
     remember(owner)
     connection = _connections.pop(owner, None)
     try:

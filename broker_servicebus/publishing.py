@@ -1,7 +1,8 @@
-"""Publishing to one queue or topic: batches split by size over one sender, which one call at a time uses.
+"""Publishing to one queue or topic: batches split by size, over one sender that one call at a time uses.
 
-A call goes on when its caller is cancelled. What a broken connection leaves in doubt is sent again, for at most
-`publish_timeout` seconds, under the same id, so that a topic that finds duplicates drops it.
+*Cancellation.* A cancelled call continues in the background. *Failure.* After a broken connection, messages with an
+unknown outcome are sent again under the same id for at most `publish_timeout` seconds; a topic with duplicate detection
+drops the copies.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ _LONGEST_PAUSE: Final = 2.0
 _LONGEST_BUSY_PAUSE: Final = 10.0
 _CLOSE_SECONDS: Final = 3.0
 _ENVELOPE: Final = 1024
-"""Bytes that a scheduled message takes besides its body and properties: its ids, thrice, and headers."""
+"""Bytes of a scheduled message besides body and properties: three ids and headers."""
 
 _Outcome = Receipt | BrokerError | None
 
 
 class ServiceBusTarget:
-    """Where one topic's messages go."""
+    """Publishes to one topic."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         entity, subscription, dead = split_path(topic)
         if subscription is not None or dead:
-            raise InvalidMessage(f"{topic!r} is a subscription or a dead-letter queue, which nobody can publish to")
+            raise InvalidMessage(f"{topic!r} is a subscription or a dead-letter queue; publish to its topic or queue")
         self._topic = topic
         self._entity = entity
         self._connection = connection
@@ -69,33 +70,33 @@ class ServiceBusTarget:
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
         self._check_open()
-        # A send that is cut off leaves the client's connection in a state of its own, so none is.
+        # Shielded: a cancelled send would leave the client's connection in an undefined state.
         task = asyncio.get_running_loop().create_task(self._publish(messages))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     async def cancel_scheduled(self, numbers: Sequence[int]) -> None:
-        """Drop messages that are not due yet, by the offsets of their receipts.
+        """Cancel scheduled messages by the offsets of their receipts.
 
-        :raises ConfigurationError: one is no such offset.
-        :raises BrokerError: one is not there any more; then it may be that none was dropped.
+        :raises ConfigurationError: not such an offset.
+        :raises BrokerError: a message no longer exists; possibly none was cancelled.
         """
         for number in numbers:
-            # The client would try one that does not fit its 64 bits again and again.
+            # The client would retry a number beyond 64 bits.
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63:
                 raise ConfigurationError(
-                    f"The number of a scheduled message is {number!r}", advice="Give the offset of its receipt"
+                    f"The number of a scheduled message is {number!r}", advice="Use the offset of its receipt"
                 )
         async with self._lock:
-            error = await self._persist(lambda sender: sender.cancel_scheduled_messages(list(numbers)))
+            error = await self._retry(lambda sender: sender.cancel_scheduled_messages(list(numbers)))
         if error is not None:
             raise error
 
     async def _publish(self, messages: Sequence[OutboundMessage]) -> list[_Outcome]:
         outcomes: list[_Outcome] = [None] * len(messages)
         plain: list[tuple[int, ServiceBusMessage]] = []
-        due: dict[datetime, list[tuple[int, ServiceBusMessage]]] = {}
+        scheduled: dict[datetime, list[tuple[int, ServiceBusMessage]]] = {}
         now = datetime.now(UTC)
         for index, message in enumerate(messages):
             try:
@@ -106,19 +107,19 @@ class ServiceBusTarget:
                 continue
             outcomes[index] = Receipt(identity)
             if moment is not None and moment > now:
-                due.setdefault(moment, []).append((index, sent))
+                scheduled.setdefault(moment, []).append((index, sent))
             else:
                 plain.append((index, sent))
         async with self._lock:
             await self._send_all(plain, outcomes)
-            for moment, scheduled in due.items():
-                await self._schedule(moment, scheduled, outcomes)
+            for moment, pairs in scheduled.items():
+                await self._schedule(moment, pairs, outcomes)
         return outcomes
 
     async def _send_all(self, pairs: Sequence[tuple[int, ServiceBusMessage]], outcomes: list[_Outcome]) -> None:
         at = 0
         while at < len(pairs):
-            # Batches are filled with a sender's own limit, so that one has to be open.
+            # The limit of a batch comes from an open sender.
             indexes: list[int] = []
 
             async def send(sender: ServiceBusSender, start: int = at, indexes: list[int] = indexes) -> None:
@@ -132,29 +133,29 @@ class ServiceBusTarget:
                         break
                     except Exception:
                         if indexes:
-                            break  # It cannot be encoded: the next batch begins with it, and fails with it alone.
+                            break  # It cannot be encoded: the next batch starts with it and fails alone.
                         raise
                     indexes.append(index)
                 if indexes:
                     await sender.send_messages(batch, timeout=self._connection.settings.publish_timeout)
                 else:
-                    # Alone it may be larger than a batch.
+                    # A single message may be larger than a batch.
                     index, message = pairs[start]
                     await sender.send_messages(message, timeout=self._connection.settings.publish_timeout)
                     indexes.append(index)
 
-            error = await self._persist(send)
+            error = await self._retry(send)
             if error is not None and not indexes:
                 indexes.append(pairs[at][0])
-            if _refuses_one(error) and len(indexes) > 1:
-                # One bad message refuses its batch: each is told its own fate.
+            if _is_message_error(error) and len(indexes) > 1:
+                # An invalid message fails its batch: send each alone.
                 for pair in pairs[at : at + len(indexes)]:
                     await self._send_all([pair], outcomes)
             elif error is not None:
                 for index in indexes:
                     outcomes[index] = error
                 if error.retriable:
-                    # The others would wait as long, and fail.
+                    # The others would fail the same way.
                     for index, _ in pairs[at + len(indexes) :]:
                         outcomes[index] = error
                     return
@@ -165,14 +166,14 @@ class ServiceBusTarget:
     ) -> None:
         at, room = 0, self._connection.settings.max_message_bytes
         while at < len(pairs):
-            # A request is one message of the link, and as large as one at most.
+            # A request is one AMQP message, limited to the size of one.
             used, end = _size_of(pairs[at][1]), at + 1
             while end < len(pairs) and used + (size := _size_of(pairs[end][1])) <= room:
                 used, end = used + size, end + 1
             error = await self._schedule_part(moment, pairs[at:end], outcomes)
             at = end
             if error is not None and error.retriable:
-                # The others would wait as long, and fail.
+                # The others would fail the same way.
                 for index, _ in pairs[at:]:
                     outcomes[index] = error
                 return
@@ -186,9 +187,9 @@ class ServiceBusTarget:
             found = await sender.schedule_messages([message for _, message in pairs], moment)
             numbers[:] = [int(number) for number in found]
 
-        error = await self._persist(schedule)
-        if _refuses_one(error) and len(pairs) > 1:
-            # One bad message refuses its request: each is told its own fate.
+        error = await self._retry(schedule)
+        if _is_message_error(error) and len(pairs) > 1:
+            # An invalid message fails its request: schedule each alone.
             for pair in pairs:
                 await self._schedule_part(moment, [pair], outcomes)
             return None
@@ -200,11 +201,11 @@ class ServiceBusTarget:
                 outcomes[index] = Receipt(receipt.id, offset=numbers[place])
         return error
 
-    async def _persist(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
+    async def _retry(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
         deadline = monotonic() + self._connection.settings.publish_timeout
         pause = _FIRST_PAUSE
         while True:
-            error = await self._try(call)
+            error = await self._attempt(call)
             if error is None or not error.retriable or self._closed or self._connection.closed:
                 return error
             if monotonic() + pause > deadline:
@@ -212,16 +213,16 @@ class ServiceBusTarget:
             await asyncio.sleep(pause)
             pause = min(_LONGEST_BUSY_PAUSE if is_busy(error) else _LONGEST_PAUSE, 2 * pause)
 
-    async def _try(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
+    async def _attempt(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
         what = f"Publishing to topic {self._topic!r}"
         try:
             await call(await self._open())
         except Exception as error:
             explained = classify(error if self._sender is None else private_api.explained(self._sender, error), what)
             if is_broken(explained):
-                self._connection.broke(explained)
+                self._connection.on_broken(explained)
             if not is_busy(explained):
-                await self._drop()
+                await self._close_sender()
             return explained
         return None
 
@@ -234,10 +235,10 @@ class ServiceBusTarget:
             async with asyncio.timeout(self._connection.settings.connect_timeout):
                 await (private_api.open_(sender) if self._connection.fast else sender.__aenter__())
             private_api.remember(sender)
-            self._connection.reached()
+            self._connection.on_open()
         return self._sender
 
-    async def _drop(self) -> None:
+    async def _close_sender(self) -> None:
         sender, self._sender = self._sender, None
         if sender is not None:
             await private_api.close(sender, _CLOSE_SECONDS)
@@ -251,21 +252,21 @@ class ServiceBusTarget:
             for task in late:
                 task.cancel()
         async with self._lock:
-            await self._drop()
+            await self._close_sender()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"The publisher of topic {self._topic!r} was closed")
+            raise Closed(f"The publisher of topic {self._topic!r} is closed")
         self._connection.check_open()
 
 
-def _refuses_one(error: BrokerError | None) -> bool:
-    """Whether a single message may be what is refused, and its batch with it."""
+def _is_message_error(error: BrokerError | None) -> bool:
+    """Whether one invalid message may have failed its batch."""
     return isinstance(error, BackendError | MessageTooLarge) and not error.retriable
 
 
 def _size_of(message: ServiceBusMessage) -> int:
-    """Bytes of a message in a request, and rather more than too few."""
+    """Upper estimate of a message's bytes in a request."""
     properties: Any = message.application_properties or {}
     size = _ENVELOPE + len(message.body if isinstance(message.body, bytes) else b"".join(message.body))
     return size + sum(len(str(name).encode()) + len(str(value).encode()) for name, value in properties.items())

@@ -1,9 +1,9 @@
-"""One receiver of the client, whose connection one caller at a time may drive.
+"""One receiver link, which one call at a time uses.
 
-azure-servicebus reads its socket in whoever waits, and two that wait hold each other up by a fifth of a second. So a
-receive gives way to every other call, and goes on after it: with the client's private calls it is cancelled, which
-loses nothing that has arrived; with its public ones it waits in short turns. A receiver that broke is made anew by the
-next call.
+azure-servicebus reads its socket in whichever task waits, and two waiting tasks delay each other by a fifth of a
+second. So a receive yields to every other call and continues afterwards: with the client's private calls it is
+cancelled, which loses no arrived message; with its public calls it waits in short turns. The next call recreates a
+broken receiver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_busy
 
-__all__ = ["Wire"]
+__all__ = ["ReceiverLink"]
 
 T = TypeVar("T")
 
@@ -31,13 +31,13 @@ _AGAIN: Final = 0.01
 _CLOSE_SECONDS: Final = 3.0
 
 
-class Wire:
-    """A receiver, and its successors.
+class ReceiverLink:
+    """A receiver that is recreated after a break.
 
     :param make: a new receiver of the client.
-    :param missing: what an entity that is not there is.
-    :param once: it has no successors: what came by it is lost with it.
-    :param open_seconds: how much longer than `connect_timeout` an opening may take.
+    :param missing: the error for an entity that does not exist.
+    :param single_use: it is not recreated: its messages are lost with it.
+    :param open_seconds: time for opening in addition to `connect_timeout`.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Wire:
         what: str,
         missing: type[NotFound],
         *,
-        once: bool = False,
+        single_use: bool = False,
         open_seconds: float = 0.0,
     ) -> None:
         self._connection = connection
         self._make = make
         self._what = what
         self._missing = missing
-        self._once = once
+        self._single_use = single_use
         self._opened = False
         self._open_seconds = connection.settings.connect_timeout + open_seconds
         self._fast = connection.fast
@@ -62,13 +62,13 @@ class Wire:
         self._receiver: ServiceBusReceiver | None = None
         self._receiving: asyncio.Task[list[ServiceBusReceivedMessage]] | None = None
         self._waiting = 0
-        self._calm = asyncio.Event()
+        self._idle = asyncio.Event()
         self._interrupted = False
         self._closed = False
 
     @property
     def receiver(self) -> ServiceBusReceiver | None:
-        """The receiver of the moment."""
+        """The current receiver."""
         return self._receiver
 
     async def open(self) -> None:
@@ -76,7 +76,8 @@ class Wire:
             await self._ensure()
 
     async def receive(self, most: int, wait: float) -> list[ServiceBusReceivedMessage]:
-        """At most so many messages, as soon as there are some; none after `wait` seconds or when interrupted.
+        """Receive at most `most` messages; returns as soon as some arrive, or empty after `wait` seconds or an
+        interrupt.
 
         :raises BrokerError: the receiver broke, or could not be opened.
         """
@@ -85,8 +86,8 @@ class Wire:
         self._interrupted = False
         while True:
             while self._waiting:
-                self._calm.clear()
-                await self._calm.wait()
+                self._idle.clear()
+                await self._idle.wait()
             async with self._lock:
                 receiver = await self._ensure()
                 left = until - loop.time()
@@ -99,14 +100,14 @@ class Wire:
                 return found
 
     def interrupt(self) -> None:
-        """End the running receive with what it has."""
+        """End the running receive with the messages that have arrived."""
         self._interrupted = True
         self._preempt()
 
     async def run(self, call: Callable[[ServiceBusReceiver], Awaitable[T]]) -> T:
-        """Call with the receiver, which nobody else uses meanwhile.
+        """Call a function with exclusive use of the receiver.
 
-        :raises BrokerError: what became of it.
+        :raises BrokerError: the call failed.
         """
         with self.busy():
             async with self._lock:
@@ -116,26 +117,26 @@ class Wire:
                 except Exception as error:
                     raise await self._failed(receiver, error, answered=True) from None
 
-    async def give_back(self) -> None:
-        """Take the credit back, and give back what has come by it: nobody receives for now.
+    async def release_prefetched(self) -> None:
+        """Withdraw the link credit and release prefetched messages, because no fetch waits.
 
         :raises BrokerError: the receiver broke.
         """
 
-        async def ask(receiver: ServiceBusReceiver) -> None:
+        async def drain(receiver: ServiceBusReceiver) -> None:
             if private_api.expects(receiver):
                 await private_api.stop(receiver)
-                # The answer comes behind all that was on its way.
+                # The answer arrives after all messages in flight.
                 await receiver.peek_messages(1, timeout=self._connection.settings.request_timeout)
                 for native in private_api.buffered(receiver, 1 << 30):
                     await private_api.release(receiver, native)
 
         if self._receiver is not None:
-            await self.run(ask)
+            await self.run(drain)
 
     @contextlib.contextmanager
     def busy(self) -> Generator[None]:
-        """Keep receives waiting while several calls are made, one after the other."""
+        """Hold receives back during several calls."""
         self._waiting += 1
         self._preempt()
         try:
@@ -143,10 +144,10 @@ class Wire:
         finally:
             self._waiting -= 1
             if not self._waiting:
-                self._calm.set()
+                self._idle.set()
 
     async def close(self) -> None:
-        """Give back what has arrived and nobody took, and close."""
+        """Release messages that were not fetched, and close."""
         self._closed = True
         self._preempt()
         async with self._lock:
@@ -157,13 +158,13 @@ class Wire:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     if self._fast and not receiver.session:
                         await private_api.stop(receiver)
-                        # What was on its way comes before the answer; the client's close gives it back.
+                        # Messages in flight arrive before the answer; the client's close releases them.
                         await receiver.peek_messages(1, timeout=_CLOSE_SECONDS)
             await private_api.close(receiver, _CLOSE_SECONDS)
 
     async def _ensure(self) -> ServiceBusReceiver:
         self._connection.check_open()
-        if self._once and self._opened and (self._closed or self._receiver is None):
+        if self._single_use and self._opened and (self._closed or self._receiver is None):
             raise LeaseLost(f"{self._what}: the session was lost")
         if self._closed:
             raise Closed(f"{self._what} was closed")
@@ -177,19 +178,19 @@ class Wire:
             await private_api.close(receiver, _CLOSE_SECONDS)
             if not isinstance(error, Exception):
                 raise
-            raise self._explained(receiver, error) from None
-        # The server attaches a link without a session, too, where none was free, and ends it a moment later.
-        if self._once and not private_api.has_session(receiver):
+            raise self._classify(receiver, error) from None
+        # If no session is free, the server attaches a link without one and detaches it a moment later.
+        if self._single_use and not private_api.has_session(receiver):
             refused = await private_api.refusal(receiver)
             await private_api.close(receiver, _CLOSE_SECONDS)
-            told = None if refused is None else classify(refused, self._what)
-            if isinstance(told, ConfigurationError):
-                raise told from None
+            classified = None if refused is None else classify(refused, self._what)
+            if isinstance(classified, ConfigurationError):
+                raise classified from None
             raise OperationTimeout(f"{self._what}: no session is free")
         private_api.remember(receiver)
         self._receiver = receiver
         self._opened = True
-        self._connection.reached()
+        self._connection.on_open()
         return receiver
 
     async def _receive(self, receiver: ServiceBusReceiver, most: int, left: float) -> list[ServiceBusReceivedMessage]:
@@ -205,7 +206,7 @@ class Wire:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # Whoever has the lock next must find nobody else at the connection.
+            # The next holder of the lock needs exclusive use of the connection.
             self._cancel(task)
             await asyncio.gather(task, return_exceptions=True)
             raise
@@ -218,7 +219,7 @@ class Wire:
             return task.result()
         if not isinstance(error, Exception):
             raise error
-        # What came before it broke is ours still.
+        # Messages that arrived before the break are still ours.
         if found := private_api.buffered(receiver, most):
             return found
         raise await self._failed(receiver, error) from None
@@ -234,20 +235,20 @@ class Wire:
             asyncio.get_running_loop().call_later(_AGAIN, self._cancel, task)
 
     async def _failed(self, receiver: ServiceBusReceiver, error: Exception, *, answered: bool = False) -> BrokerError:
-        explained = self._explained(receiver, error)
+        explained = self._classify(receiver, error)
         broken = explained.retriable or isinstance(explained, NotFound)
         if answered and is_busy(explained):
-            # A request that was throttled leaves the link as it is, and with it the session.
+            # A throttled request keeps the link, and its session.
             broken = False
         if broken:
-            self._connection.broke(explained)
-        # A receiver whose session was lost is closed by the client itself, and would take another session in its place.
+            self._connection.on_broken(explained)
+        # The client closes a receiver whose session was lost; reopened, it would accept another session.
         if broken or private_api.is_closed(receiver):
             if self._receiver is receiver:
                 self._receiver = None
             await private_api.close(receiver, _CLOSE_SECONDS)
         return explained
 
-    def _explained(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
-        # Nothing that a user gave is in a call: what the client trips over is a link that ended under its hands.
+    def _classify(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
+        # The arguments are ours, so an unexpected exception means that the link ended during the call.
         return classify(private_api.explained(receiver, error), self._what, missing=self._missing, trips=True)

@@ -1,11 +1,10 @@
-"""The messages of an entity with sessions: several sessions at once, each in order and with one consumer in the world.
+"""The messages of an entity with sessions: several sessions at once, each in order and with one consumer.
 
-A slot accepts the next session that is free, hands its messages over, and lets it go when it has been empty for
-`session_idle` seconds and all that came of it is settled; then it accepts another. There is one slot more than sessions
-are held, up to `max_sessions`, each with a connection of its own. From an interruption to the next fetch no session is
-accepted, nothing more is received, and a session of which nothing is held is let go. A session's lock covers all of its
-messages: where it is lost, they all are, and whoever gets the session next has them in order. Closing goes on where its
-caller is cancelled.
+A slot accepts the next free session, delivers its messages, and releases the session after `session_idle` seconds
+without a message, once all are settled; then it accepts another. There is one slot more than held sessions, up to
+`max_sessions`, each with its own connection. Between an interruption and the next fetch no session is accepted, nothing
+is received, and a session without unsettled messages is released. A session's lock covers all of its messages: with the
+lock all of them are lost, and the next owner receives them in order. A cancelled `close` continues in the background.
 """
 
 from __future__ import annotations
@@ -22,62 +21,62 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, Closed, LeaseLost, Message, NotFound, OperationTimeout, Outcome
-from broker.driver import Settlement, SourceListener, take_from
+from broker.driver import Backoff, Settlement, SourceListener, take_from
 from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify
-from broker_servicebus.messages import received
-from broker_servicebus.receiving import Wire
-from broker_servicebus.settling import FRESH, Settler
+from broker_servicebus.messages import as_messages
+from broker_servicebus.receiving import ReceiverLink
+from broker_servicebus.settling import FRESH_PART, Settler
 
 __all__ = ["SessionSource"]
 
 logger = logging.getLogger("broker.servicebus")
 
 _ACCEPT_SECONDS: Final = 5.0
-_PAUSE: Final = 0.2
+_FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 _MOST_OF_ONE: Final = 64
-_CERTAIN: Final = 0.98
-_AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
+_SAFE_PART: Final = 0.98
+_REDELIVERED: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 
 
 class _Slot:
-    """One session that is held; it is the lease handle of its messages."""
+    """One held session; the lease handle of its messages."""
 
-    def __init__(self, source: SessionSource, wire: Wire, lock_seconds: float, name: str) -> None:
-        self.wire = wire
-        self.settler = Settler(source.connection, wire, name, lock_seconds)
+    def __init__(self, source: SessionSource, link: ReceiverLink, lock_seconds: float, name: str) -> None:
+        self.link = link
+        self.settler = Settler(source.connection, link, name, lock_seconds)
         self.lock_seconds = lock_seconds
-        self.until = monotonic() + _CERTAIN * lock_seconds
-        self.held: dict[int, Message[Any]] = {}
-        """What came and is not settled, by its raw message: a retry is handed over as another object."""
+        self.until = monotonic() + _SAFE_PART * lock_seconds
+        self.unsettled: dict[int, Message[Any]] = {}
+        """Unsettled messages by id of the raw message, because a retry is another Message object."""
         self.lost = False
         self.changed = asyncio.Event()
 
     async def renew(self) -> BrokerError | None:
-        """Renew the lock if it is not fresh."""
+        """Renew the lock if it is not fresh; returns an error or None."""
         begin = monotonic()
         if self.lost:
-            return LeaseLost("The session is lost")
-        if self.until - begin > FRESH * self.lock_seconds:
+            return LeaseLost("The session was lost")
+        if self.until - begin > FRESH_PART * self.lock_seconds:
             return None
 
-        async def ask(receiver: ServiceBusReceiver) -> None:
+        async def renew(receiver: ServiceBusReceiver) -> None:
             await receiver.session.renew_lock()
 
         try:
-            await self.wire.run(ask)
+            await self.link.run(renew)
         except BrokerError as error:
             return error
-        self.until = begin + _CERTAIN * self.lock_seconds
-        for message in self.held.values():
+        self.until = begin + _SAFE_PART * self.lock_seconds
+        for message in self.unsettled.values():
             message.raw.until = self.until
         return None
 
 
 class SessionSource:
-    """A MessageSource over the sessions of one entity."""
+    """Implements `MessageSource` over the sessions of one entity."""
 
     redelivers_in_order = True
 
@@ -104,8 +103,8 @@ class SessionSource:
         self._at_close = at_close
         sessions = connection.settings.max_sessions
         self._each = max(1, min(_MOST_OF_ONE, max_outstanding // sessions))
-        # One that holds more than it may hand over keeps the other keys from everybody else.
-        self._most = min(sessions, max(1, max_outstanding))
+        # A consumer with more sessions than outstanding messages would block keys for other consumers.
+        self._max_slots = min(sessions, max(1, max_outstanding))
         self._arrivals: deque[Message[Any]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = 0
@@ -120,7 +119,7 @@ class SessionSource:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` is over."""
+        """Whether `close` has finished."""
         return self._closing is not None and self._closing.done()
 
     # Fetching.
@@ -157,14 +156,14 @@ class SessionSource:
         if self._opening is not None:
             self._opening.cancel()
         for slot in self._slots:
-            slot.wire.interrupt()
+            slot.link.interrupt()
             slot.changed.set()
 
     # Sessions.
 
     def _spawn(self) -> None:
-        """Have one slot that waits for a session, as long as there may be more."""
-        if self._closed or self._interrupted or self._accepting or len(self._slots) >= self._most:
+        """Start a slot that waits for a session, unless there is one or the limit is reached."""
+        if self._closed or self._interrupted or self._accepting or len(self._slots) >= self._max_slots:
             return
         self._accepting += 1
         task = asyncio.get_running_loop().create_task(self._serve())
@@ -184,59 +183,58 @@ class SessionSource:
             self._accepting -= 1
         if slot is None:
             if self._failure is None:
-                self._spawn()  # It was interrupted, and a fetch may have begun meanwhile.
+                self._spawn()  # It was interrupted, but a fetch may have started meanwhile.
             return
         self._slots.add(slot)
         self._spawn()
         try:
-            await self._drain(slot)
+            await self._run_slot(slot)
         except BrokerError as error:
             logger.debug("%s: a session ended: %s", self._name, error)
-            # That no session is free may be told after the link was opened.
+            # "No session is free" may arrive after the link was opened.
             if not isinstance(error, LeaseLost | OperationTimeout):
                 self._failure = error
         finally:
-            self._lose(slot)
+            self._drop_slot(slot)
             try:
-                await slot.wire.close()
+                await slot.link.close()
             finally:
                 self._slots.discard(slot)
                 self._spawn()
                 self._wake.set()
 
     async def _accept(self) -> _Slot | None:
-        """The next session that is free; none at the end, or where it cannot be had."""
-        pause = _PAUSE
+        """Accept the next free session; None at close, on interruption or after a permanent error."""
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         slot: _Slot | None = None
         while slot is None and not self._closed and not self._interrupted:
-            wire = Wire(
+            link = ReceiverLink(
                 self.connection,
                 lambda: self._make(session_id=NEXT_AVAILABLE_SESSION, max_wait_time=_ACCEPT_SECONDS),
                 self._name,
                 self._missing,
-                once=True,
+                single_use=True,
                 open_seconds=_ACCEPT_SECONDS,
             )
             try:
-                if await self._opened(wire):
-                    slot = _Slot(self, wire, self._lock_seconds, self._name)
+                if await self._try_open(link):
+                    slot = _Slot(self, link, self._lock_seconds, self._name)
             except OperationTimeout:
-                pause = _PAUSE  # no session is free
+                backoff.reset()  # no session is free
             except BrokerError as error:
                 self._failure = error
                 self._wake.set()
                 if not error.retriable:
                     break
-                await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                await asyncio.sleep(backoff.next())
             finally:
                 if slot is None:
-                    await wire.close()
+                    await link.close()
         return slot
 
-    async def _opened(self, wire: Wire) -> bool:
-        """Open it; False if that was interrupted, and the session, if there was one, let go."""
-        self._opening = opening = asyncio.get_running_loop().create_task(wire.open())
+    async def _try_open(self, link: ReceiverLink) -> bool:
+        """Open a link; returns False if interrupted, after releasing its session."""
+        self._opening = opening = asyncio.get_running_loop().create_task(link.open())
         try:
             await asyncio.wait({opening})
         finally:
@@ -249,32 +247,32 @@ class SessionSource:
         opening.result()
         return True
 
-    async def _drain(self, slot: _Slot) -> None:
+    async def _run_slot(self, slot: _Slot) -> None:
         idle = self.connection.settings.session_idle
         while not self._closed:
-            # With as much held as may be nothing is received, and so nothing told of it.
+            # Without room nothing is received, so a loss must be checked here.
             if slot.lost or slot.until < monotonic():
                 raise LeaseLost(f"{self._name}: the lock of a session ended")
             if self._interrupted:
                 if self.connection.fast:
-                    await slot.wire.give_back()
-                if not slot.held:
+                    await slot.link.release_prefetched()
+                if not slot.unsettled:
                     return
-            room = self._each - len(slot.held)
+            room = self._each - len(slot.unsettled)
             if room > 0 and not self._interrupted:
-                natives = await slot.wire.receive(room, min(idle, slot.lock_seconds / 4))
+                natives = await slot.link.receive(room, min(idle, slot.lock_seconds / 4))
                 if slot.lost:
                     continue
-                messages = received(self._topic, natives, slot.lock_seconds, slot.wire.receiver)
+                messages = as_messages(self._topic, natives, slot.lock_seconds, slot.link.receiver)
                 for message in messages:
                     message.lease = slot
                     message.raw.until = slot.until
-                    slot.held[id(message.raw)] = message
+                    slot.unsettled[id(message.raw)] = message
                 if messages:
                     self._arrivals += messages
                     self._wake.set()
                     continue
-                if not slot.held:
+                if not slot.unsettled:
                     return
             slot.changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -283,20 +281,20 @@ class SessionSource:
             if any(message.lease is slot for message in self._arrivals) and (error := await slot.renew()) is not None:
                 raise error
 
-    def _lose(self, slot: _Slot) -> None:
-        """The session is let go: what is not settled is somebody else's."""
+    def _drop_slot(self, slot: _Slot) -> None:
+        """Drop a session; its unsettled messages are lost."""
         slot.lost = True
         slot.changed.set()
-        if not slot.held:
+        if not slot.unsettled:
             return
         waiting = {id(message.raw) for message in self._arrivals if message.lease is slot}
         self._arrivals = deque(message for message in self._arrivals if message.lease is not slot)
-        gone = [message for key, message in slot.held.items() if key not in waiting]
-        slot.held.clear()
-        for message in gone:
+        lost_messages = [message for key, message in slot.unsettled.items() if key not in waiting]
+        slot.unsettled.clear()
+        for message in lost_messages:
             message.raw.until = 0.0
-        if gone and not self._closed:
-            self._listener.lost(gone)
+        if lost_messages and not self._closed:
+            self._listener.lost(lost_messages)
 
     # Settling.
 
@@ -319,43 +317,43 @@ class SessionSource:
     async def _settle(self, slot: _Slot, settlements: list[Settlement]) -> Sequence[BrokerError | None]:
         if slot.lost:
             return [LeaseLost(f"{self._name}: the session was lost") for _ in settlements]
-        again = any(settlement.outcome in _AGAIN for settlement in settlements)
+        redelivers = any(settlement.outcome in _REDELIVERED for settlement in settlements)
         number = len(settlements)
-        if again:
-            settlements = settlements + await self._hold_back(slot)
+        if redelivers:
+            settlements = settlements + await self._stop_and_collect(slot)
         errors = await slot.settler.settle(settlements)
-        if again and self.connection.fast:
-            await self._give_back_arrived(slot)
+        if redelivers and self.connection.fast:
+            await self._release_prefetched(slot)
         for settlement in settlements:
-            slot.held.pop(id(settlement.message.raw), None)
+            slot.unsettled.pop(id(settlement.message.raw), None)
         slot.changed.set()
         if any(error is not None for error in errors):
-            # It may be locked still, and comes again in its place only once the session is let go.
-            self._lose(slot)
+            # The message may still be locked; it is redelivered in order only after the session is released.
+            self._drop_slot(slot)
         return errors[:number]
 
-    async def _hold_back(self, slot: _Slot) -> list[Settlement]:
-        """Take the credit back, so that nothing passes what is given back; what waits here goes back with it."""
+    async def _stop_and_collect(self, slot: _Slot) -> list[Settlement]:
+        """Withdraw the credit, so no message overtakes a redelivered one; returns releases of buffered messages."""
         if self.connection.fast:
             try:
-                await slot.wire.run(private_api.stop)
+                await slot.link.run(private_api.stop)
             except BrokerError:
                 return []
         waiting = [message for message in self._arrivals if message.lease is slot]
         self._arrivals = deque(message for message in self._arrivals if message.lease is not slot)
         return [Settlement(message, Outcome.RELEASE) for message in waiting]
 
-    async def _give_back_arrived(self, slot: _Slot) -> None:
+    async def _release_prefetched(self, slot: _Slot) -> None:
         async def give_back(receiver: ServiceBusReceiver) -> None:
-            # The answer comes behind all that was on its way.
+            # The answer arrives after all messages in flight.
             await receiver.peek_messages(1, timeout=self.connection.settings.request_timeout)
             for native in private_api.buffered(receiver, 1 << 30):
                 await private_api.release(receiver, native)
 
         try:
-            await slot.wire.run(give_back)
+            await slot.link.run(give_back)
         except BrokerError as error:
-            logger.debug("%s: giving back: %s", self._name, error)
+            logger.debug("%s: releasing: %s", self._name, error)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -363,15 +361,15 @@ class SessionSource:
         errors = dict(zip(slots, await asyncio.gather(*(slot.renew() for slot in slots.values())), strict=True))
         for number, error in errors.items():
             if isinstance(error, LeaseLost):
-                self._lose(slots[number])
+                self._drop_slot(slots[number])
         return [errors[id(message.lease)] for message in messages]
 
-    # The end.
+    # Closing.
 
     async def close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        # Left half done, its slots would go on holding sessions that nobody serves.
+        # Shielded: a half-closed source would keep sessions locked.
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:

@@ -21,13 +21,13 @@ __all__ = ["ServiceBusSettings"]
 
 _SHORTEST_WINDOW: Final = 20.0
 _SHORTEST_LOCK: Final = 5.0
-"""Seconds; the service has no shorter lock, and tests on an emulator may be too impatient for that."""
+"""Seconds; the service's shortest lock. An emulator accepts less, for tests."""
 _LONGEST_LOCK: Final = 300.0
-"""Seconds; the service grants no longer lock at once."""
+"""Seconds; the service's longest lock."""
 
 
 class ServiceBusSettings(BackendSettings):
-    """How to reach a Service Bus namespace, and what this backend asks of it."""
+    """How to reach a Service Bus namespace, and how to use it."""
 
     schemes: ClassVar[tuple[str, ...]] = ("servicebus",)
 

@@ -1,9 +1,9 @@
-"""Acks, nacks, rejections and lock renewals of one entity: many by one request, or one by one by public calls.
+"""Acks, nacks, rejections and lock renewals of one entity: batched into one request, or one by one by public calls.
 
-A request is answered for all of its messages together. Where one of them has lost its lock all are refused, and
-halves of them are tried, within a bound: what is left then is told as lost, for whatever is not settled comes again. A
-break of the connection is waited out, at most `settle_timeout` seconds; a lock that is gone after a break may have been
-settled before it, and that is told as unknown.
+A request has one answer for all its messages. If one of them has lost its lock, all are refused and halves are retried,
+within a bound; the rest is then reported lost, because unsettled messages are redelivered. A break of the connection is
+waited out, at most `settle_timeout` seconds. A lock lost after a break may have been settled before it, so its outcome
+is unknown.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from typing import Any, Final
 from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, LeaseLost, Message, NotFound, Outcome, SettleError, Unsupported
-from broker.driver import Settlement
+from broker.driver import Backoff, Settlement
 from broker_servicebus import private_api
 from broker_servicebus.codec import Raw
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import is_broken
-from broker_servicebus.receiving import Wire
+from broker_servicebus.receiving import ReceiverLink
 
-__all__ = ["FRESH", "Settler"]
+__all__ = ["FRESH_PART", "Settler"]
 
 _HOW: Final = {Outcome.ACK: "completed", Outcome.NACK: "abandoned", Outcome.RELEASE: "abandoned"}
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 _LARGEST: Final = 500
 """Messages of one request."""
-_CERTAIN: Final = 0.98
-FRESH: Final = 0.9
-"""A lock of which more is left is not renewed: by the next turn, a third of it later, it still has most of itself."""
+_SAFE_PART: Final = 0.98
+FRESH_PART: Final = 0.9
+"""A lock with more than this part left is not renewed: it lasts beyond the next turn, a third of its time later."""
 _MAX_REASON: Final = 1024
 _MAX_DESCRIPTION: Final = 2048
 
-_Ask = Callable[[ServiceBusReceiver, Sequence[Raw]], Awaitable[None]]
+_Call = Callable[[ServiceBusReceiver, Sequence[Raw]], Awaitable[None]]
 
 
 class Settler:
-    """Settles what came by one wire."""
+    """Settles the messages of one link."""
 
-    def __init__(self, connection: Connection, wire: Wire, name: str, lock_seconds: float) -> None:
+    def __init__(self, connection: Connection, link: ReceiverLink, name: str, lock_seconds: float) -> None:
         self._connection = connection
-        self._wire = wire
+        self._link = link
         self._name = name
         self.lock_seconds = lock_seconds
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[BrokerError | None]:
-        """Carry these out; an error each, or None."""
+        """Settle messages; returns an error or None for each."""
         results: list[BrokerError | None] = [None] * len(settlements)
         groups: dict[tuple[Outcome, str, str], list[int]] = {}
         now = monotonic()
@@ -57,47 +57,49 @@ class Settler:
             if settlement.message.raw.until < now:
                 results[index] = _lost(settlement.message, "settled")
             else:
-                # Nobody is told why a message is given back: those go together.
-                reason, told = (
+                # Only a rejection carries its reason; all others can share a request.
+                reason, description_text = (
                     (settlement.reason, settlement.error) if settlement.outcome is Outcome.REJECT else ("", "")
                 )
-                groups.setdefault((settlement.outcome, reason, told), []).append(index)
-        for (outcome, reason, told), indexes in groups.items():
+                groups.setdefault((settlement.outcome, reason, description_text), []).append(index)
+        for (outcome, reason, description_text), indexes in groups.items():
             raws: list[Raw] = [settlements[index].message.raw for index in indexes]
-            for index, error in zip(indexes, await self._carry_out(outcome, raws, reason, told), strict=True):
+            for index, error in zip(
+                indexes, await self._settle_group(outcome, raws, reason, description_text), strict=True
+            ):
                 results[index] = error
         return results
 
-    async def _carry_out(
+    async def _settle_group(
         self, outcome: Outcome, raws: list[Raw], reason: str = "", description: str = ""
     ) -> list[BrokerError | None]:
         if not self._connection.fast:
-            with self._wire.busy():
+            with self._link.busy():
                 return [await self._one_by_one(outcome, raw, reason, description) for raw in raws]
         if outcome is Outcome.RELEASE:
             return await self._release(raws)
         if outcome is Outcome.REJECT:
             why = reason[:_MAX_REASON], description[:_MAX_DESCRIPTION]
-            return await self._settle_in_parts(raws, "suspended", *why)
-        return await self._settle_in_parts(raws, _HOW[outcome])
+            return await self._settle_batches(raws, "suspended", *why)
+        return await self._settle_batches(raws, _HOW[outcome])
 
-    async def _settle_in_parts(self, raws: list[Raw], how: str, *why: str) -> list[BrokerError | None]:
-        async def ask(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
+    async def _settle_batches(self, raws: list[Raw], how: str, *why: str) -> list[BrokerError | None]:
+        async def call(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
             await private_api.settle(receiver, how, [raw.native.lock_token for raw in part], *why)
             for raw in part:
                 raw.settled = True
 
-        return await self._in_parts(raws, ask)
+        return await self._in_batches(raws, call)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> list[BrokerError | None]:
-        """Renew the locks of these that are not fresh."""
+        """Renew the locks that are not fresh; returns an error or None for each."""
         results: list[BrokerError | None] = [None] * len(messages)
         now = monotonic()
         due: list[int] = []
         for index, message in enumerate(messages):
             if message.raw.until < now:
                 results[index] = _lost(message, "renewed")
-            elif message.raw.until - now < FRESH * self.lock_seconds:
+            elif message.raw.until - now < FRESH_PART * self.lock_seconds:
                 due.append(index)
         if due:
             errors = await self._renew([messages[index].raw for index in due])
@@ -108,9 +110,9 @@ class Settler:
     async def _renew(self, raws: list[Raw]) -> list[BrokerError | None]:
         seconds = self._connection.settings.request_timeout
 
-        async def ask(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
+        async def call(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
             begin = monotonic()
-            # Acks that were carried out while this waited for the wire would have all of them refused.
+            # A message that was settled meanwhile would make the server refuse the whole request.
             part = [raw for raw in part if not raw.settled]
             if self._connection.fast and part:
                 await private_api.renew(receiver, [raw.native.lock_token for raw in part], seconds)
@@ -118,14 +120,14 @@ class Settler:
                 for raw in part:
                     await receiver.renew_message_lock(raw.native, timeout=seconds)
             for raw in part:
-                raw.until = begin + _CERTAIN * self.lock_seconds
+                raw.until = begin + _SAFE_PART * self.lock_seconds
 
-        return await self._in_parts(raws, ask, whole=self._connection.fast)
+        return await self._in_batches(raws, call, batched=self._connection.fast)
 
     async def _release(self, raws: list[Raw]) -> list[BrokerError | None]:
-        """Give back without counting what came by the present link; of the others the delivery counts."""
+        """Release messages: without counting a delivery if they came over the current link, else by abandoning them."""
 
-        async def ask(receiver: ServiceBusReceiver) -> list[Raw]:
+        async def call(receiver: ServiceBusReceiver) -> list[Raw]:
             left: list[Raw] = []
             for raw in raws:
                 if raw.link is receiver:
@@ -136,19 +138,19 @@ class Settler:
             return left
 
         try:
-            others = await self._wire.run(ask)
+            others = await self._link.run(call)
         except BrokerError as error:
             return [error] * len(raws)
         if not others:
             return [None] * len(raws)
-        errors = await self._carry_out(Outcome.NACK, others)
-        told = {id(raw): error for raw, error in zip(others, errors, strict=True)}
-        return [told.get(id(raw)) for raw in raws]
+        errors = await self._settle_group(Outcome.NACK, others)
+        description_text = {id(raw): error for raw, error in zip(others, errors, strict=True)}
+        return [description_text.get(id(raw)) for raw in raws]
 
     async def _one_by_one(self, outcome: Outcome, raw: Raw, reason: str, description: str) -> BrokerError | None:
         native = raw.native
 
-        async def ask(receiver: ServiceBusReceiver, _: Sequence[Raw]) -> None:
+        async def call(receiver: ServiceBusReceiver, _: Sequence[Raw]) -> None:
             if outcome is Outcome.ACK:
                 await receiver.complete_message(native)
             elif outcome is Outcome.REJECT:
@@ -161,12 +163,12 @@ class Settler:
                 await receiver.abandon_message(native)
             raw.settled = True
 
-        return (await self._in_parts([raw], ask))[0]
+        return (await self._in_batches([raw], call))[0]
 
-    async def _in_parts(self, raws: list[Raw], ask: _Ask, *, whole: bool = True) -> list[BrokerError | None]:
-        """Ask for all at once, and for halves of what was refused."""
+    async def _in_batches(self, raws: list[Raw], call: _Call, *, batched: bool = True) -> list[BrokerError | None]:
+        """Process batches, and halves of refused batches."""
         results: dict[int, BrokerError | None] = {}
-        step = _LARGEST if whole else 1
+        step = _LARGEST if batched else 1
         parts = [raws[start : start + step] for start in range(0, len(raws), step)]
         left = len(parts) + 2 * len(raws).bit_length() + 8
         while parts:
@@ -176,44 +178,44 @@ class Settler:
                 error = LeaseLost(f"{self._name}: too many locks were lost at once")
             else:
                 left -= 1
-                error = await self._persist(part, ask)
+                error = await self._retry(part, call)
             if isinstance(error, LeaseLost) and left > 0 and len(part) > 1:
                 parts += [part[len(part) // 2 :], part[: len(part) // 2]]
                 continue
             results |= {id(raw): error for raw in part}
         return [results[id(raw)] for raw in raws]
 
-    async def _persist(self, part: Sequence[Raw], ask: _Ask) -> BrokerError | None:
+    async def _retry(self, part: Sequence[Raw], call: _Call) -> BrokerError | None:
         deadline = monotonic() + self._connection.settings.settle_timeout
-        pause, broken = _FIRST_PAUSE, False
+        backoff, broken = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
         while True:
             try:
-                await self._wire.run(lambda receiver: ask(receiver, part))
+                await self._link.run(lambda receiver: call(receiver, part))
             except LeaseLost as error:
                 if not broken:
                     return error
                 return SettleError(
-                    f"{self._name}: the connection broke before the answer, and the lock is gone",
+                    f"{self._name}: the connection broke before the answer, and the lock is lost",
                     native=error.native,
-                    advice="It was settled, or comes again",
+                    advice="The message was settled, or will be redelivered",
                 )
             except NotFound as error:
                 return LeaseLost(
-                    f"{self._name} is gone", native=error, advice="Its unsettled messages are gone with it"
+                    f"{self._name} was deleted", native=error, advice="Its unsettled messages were deleted with it"
                 )
             except BrokerError as error:
+                pause = backoff.next()
                 if not error.retriable or monotonic() + pause > deadline:
                     return error
                 broken = broken or is_broken(error)
                 await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
             else:
                 return None
 
 
-def deleted_already(name: str) -> BrokerError:
-    """What a nack is where messages are deleted as they are delivered."""
-    return Unsupported(f"{name}: the message was deleted when it was received", advice="Leave receive_and_delete out")
+def already_deleted(name: str) -> BrokerError:
+    """The error of a nack or rejection with receive_and_delete."""
+    return Unsupported(f"{name}: the message was deleted when it was received", advice="Omit receive_and_delete")
 
 
 def _lost(message: Message[Any], what: str) -> LeaseLost:

@@ -1,6 +1,6 @@
-"""Subscriptions of topics, and the one of each queue: made, looked at, and found by who receives from them.
+"""Subscriptions of topics, and the one of each queue: created, read and checked.
 
-Every call may be repeated and may run in several processes at once: who finds a subscription made takes it as it is.
+Every call may be repeated and may run in several processes at once; an existing subscription stays unchanged.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ OPTIONS: Final = frozenset(
         "auto_delete_on_idle",
     }
 )
-"""What `ensure_subscription` takes."""
+"""Options of `ensure_subscription`."""
 _QUEUE_SUBSCRIPTIONS: Final = (QUEUE, REDRIVE_SUBSCRIPTION)
 _SHORTEST_LOCK: Final = 5.0
-"""Seconds; the service has no shorter ones."""
+"""Seconds; the service's minimum."""
 _EPHEMERAL_IDLE: Final = timedelta(minutes=5)
-"""The least that the service takes."""
+"""The service's minimum."""
 
 
 class Place(NamedTuple):
-    """What is received from.
+    """The entity to receive from.
 
     :ivar entity: the queue or topic.
     :ivar subscription: its subscription as the service knows it; None for a queue.
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A place, and what a consumer has to know of it.
+    """A place, and its properties that a consumer needs.
 
     :ivar lock_seconds: how long a message or session is locked.
     :ivar sessions: it gives out sessions.
@@ -82,7 +82,7 @@ class Subscribed:
 
 
 async def ensure(connection: Connection, topic: str, entity: str, name: str, options: Mapping[str, Any]) -> Any:
-    """The client's properties of the subscription, which is made if it is missing."""
+    """The client's properties of the subscription, created if missing."""
     settings = connection.settings
     own = subscription_name(name)
     wanted: dict[str, Any] = {
@@ -108,7 +108,7 @@ async def delete(connection: Connection, topic: str, entity: str, name: str) -> 
 
 
 async def forget(connection: Connection, entity: str, own: str) -> None:
-    """Delete an ephemeral subscription; Service Bus does that itself later where this fails."""
+    """Delete an ephemeral subscription; if this fails, Service Bus deletes it later."""
     with suppress(BrokerError):
         async with asyncio.timeout(connection.settings.request_timeout):
             await connection.request(own, lambda admin: admin.delete_subscription(entity, own))
@@ -124,7 +124,7 @@ async def all_of(connection: Connection, topic: str, entity: str) -> list[Any]:
 
 
 async def one_of(connection: Connection, topic: str, entity: str, own: str, name: str) -> Any:
-    """The client's properties of the subscription that Service Bus has as `own`, and errors tell as `name`.
+    """The client's properties of the subscription `own` of Service Bus; errors show it as `name`.
 
     :raises SubscriptionNotFound: it does not exist.
     """
@@ -134,7 +134,7 @@ async def one_of(connection: Connection, topic: str, entity: str, own: str, name
 
 
 async def look(connection: Connection, topic: str, name: str) -> tuple[Place, Any]:
-    """Where the subscription is, and the client's properties of it; of a queue, the queue's.
+    """The place of a subscription and the client's properties of it, or of the queue.
 
     :raises NotFound: the topic or the subscription does not exist.
     """
@@ -153,7 +153,7 @@ async def look(connection: Connection, topic: str, name: str) -> tuple[Place, An
 async def subscribe(
     connection: Connection, topic: str, name: str, *, create: bool, sessions: bool, only_mine: bool
 ) -> Subscribed:
-    """Find what is to be received from, or make it, with the lock duration that the settings ask for.
+    """Find or create the entity to receive from, with the lock duration of the settings.
 
     :param sessions: keys are to be kept in order, for which a subscription that is made has sessions.
     :param only_mine: it is ephemeral, and goes some minutes after its consumer died.
@@ -164,7 +164,7 @@ async def subscribe(
     try:
         place, described = await look(connection, topic, name)
     except SubscriptionNotFound as error:
-        # A queue's other subscriptions cannot be made, and a path names one that is there.
+        # A queue has no further subscriptions, and a path names an existing one.
         if not create or error.native is None or split_path(topic)[1] is not None:
             raise
         options: dict[str, Any] = {"requires_session": True} if sessions else {}
@@ -175,8 +175,8 @@ async def subscribe(
     except NotAuthorized:
         if wanted is not None:
             raise
-        # Who may not administer consumes what is there, and the link tells whether it is. Any other failure tells
-        # nothing of what is there, not even that it has no sessions.
+        # Without administration rights, consume the entity; opening the link shows whether it exists. Any other failure
+        # is inconclusive, also about sessions.
         entity, path, dead = split_path(topic)
         own = path if path or name in _QUEUE_SUBSCRIPTIONS else subscription_name(name)
         return Subscribed(Place(entity, own, dead), _SHORTEST_LOCK, sessions and not dead)
@@ -198,16 +198,16 @@ async def subscribe(
 
 
 def check_queue(topic: str, name: str) -> None:
-    """:raises SubscriptionNotFound: that is no name of the one subscription that a queue has."""
+    """:raises SubscriptionNotFound: not the name of a queue's only subscription."""
     if name not in _QUEUE_SUBSCRIPTIONS:
         raise SubscriptionNotFound(
-            f"Topic {topic!r} is a queue, which has no subscription {name!r}",
-            advice=f"All its consumers share the one named {QUEUE!r}",
+            f"Topic {topic!r} is a queue and has no subscription {name!r}",
+            advice=f"Use {QUEUE!r}, which all its consumers share",
         )
 
 
 def shown_name(described: Any) -> str:
-    """The subscription's name as it was given."""
+    """The subscription's name as the user gave it."""
     metadata = described.user_metadata
     if metadata and subscription_name(metadata) == described.name:
         return str(metadata)

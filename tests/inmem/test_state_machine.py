@@ -24,7 +24,7 @@ from broker.driver.limits import MessageLimits
 from broker.errors import LeaseLost
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
-from broker_inmem.message_queue import Member, MessageQueue, Mixer
+from broker_inmem.message_queue import KeyShuffler, Member, MessageQueue
 from broker_inmem.options import BrokerOptions
 from broker_inmem.topic import Topic
 
@@ -57,7 +57,7 @@ class QueueMachine(RuleBasedStateMachine):
         options = BrokerOptions()
         self.topic = Topic("orders", 3, options, MessageLimits(options.capabilities()))
         self.queue = MessageQueue(
-            "orders", "billing", native_delay=1000, mixer=Mixer(window, seed), start={0: 0, 1: 0, 2: 0}
+            "orders", "billing", native_delay=1000, shuffler=KeyShuffler(window, seed), start={0: 0, 1: 0, 2: 0}
         )
         self.topic.queues["billing"] = self.queue
         self.now = 1000.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from broker.outbound import OutboundMessage
 from broker_pubsub.codec import encode
 from broker_pubsub.protocol import PublishRequest
-from broker_pubsub.publishing import MAX_MESSAGES, MAX_REQUEST, chunks, runs
+from broker_pubsub.publishing import MAX_MESSAGES, MAX_REQUEST, group_by_key, split_by_size
 
 
 def _encoded(messages: Iterable[OutboundMessage]) -> Sequence[object]:
@@ -19,13 +19,13 @@ def _encoded(messages: Iterable[OutboundMessage]) -> Sequence[object]:
 
 def test_a_thousand_messages_are_one_request():
     encoded = _encoded([OutboundMessage(b"x")] * 2500)
-    assert [len(piece) for piece in chunks(encoded, range(2500))] == [1000, 1000, 500]
+    assert [len(piece) for piece in split_by_size(encoded, range(2500))] == [1000, 1000, 500]
 
 
 def test_no_request_is_above_ten_megabytes():
     sizes = [9_000_000, 900_000, 200_000, 9_987_000, 5, *[100_000] * 120]
     encoded = _encoded(OutboundMessage(bytes(size)) for size in sizes)
-    pieces = chunks(encoded, range(len(encoded)))
+    pieces = split_by_size(encoded, range(len(encoded)))
     assert [index for piece in pieces for index in piece] == list(range(len(encoded)))
     for piece in pieces:
         request = PublishRequest(topic=f"projects/p/topics/{'t' * 255}", messages=[encoded[i] for i in piece])
@@ -37,7 +37,7 @@ def test_no_request_is_above_ten_megabytes():
 def test_each_key_has_requests_of_its_own():
     keys = [b"a", None, b"b", b"a", b"", b"\xff"]
     encoded = _encoded(OutboundMessage(b"x", key) for key in keys)
-    found = runs(encoded, range(len(encoded)))
+    found = group_by_key(encoded, range(len(encoded)))
     assert found["a"] == [0, 3]
     assert found[""] == [1]
     assert len(found) == 5

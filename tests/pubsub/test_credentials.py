@@ -17,7 +17,7 @@ from broker import Lag, errors
 from broker.names import native_name
 from broker.testing.waiting import eventually
 from broker_pubsub import lag
-from broker_pubsub.credentials import is_passing
+from broker_pubsub.credentials import is_transient
 from tests.pubsub.guarded import Front, TokenGiver, account_file
 
 DENIED = (400, {"error": "invalid_grant", "error_description": "Invalid grant: account not found"})
@@ -111,13 +111,13 @@ async def test_tokens_that_cannot_be_had_for_now_are_waited_for(inbox: Inbox, gi
     ],
 )
 def test_what_is_refused_and_what_may_be_had_later_are_told_apart(error: Exception, passing: bool):
-    assert is_passing(error) is passing
+    assert is_transient(error) is passing
 
 
 def test_a_metadata_server_that_is_away_is_no_refusal():
     away = google.auth.exceptions.RefreshError("wrapped")
     away.__cause__ = google.auth.exceptions.TransportError("metadata.google.internal: timed out")
-    assert is_passing(away)
+    assert is_transient(away)
 
 
 async def test_throttled_pulls_are_made_after_growing_pauses(inbox: Inbox, front: Front):

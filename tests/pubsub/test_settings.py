@@ -28,13 +28,13 @@ def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("pubsub://my-project?lease_seconds=5", "the service takes 10 to 600"),
+        ("pubsub://my-project?lease_seconds=5", "the service accepts 10 to 600"),
         ("pubsub://my-project?lease_seconds=20.5", "whole seconds"),
         ("pubsub://my-project?topic_retention=5", "600 or more"),
         ("pubsub://my-project?emulator_host=localhost", "emulator_host"),
-        ("pubsub://my-project?emulator_host=localhost:1&impersonate=a@b", "an emulator takes none"),
-        ("pubsub://my-project?emulator_host=localhost:1&tls_ca=ca.pem", "emulator_host and tls_ca are given"),
-        ("pubsub://my-project?emulator_host=localhost:1&quota_project=p", "emulator_host and quota_project are given"),
+        ("pubsub://my-project?emulator_host=localhost:1&impersonate=a@b", "exclude each other"),
+        ("pubsub://my-project?emulator_host=localhost:1&tls_ca=ca.pem", "emulator_host and tls_ca exclude"),
+        ("pubsub://my-project?emulator_host=localhost:1&quota_project=p", "emulator_host and quota_project exclude"),
         ("pubsub://my-project?connect_timeout=1e9", "connect_timeout.*at most 86400"),
         ("pubsub://my-project?publish_timeout=1e308", "publish_timeout.*at most 86400"),
         ("pubsub://P", "project"),

@@ -73,7 +73,7 @@ async def test_a_stream_that_was_not_read_for_long_is_ended_and_begun_again(conn
     seen: list[Message[Any]] = list(await source.fetch(1, 1 << 20, PATIENCE))
     puller: StreamPuller = source._puller  # pyright: ignore[reportAssignmentType]
     await let_pass(6.0)
-    assert not puller.asking
+    assert not puller.pending
     # What was on its way comes again, so that each is acked as it comes.
     async with asyncio.timeout(3 * PATIENCE):
         while len({message.data for message in seen}) < 500:
@@ -142,14 +142,14 @@ async def test_a_stream_that_ends_at_once_is_opened_after_growing_pauses():
 
     def arrived(received: Sequence[Any], since: float | None = None) -> None:
         # As a fetch that waits.
-        puller.ask(1, 1000)
+        puller.request(1, 1000)
 
     def failed(error: Exception) -> None:
-        puller.ask(1, 1000)
+        puller.request(1, 1000)
 
     where = (connection, "projects/tests/subscriptions/readers", "a subscription")
     puller = StreamPuller(*where, arrived, failed, lease=10, max_outstanding=10, full=lambda: False)
-    puller.ask(1, 1000)
+    puller.request(1, 1000)
     await let_pass(1.5)
     await puller.close()
     await connection.close()

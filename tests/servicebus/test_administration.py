@@ -157,7 +157,7 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
         ("default_message_time_to_live", timedelta()),
     ]
     for option, value in wrong:
-        with pytest.raises(InvalidSetting, match=re.escape(f"{option} is {value!r}. It takes")):
+        with pytest.raises(InvalidSetting, match=re.escape(f"{option} is {value!r}. Use")):
             await bus.admin.ensure_subscription(topic, "billing", **{option: value})
     wrong = [
         ("enable_partitioning", 1),
@@ -166,20 +166,20 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
         ("user_metadata", "x" * 1025),
     ]
     for option, value in wrong:
-        with pytest.raises(InvalidSetting, match=f"{option} is .*It takes"):
+        with pytest.raises(InvalidSetting, match=f"{option} is .*Use"):
             await bus.admin.ensure_topic(f"{topic}.more", **{option: value})
     for span in (timedelta(milliseconds=1), timedelta.max):
-        with pytest.raises(InvalidSetting, match=r"retention is .*Service Bus takes"):
+        with pytest.raises(InvalidSetting, match=r"retention is .*Use"):
             await bus.admin.ensure_topic(f"{topic}.more", retention=span)
     for name in ("../x", "a b", "-a", "a_", "x" * 51):
-        with pytest.raises(InvalidName, match=f"{name}.*not one of Service Bus"):
+        with pytest.raises(InvalidName, match=f"{name}.*not valid in Service Bus"):
             await bus.admin.ensure_subscription(topic, native_name(name))
     assert await bus.admin.subscriptions(topic) == []
 
 
 async def test_a_number_of_no_schedule_is_told_at_once(open_bus: Open, topic: str):
     bus = await open_bus()
-    with pytest.raises(ConfigurationError, match=r"'a'\. Give the offset of its receipt"):
+    with pytest.raises(ConfigurationError, match=r"'a'\. Use the offset of its receipt"):
         await bus.backend.cancel_scheduled(topic, ["a"])
 
 

@@ -30,7 +30,7 @@ from broker.receipts import Receipt
 from broker.testing.waiting import let_pass, nothing_more, numbered, take
 from broker_servicebus import ServiceBusSettings
 from broker_servicebus.codec import VIEW, Raw
-from broker_servicebus.messages import Arrivals
+from broker_servicebus.messages import Buffer
 from tests.servers.servicebus import ServiceBusDouble
 from tests.servicebus.conftest import NAMESPACE, Listener, Open
 
@@ -237,7 +237,7 @@ async def test_a_full_entity_is_told_at_once(open_bus: Open, topic: str, double:
 
 
 def test_what_waited_until_its_lock_ended_is_not_handed_over():
-    kept = Arrivals()
+    kept = Buffer()
     native = ServiceBusReceivedMessage.__new__(ServiceBusReceivedMessage)
     for name, until in (("lost", 0.0), ("ours", math.inf)):
         kept.add([Message("orders", name.encode(), Raw(native, until), VIEW, None, 1)])
@@ -355,7 +355,7 @@ async def test_times_that_do_not_fit_concern_their_message_alone(open_bus: Open,
             )
         kinds = [type(outcome) for outcome in raised.value.outcomes]
         assert kinds == [Receipt, InvalidMessage, InvalidMessage, Receipt]
-        assert "ttl is 1e+300 s, and at most 4294967 fit" in str(raised.value.outcomes[1])
+        assert "ttl is 1e+300 s; the maximum is 4294967 s" in str(raised.value.outcomes[1])
         first, last = await take(inbox, 2, SECONDS)
         assert {first.data, last.data} == {b"first", b"last"}
 
