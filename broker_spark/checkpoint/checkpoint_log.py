@@ -1,6 +1,6 @@
-"""What Spark keeps in a query's checkpoint: the numbers of its batches, and the positions of the last one.
+"""Spark's own files in a checkpoint: the numbers of the batches, and the positions of the last one.
 
-Blocking; before the query is started. *Failure.* What is incomplete is a ConfigurationError; Spark tells a stack of it.
+Blocking; before the query is started. *Failure.* Incomplete files raise ConfigurationError; Spark would show a stack.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keeps beside a checkpoint which topics it is of, so that one that was recreated is told when the stream is planned.
+"""The topics of a checkpoint: their ids are stored beside it, so that a recreated topic is refused.
 
-Sources of ours keep it in their offsets; Spark's Kafka connector does not. The file is `anybroker-topics.json` in the
-checkpoint's directory, in whatever file system Spark has that in. Blocking; before the query is started. What else a
-run has to know of the one before is there too: how many tasks a pipeline's batch has.
+Sources of this package store ids in their offsets; Spark's Kafka connector does not. The file `anybroker-topics.json`
+lies in the checkpoint's directory, in any file system of Spark. It also has the number of tasks of a pipeline's batch.
+Blocking; before the query is started.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ADVICE: Final = (
     "a batch that is run again may have other tasks"
 )
 _TASKS: Final = "#tasks"
-"""Which is the name of no source and of no topic."""
+"""No source or topic has this name."""
 
 
 class TopicIds:
-    """What the topics of a checkpoint's sources are: read at the first look, each source checked, kept at the end.
+    """The ids of the topics of a checkpoint's sources: loaded lazily, checked per source, then saved.
 
     :param spark: a classic session, whose file system has the checkpoint.
     """
@@ -49,20 +49,20 @@ class TopicIds:
         self._now: dict[str, Any] = {}
         self._watched: dict[str, SourceOptions] = {}
         self._read: dict[str, set[str]] = {}
-        """The topics of each source, of which the file may have more, from earlier runs."""
+        """The topics of each source in this run; the file may have more from earlier runs."""
 
     @cached_property
     def _place(self) -> tuple[Any, Any]:
         return find_path(self._spark, f"{self._checkpoint}/{_FILE}")
 
     @cached_property
-    def _kept(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Any]:
         with path_errors_as("checkpoint", self._checkpoint):
             return _read(*self._place)
 
     @cached_property
     def _has_batches(self) -> bool:
-        """Whether one was planned: else nothing was read of the topics that there were then."""
+        """Whether a batch was planned; without one nothing was read."""
         return bool(self._log.batches("offsets"))
 
     def check(self, name: str, options: SourceOptions) -> None:
@@ -79,8 +79,8 @@ class TopicIds:
         bus = bus_of(options.url)
         backend = bus.capabilities.backend
         before = Offsets(backend, {})
-        if name in self._kept and self._has_batches:
-            before = Offsets.from_json(self._kept[name])
+        if name in self._saved and self._has_batches:
+            before = Offsets.from_json(self._saved[name])
         identities = identities_of(bus, options, before.topics)
         if not self._has_batches:
             check_start(bus, options)
@@ -134,22 +134,21 @@ class TopicIds:
                 )
 
     def tasks(self, now: Callable[[], int]) -> int:
-        """How many tasks a batch has behind its reads.
+        """The number of tasks of a batch behind its reads.
 
-        The ids of its messages are made of its tasks. So it is as many as in the run before, if that left a batch which
-        is run again, on however many cores.
+        Message ids depend on the tasks. So a batch that an earlier run left has as many tasks as in that run.
 
-        :param now: tells how many it would be.
+        :param now: the number for a new batch.
         """
         left = max(self._log.batches("offsets"), default=-1) > max(self._log.batches("commits"), default=-1)
-        self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now()
+        self._now[_TASKS] = int(self._saved[_TASKS]) if left and _TASKS in self._saved else now()
         return self._now[_TASKS]
 
     def save(self) -> None:
-        """Write down what the checked sources are of, if that is news."""
-        if self._now and (told := {**self._kept, **self._now}) != self._kept:
+        """Store the ids of the checked sources, if they changed."""
+        if self._now and (ids := {**self._saved, **self._now}) != self._saved:
             with path_errors_as("checkpoint", self._checkpoint):
-                _write(*self._place, told)
+                _write(*self._place, ids)
 
 
 def _ids(kept: Mapping[str, Any]) -> set[str | None]:
@@ -157,7 +156,7 @@ def _ids(kept: Mapping[str, Any]) -> set[str | None]:
 
 
 def _read(path: Any, files: Any) -> dict[str, Any]:
-    """What was written last; nothing if that is missing.
+    """The stored ids; empty if the file is missing.
 
     :raises ConfigurationError: it is incomplete.
     """
@@ -167,12 +166,12 @@ def _read(path: Any, files: Any) -> dict[str, Any]:
     return {}
 
 
-def _write(path: Any, files: Any, told: dict[str, Any]) -> None:
-    """Put it in the place of what is there. A process that ends meanwhile leaves one of the two."""
+def _write(path: Any, files: Any, ids: dict[str, Any]) -> None:
+    """Replace the file. A process that ends in between leaves one of the two."""
     half = path.suffix(".half")
     stream = files.create(half, True)
     try:
-        stream.write(bytearray(json.dumps(told).encode()))
+        stream.write(bytearray(json.dumps(ids).encode()))
     finally:
         stream.close()
     replace_file(

@@ -1,7 +1,7 @@
-"""One connection per process and URL, kept for the next task, since Spark keeps its Python workers.
+"""One open connection per process and URL, reused by later tasks, since Spark reuses its Python workers.
 
-*Concurrency.* Any thread. A forked child opens its own. *Failure.* One that cannot be opened is not kept. Connections
-close with their process.
+*Concurrency.* Any thread; a forked child opens its own connections. *Failure.* A connection that cannot be opened is
+not kept. Connections close with their process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _open: Final[dict[tuple[int, str], Bus]] = {}
 
 
 def bus_of(url: str) -> Bus:
-    """An open connection, this process's own.
+    """The open connection of this process.
 
-    :raises ConfigurationError: the URL is wrong, or no other process would reach the same broker.
-    :raises ConnectionFailed, AuthenticationFailed: the broker does not take us.
+    :raises ConfigurationError: the URL is wrong, or other processes cannot reach the broker.
+    :raises ConnectionFailed, AuthenticationFailed: the broker refuses.
     """
     place = (os.getpid(), url)
     with _lock:
@@ -38,9 +38,9 @@ def bus_of(url: str) -> Bus:
 
 
 def check_reachable(url: str) -> Bus:
-    """The unopened connection, if other processes reach the same broker by its URL. No I/O.
+    """The unopened connection, if other processes can reach the broker by its URL. No I/O.
 
-    :raises ConfigurationError: it is a broker of this process only, or the URL is wrong.
+    :raises ConfigurationError: the broker exists in this process only, or the URL is wrong.
     """
     bus = connect(url)
     if not bus.capabilities.shared:

@@ -1,8 +1,9 @@
-"""Files that are whole or not there, in one directory of a disk or an object store. Blocking.
+"""Files that are written atomically, in one directory of a disk or an object store. Blocking.
 
-On a local disk a file is written under another name, synced, renamed, and its directory synced: what `write` returned
-from outlasts a loss of power. Stores of objects show an object when it is complete. Of others, such as HDFS, no
-more is asked than that a file can be renamed to a name that is free.
+On a local disk a file is written under another name, synced and renamed, and its directory is synced: after `write` it
+survives a power loss. Object stores show complete objects only. Other file systems, such as HDFS, need only to rename a
+file to an unused name.
+
 *Concurrency.* Any thread. *Failure.* OSError of the file system; a missing file is FileNotFoundError.
 """
 
@@ -40,19 +41,19 @@ _ATOMIC: Final = frozenset({"s3", "gcs"})
 _HALF: Final = ".half"
 """What the name of a file ends with that is incomplete yet."""
 NEXT: Final = ".next"
-"""What the name of a file ends with that is whole, and on its way to the place of the one before."""
+"""The suffix of a complete file that is about to replace the previous one."""
 _LOOKS: Final = 3
-"""How often both names of a file are tried before it counts as missing."""
+"""How often both names of a file are tried before it is missing."""
 
 P = TypeVar("P")
 Fill = Callable[[Any], object]
-"""Writes what is to be in a file into it."""
+"""Writes the contents into the open file."""
 
 
 def check_place(place: str) -> str:
-    """A directory, in the form in which all processes find it. No I/O.
+    """A directory in a form that all processes find. No I/O.
 
-    :raises ConfigurationError: it is relative, or no file system that pyarrow knows.
+    :raises ConfigurationError: it is relative, or of a file system that pyarrow does not know.
     """
     place = place.strip()
     if Path(place).is_absolute():
@@ -73,7 +74,7 @@ def open_files(place: str) -> Files:
     """
     if Path(place).is_absolute():
         return LocalFiles(place)
-    # With the clients of all stores, which a directory does not need.
+    # Imports the clients of all stores, which a local directory does not need.
     from pyarrow import fs
 
     try:
@@ -96,28 +97,25 @@ def open_files(place: str) -> Files:
 
 
 def masked_reason(error: Exception, place: str) -> str:
-    """What a file system says in its first line, without the secrets of the place; libhdfs says a hundred lines."""
+    """The first line of a file system's error without the secrets of the place; libhdfs writes a hundred lines."""
     return str(error).partition("\n")[0].replace(place, mask_within(place))
 
 
 def spool_error(error: BaseException, place: str) -> BaseException:
-    """What ended the writer of a spool, for people: of what its directory refuses, with its name."""
+    """The error for the user: an OSError becomes one that names the spool."""
     if not isinstance(error, OSError) or isinstance(error, BrokerError):
         return error
-    told = BackendError(
+    named = BackendError(
         f"The spool {mask_within(place)} cannot be written: {masked_reason(error, place)}",
         advice="Fix that or free space, and start the query again: messages that were not written were not acked",
         native=error,
     )
-    told.__cause__ = error
-    return told
+    named.__cause__ = error
+    return named
 
 
 def hdfs_advice(error: Exception, advice: str) -> str:
-    """What to do about it.
-
-    :param advice: unless it is that HDFS's client is missing.
-    """
+    """The advice, or that for a missing HDFS client."""
     if not any(name in str(error) for name in ("libhdfs", "libjvm")):
         return advice
     return (
@@ -131,10 +129,10 @@ class Files(ABC):
 
     @abstractmethod
     def write(self, name: str, fill: Fill) -> None:
-        """Write a file, or put it in the place of the one before; when this returns it is durable and all see it.
+        """Write or replace a file. When this returns, the file is durable and visible to all.
 
-        Whoever reads meanwhile, and whoever comes after a process that ended in the midst of it, finds one of the two,
-        and finds it whole. Of one name there is one writer at a time.
+        Concurrent readers, and those after a crash, find the old or the new file, complete. One writer at a time per
+        name.
         """
 
     @abstractmethod
@@ -143,7 +141,7 @@ class Files(ABC):
 
     @abstractmethod
     def names(self, directory: str) -> list[str]:
-        """The whole files of a directory, sorted, without its name; none if there is no such directory."""
+        """The complete files of a directory, sorted, without its name; none if it does not exist."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
@@ -151,13 +149,13 @@ class Files(ABC):
 
     @abstractmethod
     def age(self, name: str) -> float:
-        """Seconds since it was written, by the clocks of both; 0 if nobody knows."""
+        """Seconds since the file was written, by the clocks of both machines; 0 if unknown."""
 
     @abstractmethod
     def sweep(self, directory: str, below: str | None = None) -> None:
-        """Remove what a process left half written that was killed; only for who owns the directory.
+        """Remove incomplete files of a killed process. Only the owner of the directory may call this.
 
-        :param below: only of files whose names are lower.
+        :param below: only files with lower names.
         """
 
     def read(self, name: str) -> bytes:
@@ -167,7 +165,7 @@ class Files(ABC):
 
 
 class LocalFiles(Files):
-    """On a disk, or on what is mounted like one."""
+    """On a local disk or a mounted file system."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
@@ -211,7 +209,7 @@ class LocalFiles(Files):
 
 
 class StoredFiles(Files):
-    """On any file system of pyarrow; where an object is not there at once, by `replace_file`."""
+    """On any file system of pyarrow. Where objects do not appear atomically, `replace_file` is used."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._fs = system
@@ -223,7 +221,7 @@ class StoredFiles(Files):
         target = path if self._atomic else f"{path}.{os.getpid()}{_HALF}"
         if not self._atomic:
             self._fs.create_dir(path.rpartition("/")[0], recursive=True)
-        # First in memory: a stream that is left because `fill` failed would complete the object.
+        # In memory first: closing the stream after `fill` failed would complete the object.
         whole: Any = pyarrow.BufferOutputStream()
         fill(whole)
         with self._fs.open_output_stream(target) as stream:
@@ -235,7 +233,7 @@ class StoredFiles(Files):
 
     def open(self, name: str) -> Any:
         path = self._path(name)
-        # Between the two looks it may have been renamed from the second name to the first.
+        # The file may be renamed from the second name to the first between the two attempts.
         for each in () if self._atomic else (path, f"{path}{NEXT}") * _LOOKS:
             with suppress(FileNotFoundError):
                 return self._fs.open_input_file(each)
@@ -249,7 +247,7 @@ class StoredFiles(Files):
 
     def delete(self, name: str) -> None:
         path = self._path(name)
-        # What stands for it first: else that would be the file from then on.
+        # The replacement first: otherwise it would become the file.
         for each in (path,) if self._atomic else (f"{path}{NEXT}", path):
             with suppress(FileNotFoundError):
                 self._fs.delete_file(each)
@@ -290,17 +288,17 @@ def replace_file(
     move: Callable[[P, P], object],
     delete: Callable[[P], object],
 ) -> None:
-    """Put a whole file in the place of another, on a file system that renames to free names only.
+    """Replace a file on a file system that renames to unused names only.
 
-    A rename to a name that is taken may be refused, or removes what is there before (as pyarrow's of HDFS does), which
-    a reader or a crash would find missing. So what is new waits under a second name, which stands for the file while
-    it has no other. A process that ends meanwhile leaves one of the two.
+    A rename to an existing name may be refused, or may delete the old file first (as pyarrow does on HDFS), so that a
+    reader or a crash finds none. So the new file gets a second name first, which counts as the file while the first
+    name is missing. A process that ends in between leaves at least one of the two.
 
-    :param half: the new one.
+    :param half: the new file.
     :param following: the second name of `path`.
     """
     if is_there(following):
-        # Of a process that ended: it is what there is, unless the one before it is still there.
+        # From a process that ended: it is the file, unless the previous one still exists.
         if is_there(path):
             delete(following)
         else:
@@ -313,7 +311,7 @@ def replace_file(
 
 
 def _make_directory(path: Path) -> None:
-    """Make it, and what is missing above it, so that all of it outlasts a loss of power."""
+    """Create a directory and its missing parents durably."""
     made = [path]
     while not made[-1].parent.is_dir():
         made.append(made[-1].parent)

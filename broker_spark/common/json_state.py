@@ -1,4 +1,4 @@
-"""What was kept as JSON, taken apart, and what is wrong with it in words, without its contents. Pure."""
+"""Parses state that was stored as JSON. Errors say what is wrong without quoting the contents. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _repr.maxstring = _repr.maxother = _LONGEST
 
 
 def shown(value: object) -> str:
-    """A value in an error: in the middle left out what is too long."""
+    """A value for an error, shortened in the middle."""
     return _repr.repr(value)
 
 
 def parse_object(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
-    """The object that a text of JSON is.
+    """Parse a JSON object.
 
-    :param what: it is of, for the error, for instance "The file spool.json".
-    :param advice: the mend.
-    :raises ConfigurationError: it is none; the error says what is wrong and where.
+    :param what: its name in errors, such as "The file spool.json".
+    :param advice: the fix.
+    :raises ConfigurationError: it is no object; the error says what is wrong and where.
     """
     try:
         found: Any = json.loads(text)
@@ -40,7 +40,7 @@ def parse_object(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
 
 def check_source(given: object, source: str, version: int, advice: str) -> None:
     """:raises ConfigurationError: another kind of source wrote these positions, or another version of this one."""
-    # Of some sources it is a number.
+    # Some sources keep a number.
     positions = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
     if positions is None or positions.get("source") != source:
         whose = _kind(cast("object", given)) if positions is None else _stranger(positions)
@@ -54,7 +54,7 @@ def check_source(given: object, source: str, version: int, advice: str) -> None:
 
 
 def _stranger(positions: Mapping[str, Any]) -> str:
-    """Whose positions these are, which are none of the source that reads them."""
+    """The owner of foreign positions."""
     if isinstance(positions.get("source"), str):
         return f"of source {shown(positions['source'])}"
     if positions and all(isinstance(each, Mapping) for each in positions.values()):

@@ -1,11 +1,11 @@
-"""What a source writes into Spark's checkpoint, as JSON; and the refusal of what it did not write. Pure.
+"""The offsets of a source in Spark's checkpoint, as JSON. Refuses what another source wrote. Pure.
 
     {"source": "broker-log", "version": 1, "backend": "kafka", "topics": {"orders":
         {"identity": "5kd…", "next": {"0": 17, "1": 9}, "began": {"1": 0}}}}
 
-`next` is the next offset to read. `began` tells where a partition begins that appeared in this batch, as all do in the
-first, so that a batch which is run again reads the same. `initial` marks what Spark keeps nowhere and asks for anew:
-where a query without a batch begins. `shared` tells that the partitions of a topic share their offsets.
+`next` is the next offset to read. `began` is the first offset of partitions that are new in this batch (in the first
+batch, of all), so that a batch which is run again reads the same. `initial` marks the start of a query without a batch,
+which Spark does not store and requests again. `shared` means that the partitions of a topic share their offsets.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ LOG_SOURCE: Final = "broker-log"
 _VERSION: Final = 1
 ADVICE: Final = "Give this query a checkpointLocation of its own"
 GONE: Final = (
-    "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: create it again, or read "
-    "other topics, and give this query a checkpointLocation of its own"
+    "It was deleted, and its offsets mean nothing in another topic of its name: create it again, or read other topics, "
+    "and give this query a checkpointLocation of its own"
 )
 """The advice where a topic of a checkpoint is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """How far one topic was read.
+    """How far a topic was read.
 
     :ivar next: the next offset of each partition.
-    :ivar began: where those partitions began that the offsets before did not have.
-    :ivar behind: of the end of a log, how many rows lie before it that were not read, about, where offsets do not tell.
+    :ivar began: the first offset of partitions that are new in these offsets.
+    :ivar behind: about how many unread rows lie before the end of a log whose offsets do not count rows.
     """
 
     identity: str | None
@@ -48,8 +48,8 @@ class TopicOffsets:
 class Offsets:
     """How far a source was read.
 
-    :ivar initial: nothing was: it is where the first batch begins.
-    :ivar shared: an offset is a position in all partitions of a topic.
+    :ivar initial: nothing was read; these offsets are the start of the first batch.
+    :ivar shared: the partitions of a topic share their offsets.
     """
 
     backend: str
@@ -58,7 +58,7 @@ class Offsets:
     shared: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark keeps."""
+        """The object that Spark keeps."""
         return {
             "source": LOG_SOURCE,
             "version": _VERSION,
@@ -78,9 +78,9 @@ class Offsets:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Offsets:
-        """Take apart what Spark kept.
+        """Parse what Spark kept.
 
-        :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is incomplete.
+        :raises ConfigurationError: another kind of source or another version wrote it, or it is incomplete.
         """
         check_source(given, LOG_SOURCE, _VERSION, ADVICE)
         try:
@@ -107,11 +107,11 @@ class Offsets:
             ) from error
 
     def check(self, backend: str, topics: Mapping[str, str | None], *, named: bool) -> None:
-        """Make sure that these are offsets of what is read.
+        """Check that these are offsets of the topics that are read.
 
-        :param topics: the identities of the topics that there are.
+        :param topics: the identities of the existing topics.
         :param named: the topics were given by name, not by a pattern.
-        :raises ConfigurationError: they are of another backend or topic, or of one that was recreated since.
+        :raises ConfigurationError: the offsets are of another backend or topic, or a topic was recreated.
         """
         if backend != self.backend:
             _refuse(f"The checkpoint is of a query on {self.backend}, and this one reads {backend}")

@@ -1,4 +1,4 @@
-"""Which topics are meant, what they are, where their logs begin and end, and how large rows are. Blocking.
+"""The topics of a source: names, identities, first and last offsets, mean row size. Blocking.
 
 *Failure.* A named topic that is missing raises TopicNotFound; a pattern that nothing matches is an empty source.
 """
@@ -46,7 +46,7 @@ _OVERHEAD: Final = 64
 class TopicLog:
     """A topic's log at this moment.
 
-    :ivar identity: another one after the topic was recreated; None if the broker does not tell.
+    :ivar identity: the broker's id, which changes when the topic is recreated; None if unknown.
     :ivar first: the first offset of each partition.
     :ivar next: the offset after the last of each; one for all where they share their offsets.
     """
@@ -66,7 +66,7 @@ def check_log(bus: Bus) -> bool:
     if records is None or not records.log_reader:
         raise Unsupported(
             f"{bus.capabilities.backend} has no log that Spark could read by position",
-            advice="Stream it as a queue, with options subscription and spool; a batch is read of a broker with a log",
+            advice="Stream it with options subscription and spool; batch reads need a broker with a log",
         )
     return records.shared_offsets
 
@@ -79,11 +79,11 @@ def chosen_topics(bus: Bus, options: SourceOptions) -> list[str]:
 
 
 def check_found(name: str, position: Position, topics: Collection[str]) -> None:
-    """Make sure that the topics are there whose offsets a start or an end gives.
+    """Check that the topics with offsets in a start or an end exist.
 
-    :param name: of the option, for the error.
-    :param topics: those that were found.
-    :raises ConfigurationError: some are not; it names them.
+    :param name: the option, for the error.
+    :param topics: the existing topics.
+    :raises ConfigurationError: names the missing ones.
     """
     missing = [repr(topic) for topic in position.offsets if topic and topic not in topics]
     if missing:
@@ -94,8 +94,8 @@ def check_found(name: str, position: Position, topics: Collection[str]) -> None:
 
 
 def read_topic_log(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
-    """The topic as it is now. :raises TopicNotFound: there is none."""
-    # First, so that a topic that is recreated meanwhile is another for who reads between these bounds.
+    """The log of a topic, with its identity. :raises TopicNotFound: it does not exist."""
+    # Before the bounds, so that a topic which is recreated in between is noticed by the reader.
     identity = identity_of(bus, topic)
     remove = bus.hooks.listen(_log_warning)
     try:
@@ -105,23 +105,23 @@ def read_topic_log(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
 
 
 def _log_warning(event: Event) -> None:
-    """What a backend warns of when a log is looked at, as that it keeps nothing for who reads by position."""
+    """Log a backend's warnings about a log, for instance that it retains nothing."""
     if isinstance(event, Warned):
         logger.warning("%s", event.text)
 
 
 def bounds_of(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
-    """The same without its identity. :raises TopicNotFound: there is none."""
+    """The log of a topic without its identity. :raises TopicNotFound: it does not exist."""
     bounds = bus.log.bounds(topic)
     following = {partition: found.next for partition, found in bounds.items()}
     if shared and following:
-        # All below the last offset of any partition is in the log, so each partition can be read up to there.
+        # Each partition can be read up to the last offset of any partition.
         following = dict.fromkeys(following, max(following.values()))
     return TopicLog(topic, None, {partition: found.first for partition, found in bounds.items()}, following)
 
 
 def identity_of(bus: Bus, topic: str) -> str | None:
-    """What tells the topic from another of the same name, if we may ask."""
+    """The broker's id of a topic; None without the right to ask or where there is none."""
     try:
         return bus.admin.topic_identity(topic)
     except (NotAuthorized, Unsupported):
@@ -129,10 +129,10 @@ def identity_of(bus: Bus, topic: str) -> str | None:
 
 
 def identities_of(bus: Bus, options: SourceOptions, known: Collection[str]) -> dict[str, str | None]:
-    """What tells each topic that is read from others of its name, as far as we may ask.
+    """The identities of the topics that are read, as `identity_of`.
 
-    :param known: those that were read before.
-    :raises TopicNotFound: one of them is gone, or one that is named is not there.
+    :param known: topics that were read before.
+    :raises TopicNotFound: one of these was deleted, or a named one does not exist.
     """
     found: dict[str, str | None] = {}
     for topic in chosen_topics(bus, options):
@@ -143,10 +143,10 @@ def identities_of(bus: Bus, options: SourceOptions, known: Collection[str]) -> d
 
 @contextmanager
 def skip_deleted(options: SourceOptions, *, known: bool) -> Generator[None]:
-    """Leave out a topic that matched a pattern, and went before it was looked at: it is as one that does not match.
+    """Ignore that a topic which matched a pattern was deleted in between.
 
-    :param known: it was read before.
-    :raises TopicNotFound: it was, or is named.
+    :param known: the topic was read before.
+    :raises TopicNotFound: it is known or named.
     """
     try:
         yield
@@ -157,10 +157,10 @@ def skip_deleted(options: SourceOptions, *, known: bool) -> Generator[None]:
 
 @contextmanager
 def advise_if_missing(advice: str, *, when: bool = True) -> Generator[None]:
-    """Have the error of a topic that was read before and is missing now give this advice: to create it does not help.
+    """Replace the advice of TopicNotFound for a topic that was read before: creating it again does not help.
 
-    :param when: whether it was read before.
-    :raises TopicNotFound: as it came, but for its advice.
+    :param when: whether the topic was read before.
+    :raises TopicNotFound: with the other advice.
     """
     try:
         yield
@@ -171,10 +171,10 @@ def advise_if_missing(advice: str, *, when: bool = True) -> Generator[None]:
 
 
 def check_start(bus: Bus, options: SourceOptions) -> None:
-    """Make sure that a stream which has no checkpoint can begin at the offsets that its options give, if they do.
+    """Check that a stream without a checkpoint can begin at the offsets of its options.
 
-    :raises ConfigurationError: a topic or partition of them is not there, or its log ends before.
-    :raises TopicNotFound: a topic that is read is not there.
+    :raises ConfigurationError: a topic or partition does not exist, or its log ends before.
+    :raises TopicNotFound: a topic does not exist.
     """
     if options.start.offsets:
         shared = check_log(bus)
@@ -187,8 +187,8 @@ def check_start(bus: Bus, options: SourceOptions) -> None:
 def resolve(bus: Bus, name: str, position: Position, log: TopicLog) -> dict[int, int]:
     """The offsets that a position means in this log.
 
-    :param name: of the option, for errors.
-    :raises ConfigurationError: it names a partition that there is not, or an offset beyond the end.
+    :param name: the option, for errors.
+    :raises ConfigurationError: a partition does not exist, or an offset lies beyond the end.
     """
     given = position.of(log.name)
     for partition, wanted in given.items():
@@ -204,16 +204,13 @@ def resolve(bus: Bus, name: str, position: Position, log: TopicLog) -> dict[int,
             )
     if isinstance(position.default, datetime):
         found = dict(bus.log.position_at(log.name, position.default))
-        # What came since the log was looked at is not part of it.
+        # Excludes records that came after the bounds were read.
         return {partition: min(found.get(partition, end), end) for partition, end in log.next.items()}
     return {partition: _offset(given.get(partition, position.default), partition, log) for partition in log.next}
 
 
 def check_order(topic: str, start: Mapping[int, int], end: Mapping[int, int]) -> None:
-    """Make sure that a start lies before its end.
-
-    :raises ConfigurationError: it does not.
-    """
+    """:raises ConfigurationError: a start lies behind its end."""
     for partition, place in end.items():
         if start[partition] > place:
             raise ConfigurationError(
@@ -229,9 +226,9 @@ def _offset(wanted: int | Bound, partition: int, log: TopicLog) -> int:
 
 
 def mean_size(bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]) -> float:
-    """About how many bytes a row has: of the next rows of those partitions that have the most to read.
+    """The mean bytes of a row, from the next rows of the partitions with the most to read.
 
-    What cannot be read counts nothing: the task that reads it tells why.
+    Ignores errors: the task that reads a partition raises them.
     """
     waiting = sorted(
         ((end - begins[topic][each], topic, each) for topic, places in ends.items() for each, end in places.items()),

@@ -98,10 +98,10 @@ def read_stream(
     if was is not None and was is not (found is not None):
         theirs, ours = "Spark's Kafka connector", "the Python source"
         before, now = (theirs, ours) if was else (ours, theirs)
-        mend = 'connector="always" with its jars' if was else 'connector="never"'
+        fix = 'connector="always" with its jars' if was else 'connector="never"'
         raise ConfigurationError(
             f"The checkpoint is of a query that {before} reads, and {now} reads now",
-            advice=f"Take {mend}. Or: {ADVICE}",
+            advice=f"Set {fix}. Or: {ADVICE}",
         )
     if found is None:
         if positions and not any(each.get("source") in (LOG_SOURCE, SPOOL_SOURCE) for each in positions):
@@ -119,7 +119,7 @@ def read_stream(
 
 
 def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: Any) -> tuple[DataFrame, bool]:
-    """As `read_stream`, for who keeps himself which topics a checkpoint is of; and whether Spark's connector reads."""
+    """As `read_stream` without the check of topics, which the pipeline does; and whether Spark's connector reads."""
     source = SourceOptions.parse(as_texts(options)).for_stream()
     found = _settings(spark, source, connector)
     return _stream(spark, source, found, options), found is not None

@@ -1,8 +1,8 @@
-"""Rows between positions, where offsets count them and where they do not. Blocking: the log is asked what it has.
+"""Counts rows between positions. Blocking: asks the log if offsets do not count rows.
 
-Most logs number their records, so that a distance is a number of rows. Others have batches at places that lie apart
-(`bus.log.spans`): of these the batches are counted, and how many rows one has is taken from the first rows to come. So
-rows are about right there, and a cut lies between batches; what is read between two positions is exact everywhere.
+Most logs number their records, so a distance is a number of rows. Others have batches at scattered positions
+(`bus.log.spans`): their batches are counted, and the rows per batch estimated from the next ones. There the numbers are
+approximate and cuts lie between batches; the rows read between two positions are exact everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Counted", "count_rows", "offsets_count_rows", "spans_between"]
 
 _LOOKED_AT: Final = 100
 _PARTITIONS: Final = 8
-"""Of how many partitions rows are looked at; the others are taken to be like these."""
+"""Partitions whose rows are sampled; the others are assumed to be similar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Scale:
         return max(1, round(self.rows_each * batches_in(self.spans))) if self.spans else 0
 
     def position(self, start: int, rows: int) -> int:
-        """The position that so many rows reach; past `start` if it is any."""
+        """The position that this many rows reach; past `start` if there are any."""
         if rows <= 0:
             return start
         if rows >= self.rows:
@@ -58,7 +58,7 @@ class Counted:
     _scales: Mapping[str, Mapping[int, _Scale]] | None
 
     def places(self, reached: Places) -> dict[str, dict[int, int]]:
-        """The positions of what `admit` gave between `start` and `end`."""
+        """The positions of a result of `admit` between `start` and `end`."""
         if self._scales is None:
             return {topic: dict(places) for topic, places in reached.items()}
         return {
@@ -70,7 +70,7 @@ class Counted:
         }
 
     def left(self, reached: Places) -> dict[str, dict[int, int]]:
-        """The rows above, where offsets do not tell."""
+        """The rows behind `reached`, if offsets do not count rows."""
         if self._scales is None:
             return {}
         return {
@@ -80,7 +80,7 @@ class Counted:
 
 
 def count_rows(bus: Bus, begins: Places, ends: Places) -> Counted:
-    """What lies between these, to be admitted by rows."""
+    """The backlog between these positions in rows."""
     if offsets_count_rows(bus):
         return Counted(begins, ends, begins, None)
     spans = {
@@ -100,20 +100,20 @@ def count_rows(bus: Bus, begins: Places, ends: Places) -> Counted:
 def spans_between(
     bus: Bus, topic: str, start: Mapping[int, int], end: Mapping[int, int], tasks: int
 ) -> Mapping[int, Sequence[Span]] | None:
-    """Where records lie, for a topic that is to be cut; None if nothing needs to be known of that."""
+    """Where records lie in a topic that is cut into tasks; None if not needed."""
     if tasks == 1 or offsets_count_rows(bus):
         return None
     return {each: bus.log.spans(topic, each, start[each], stop) for each, stop in end.items() if start[each] < stop}
 
 
 def offsets_count_rows(bus: Bus) -> bool:
-    """Whether the distance of two positions is a number of rows, at most."""
+    """Whether the distance of two positions is at least their number of rows."""
     records = bus.capabilities.records
     return records is not None and records.counting_offsets
 
 
 def _rows_each(bus: Bus, ends: Places, spans: Mapping[str, Mapping[int, Sequence[Span]]]) -> float:
-    """About how many rows a batch has. What cannot be read counts nothing: the task that reads it tells why."""
+    """The mean rows of a batch. Ignores errors: the task that reads a partition raises them."""
     waiting = sorted(
         ((batches_in(found), topic, each) for topic, parts in spans.items() for each, found in parts.items() if found),
         reverse=True,
@@ -135,6 +135,6 @@ def _first_rows(bus: Bus, topic: str, partition: int, spans: Sequence[Span], sto
     for records in bus.log.read(topic, partition, first, stop, max_records=_LOOKED_AT):
         offsets += [record.offset for record in records]
         if (seen := batches_in(below(spans, offsets[-1] + 1))) > 1:
-            # Of the last one there may be more.
+            # The last batch may be incomplete.
             return sum(offset // step < offsets[-1] // step for offset in offsets), seen - 1
     return len(offsets), 1

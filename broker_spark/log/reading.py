@@ -1,9 +1,9 @@
 """One task's range of a log as Arrow batches. Blocking; runs on executors.
 
-*Failure.* What retention removed raises OffsetOutOfRange, or is left out, logged and counted, if the options say so.
-A range that ends early for any other reason raises: Spark would take the rows that are missing for read. So does a
-topic that was deleted and recreated under the read. Retrying a task reads the same range again. *Concurrency.* Where
-columns cost much, a thread makes one batch ahead; it ends with the read, or when it has made that batch.
+*Failure.* Offsets that retention removed raise OffsetOutOfRange; with `onDataLoss=skip` they are skipped, logged and
+counted. A range that ends early for another reason raises, and so does a topic that is recreated during the read. A
+retried task reads the same range. *Concurrency.* For expensive columns a thread prepares one batch ahead; it ends with
+the read or after this batch.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from broker_spark.runtime.workers import freeze_loaded_objects, switch_threads_f
 __all__ = ["read_range"]
 
 _BATCH_BYTES: Final = 16 << 20
-"""About as large as an Arrow batch may be; one that is larger is cut, as far as rows allow."""
+"""The approximate largest Arrow batch; a larger one is split between rows."""
 _COSTLY: Final = frozenset({"id", "attributes", "publish_time", "broker_time"})
-"""Columns that Python makes of each record, which takes as long as Spark takes to read them."""
-_ANEW: Final = "Begin a new checkpoint for the new topic"
-_GONE: Final = f"It was deleted since the read was planned, and another of its name has other records. {_ANEW}"
+"""Columns that Python computes per record, which takes as long as Spark takes to read them."""
+_NEW_CHECKPOINT: Final = "Begin a new checkpoint for the new topic"
+_GONE: Final = f"It was deleted after planning, and a new topic of its name has other records. {_NEW_CHECKPOINT}"
 
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.RecordBatch]:
     """The rows of a range, in the order of their offsets.
 
-    :raises OffsetOutOfRange: the log does not hold the range any more.
-    :raises ConfigurationError: the topic is another than the one that was planned for.
+    :raises OffsetOutOfRange: the log no longer has the range.
+    :raises ConfigurationError: the topic was recreated after planning.
     :raises BrokerError: the broker does not answer, or refuses.
     """
     bus = bus_of(options.url)
@@ -54,7 +54,7 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.Record
 
 
 def _ahead(batches: Generator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """The same, each made while Spark takes the one before."""
+    """The batches, each prepared while Spark reads the previous one."""
     switch_threads_faster()
     pool = ThreadPoolExecutor(1, "broker-spark-read")
     try:
@@ -63,7 +63,7 @@ def _ahead(batches: Generator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBa
             coming = pool.submit(next, batches, None)
             yield batch
     finally:
-        # Whoever breaks it off, in whatever thread, is not to wait for the broker.
+        # A caller that stops early must not wait for the broker.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -121,24 +121,24 @@ def _check_identity(bus: Bus, wanted: Range) -> None:
     if found not in {None, wanted.identity}:
         raise ConfigurationError(
             f"Topic {wanted.topic!r} was deleted and recreated while it was read ({wanted.identity} then, {found} now)",
-            advice=_ANEW,
+            advice=_NEW_CHECKPOINT,
         )
 
 
 class _Columns:
-    """Makes Arrow batches of exactly the schema that Spark was told."""
+    """Makes Arrow batches of exactly the schema that Spark expects."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._schema: Any = arrow_schema(columns)
-        asked = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
-        self._asked = asked if "offset" in asked else ["offset", *asked]
+        needed = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
+        self._needed = needed if "offset" in needed else ["offset", *needed]
 
     def table(self, records: BlockingRecordBatch[bytes]) -> Any:
         """The columns that the schema has of records, and their offsets in any case."""
-        return records.to_arrow(self._asked)
+        return records.to_arrow(self._needed)
 
     def batches(self, table: Any) -> Iterator[pyarrow.RecordBatch]:
-        """What `table` made, as the schema has it."""
+        """A result of `table` as batches of the schema."""
         count: int = table.num_rows
         arrays: list[Any] = []
         for field in self._schema:

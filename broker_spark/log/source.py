@@ -1,7 +1,7 @@
-"""The readers of Spark over a log: batch and streaming.
+"""Spark's readers over a log: batch and streaming.
 
-Spark makes these objects in several processes, so they hold what is picklable and what may be found out again. Planning
-asks the broker; `read` gets everything in its range. `commit` is advice: correctness never leans on it.
+Spark pickles the readers into several processes, so they hold only options and what can be looked up again. Planning
+asks the broker for the ends of the logs; a task reads exactly its range. `commit` only reports the position.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from broker_spark.log.reading import read_range
 __all__ = ["LogBatchReader", "LogStreamReader"]
 
 _FRESH: Final = 1.0
-"""Seconds for which a backlog that was seen is taken to be there."""
+"""Seconds for which the last known ends of the logs may be used."""
 
 
 class LogBatchReader(DataSourceReader):
@@ -86,25 +86,24 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._draining = False
-        """Whether this is a query with Trigger.AvailableNow, and ..."""
+        """Whether this is a query with Trigger.AvailableNow."""
         self._target: dict[str, Any] | None = None
-        """... how far it goes."""
+        """The end of such a query."""
         self._heads: dict[str, Any] | None = None
         self._waiting_since: float | None = None
-        """Since when there are rows, but fewer than minRows."""
+        """Since when there are fewer rows than minRows."""
         self._ends_seen: Offsets | None = None
-        """Where the logs ended when they were last looked at, and ..."""
+        """The ends of the logs when they were last fetched, at `_ends_time`."""
         self._ends_time = 0.0
-        """... when that was."""
         self._last_reset: dict[tuple[str, int], int] = {}
-        """What the group of the options was told last, by topic and partition."""
+        """The position last set in the group of the options, by topic and partition."""
         self._warned_no_groups = False
-        """Whether the log says that there is none to tell."""
+        """Whether the missing support for groups is logged."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed.
+        """Where a query without a checkpoint begins. Spark calls this again until the first batch is committed.
 
-        :raises ConfigurationError: the start is none of these topics.
+        :raises ConfigurationError: the start names other topics.
         """
         bus, shared = self._bus()
         start, logs = self._options.start, _logs(bus, self._options, shared)
@@ -115,22 +114,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end that this run reads to."""
         self._draining = True
-        # Who knows the checkpoint tells best what to do about a topic that is missing.
+        # latestOffset knows the checkpoint, and gives better advice about a missing topic.
         with suppress(TopicNotFound):
             self._target = self._fetch_ends().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
+        """The limit for `latestOffset`, which also applies `minRows` and `maxBytes`."""
         return ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes; `start` itself if there is to be none.
+        """The end of the next batch; `start` itself if there is none.
 
-        Where `start` of the options is the latest message, the first batch may be without rows: it is what keeps the
-        place in the checkpoint.
+        If option `start` is the latest message, the first batch may be empty: it stores the start in the checkpoint.
 
-        :raises ConfigurationError: the checkpoint is not of these topics.
-        :raises OffsetOutOfRange: a log ends below what was read of it.
+        :raises ConfigurationError: the checkpoint is of other topics.
+        :raises OffsetOutOfRange: a log ends before the position of the checkpoint.
         """
         bus, shared = self._bus()
         known = Offsets.from_json(start)
@@ -172,7 +170,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: list[Range] = []
         for name, topic in reached.topics.items():
             before: Mapping[int, int] = known.topics[name].next if name in known.topics else {}
-            # What the batch itself keeps goes first: of the initial offset another call may have told another place.
+            # Those of the batch take precedence: initialOffset may have returned another position before.
             begins = {**before, **topic.began}
             tasks = self._options.tasks_per_partition
             with advise_if_missing(GONE):
@@ -185,7 +183,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the group of the options how far the query is, for tools that show lag. Never raises."""
+        """Set the query's position in the group of the options, for tools that show lag. Never raises."""
         group = self._options.group
         if group is None:
             return
@@ -212,9 +210,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bus, check_log(bus)
 
     def _fetch_ends(self, known: Offsets | None = None) -> Offsets:
-        """Where the logs end.
+        """Fetch the ends of the logs.
 
-        :param known: the checkpoint's, for the error of a topic that is missing.
+        :param known: offsets of the checkpoint, for the error about a missing topic.
         """
         bus, shared = self._bus()
         logs = _logs(bus, self._options, shared, known.topics if known is not None else ())
@@ -226,7 +224,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends_seen
 
     def _recent_ends(self, bus: Bus, known: Offsets, limit: ReadLimit) -> Offsets | None:
-        """Where the logs ended a moment ago, if the next batch cannot take all that: who catches up need not ask."""
+        """The ends fetched a moment ago, if the next batch cannot reach them: a query that catches up need not ask."""
         seen = self._ends_seen
         if seen is None or time.monotonic() - self._ends_time > _FRESH or not offsets_count_rows(bus):
             return None
@@ -243,7 +241,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _should_wait(self, waiting: int, limit: ReadLimit) -> bool:
         """Whether to wait for more rows."""
         least = self._options.min_rows
-        # A run to a frozen end would wait for ever.
+        # With a frozen end no more rows would come.
         if least is None or waiting >= least or self._target is not None or isinstance(limit, ReadAllAvailable):
             self._waiting_since = None
             return False
@@ -272,10 +270,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _logs(bus: Bus, options: SourceOptions, shared: bool, known: Collection[str] = ()) -> list[TopicLog]:
-    """The topics as they are now.
+    """The logs of the topics now.
 
-    :param known: those that were read before.
-    :raises TopicNotFound: one of them is gone, or one that is named is not there.
+    :param known: topics that were read before.
+    :raises TopicNotFound: one of these was deleted, or a named one does not exist.
     """
     found: list[TopicLog] = []
     for name in chosen_topics(bus, options):
@@ -285,14 +283,14 @@ def _logs(bus: Bus, options: SourceOptions, shared: bool, known: Collection[str]
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-    """One task's rows. Where there is nothing to read, Spark makes a partition of its own, which is empty."""
+    """One task's rows. Without tasks Spark makes an empty partition of its own."""
     return read_range(options, partition) if isinstance(partition, Range) else iter(())
 
 
 def _begins(
     known: Offsets, ends: Mapping[str, TopicOffsets], heads: Offsets
 ) -> tuple[dict[str, Mapping[int, int]], dict[str, Mapping[int, int]]]:
-    """Where the next batch begins, and of that what the checkpoint does not know yet."""
+    """Where the next batch begins, and the part of this that the checkpoint does not have."""
     begins: dict[str, Mapping[int, int]] = {}
     began: dict[str, Mapping[int, int]] = {}
     for name, topic in ends.items():
@@ -305,7 +303,7 @@ def _begins(
 
 
 def _ends_json(heads: Offsets, counted: Counted, reached: Places) -> dict[str, Any]:
-    """The ends of the logs for the query's progress, with the rows before them where offsets do not tell."""
+    """The ends of the logs for the query's progress, with the unread rows where offsets do not count them."""
     left = counted.left(reached)
     topics = {name: replace(topic, behind=left.get(name, {})) for name, topic in heads.topics.items()}
     return replace(heads, topics=topics).to_json()
@@ -323,15 +321,15 @@ def _empty_batch(initial: Offsets) -> Offsets:
 def _ends(
     bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[str, TopicOffsets], *, shared: bool
 ) -> dict[str, dict[int, int]]:
-    """Where there is nothing more to read, which is never before where the next batch begins.
+    """The ends, at least the begin of the next batch.
 
-    :raises OffsetOutOfRange: a log ends below what was read of it.
+    :raises OffsetOutOfRange: a log ends before the begin.
     """
     found: dict[str, dict[int, int]] = {}
     for name, topic in ends.items():
         for partition, place in topic.next.items():
             first = begins[name][partition]
-            # Where offsets are shared the end follows the last message there is, and a later one may be deleted by now.
+            # With shared offsets the end follows the last existing message; later ones may be deleted.
             if place < first and not (shared and _reaches(bus, name, partition, first)):
                 raise OffsetOutOfRange(
                     f"The log of {name!r}[{partition}] ends at {place}, and the checkpoint is at {first}",
@@ -342,7 +340,7 @@ def _ends(
 
 
 def _reaches(bus: Bus, topic: str, partition: int, position: int) -> bool:
-    """Whether a log ever had what lies below a position; to read nothing there is refused where it had not."""
+    """Whether a log ever reached a position: an empty read beyond that is refused."""
     try:
         for _ in bus.log.read(topic, partition, position, position):
             pass
@@ -352,7 +350,7 @@ def _reaches(bus: Bus, topic: str, partition: int, position: int) -> bool:
 
 
 def _capped(heads: Mapping[str, TopicOffsets], target: Mapping[str, TopicOffsets]) -> dict[str, TopicOffsets]:
-    """The heads, as far as the target goes; what is newer than it is left for the next run."""
+    """The heads, up to the target; newer topics and partitions are left for the next run."""
     return {
         name: TopicOffsets(
             topic.identity,

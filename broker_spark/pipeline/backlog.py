@@ -1,6 +1,6 @@
-"""What waits behind a batch that an earlier run planned: Spark runs it again without asking where its sources end.
+"""Counts the rows behind a batch that an earlier run planned. Spark does not ask its sources for their ends then.
 
-Blocking; asks the brokers, and of subscriptions the spools too.
+Blocking: asks the brokers, and for subscriptions also reads the spools.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["unreported_rows", "waiting_rows"]
 
 
 def unreported_rows(pipeline: Pipeline, progress: Any, owners: Sequence[str | None]) -> int:
-    """Rows behind those sources of a progress that tell no end; at most, and none where a broker does not answer.
+    """At most how many rows wait behind the sources of a progress that report no end; 0 if a broker does not answer.
 
-    :param owners: the name of each; of a source that Spark's plan has twice the first counts.
+    :param owners: the source of each; a source that occurs twice counts once.
     """
     found: dict[str, Offsets] = {}
     spools: dict[str, SpoolPosition] = {}
@@ -52,14 +52,14 @@ def unreported_rows(pipeline: Pipeline, progress: Any, owners: Sequence[str | No
 
 
 def waiting_rows(options: SourceOptions) -> int:
-    """What a subscription has left at the broker, and what of it is not acked yet."""
+    """The messages of a subscription at the broker, with those that are not acked yet."""
     bus = bus_of(options.url)
     lags = [bus.admin.lag(topic, options.subscription or "") for topic in chosen_topics(bus, options)]
     return sum(each.waiting + (each.unsettled or 0) for each in lags)
 
 
 def _queued(options: SourceOptions, spools: Mapping[str, SpoolPosition]) -> int:
-    """Rows of a subscription that are spooled or wait behind its position; 0 if that is not among these."""
+    """Rows of a subscription in its spool and at the broker, if one of the positions is of this spool; else 0."""
     if options.subscription is None:
         return 0
     files = open_files(options.spool)
@@ -71,7 +71,7 @@ def _queued(options: SourceOptions, spools: Mapping[str, SpoolPosition]) -> int:
 
 
 def _beyond(url: str, reached: Offsets) -> int:
-    """Rows that the topics have now behind these positions."""
+    """Rows of the topics behind these positions, now."""
     bus = bus_of(url)
     begins: dict[str, dict[int, int]] = {}
     ends: dict[str, dict[int, int]] = {}

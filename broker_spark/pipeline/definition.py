@@ -1,8 +1,6 @@
-"""Directories and tables by their names: which are whole, and which are the same. No I/O.
+"""The parts of a pipeline: sources, transform, sinks, dead letters, checkpoint. Values only, no I/O.
 
-What a pipeline is made of: sources, a transform, sinks, the route of dead letters, a checkpoint. Values only.
-
-Everything is checked when a `Pipeline` is made, without I/O: an error names the part, the value and the mend.
+`Pipeline` checks all of them when it is made: an error names the part, the value and the fix.
 """
 
 from __future__ import annotations
@@ -53,18 +51,18 @@ __all__ = [
 
 
 def is_whole(path: str) -> bool:
-    """Whether no directory makes more of it: an absolute path, a URI, also one such as `file:/data`, or nothing."""
+    """Whether a path is absolute, a URI (also one such as `file:/data`) or empty."""
     return not path or path.startswith("/") or ":" in path.partition("/")[0]
 
 
 def absolute(path: Any) -> Any:
-    """A directory as Spark's JVM finds it too, which may have been started elsewhere."""
+    """A path made absolute, since Spark's JVM may have another working directory."""
     path = str(path) if isinstance(path, Path) else path
     return path if not isinstance(path, str) or is_whole(path) else str(Path(path).absolute())
 
 
 def same_path(path: str) -> str:
-    """Equal for equal directories, and the beginning of those within."""
+    """A normal form of a directory, which is a prefix of that of each subdirectory."""
     scheme, colon, rest = path.rpartition("://")
     if not colon:
         scheme, rest = "", path.removeprefix("file:")
@@ -73,26 +71,26 @@ def same_path(path: str) -> str:
 
 
 def same_table(table: str) -> str:
-    """Equal for equal tables, as a session has them that names no other database."""
+    """A normal form of a table name, for a session with the default database."""
     name = table.replace("`", "").lower().removeprefix("spark_catalog.").removeprefix("default.")
     return f"table {name} "
 
 
 AVAILABLE_NOW: Final = "available-now"
-"""The trigger of a run that ends where the topics ended when it began."""
+"""The trigger of a run that ends where the topics ended at its start."""
 
 BATCH: Final = "batch"
 """The column and directory that holds a batch's number in files and tables."""
 
 Transform = Callable[..., DataFrame]
-"""Gets the frame of the only source, or of each by its name as a keyword; gives the rows for the sinks."""
+"""Takes the frame of the only source, or one keyword argument per source; returns the rows for the sinks."""
 
 _INTERVAL: Final = re.compile(r"[0-9]{1,9} *(milliseconds?|seconds?|minutes?|hours?)")
 _MESSAGES: Final = StructType([StructField("value", BinaryType())])
 _OWN_OPTIONS: Final = ("ids", "writeId")
-"""Options of a sink of messages that the pipeline gives, or refuses."""
+"""Options of a topic sink that the pipeline sets itself."""
 _TOPIC_SINK: Final = ("topic", "key", "where", "url", "keepPartition")
-"""What may be said of a `TopicSink`: its fields, and other options."""
+"""Fields and options of a `TopicSink`."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
@@ -133,7 +131,7 @@ class TopicSink:
 
 @dataclass(frozen=True, slots=True)
 class FileSink:
-    """Rows become files in `path/batch=N`, written anew when a batch is run again: once each.
+    """Rows become files in `path/batch=N`, which are replaced when a batch is run again: exactly once.
 
     :ivar partition_by: columns that become directories below.
     """
@@ -150,7 +148,7 @@ class FileSink:
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """Rows go into a table of Spark's catalog with a partition `batch`, replaced when a batch is run again: once."""
+    """Rows go into a table with a partition `batch`, which is replaced when a batch is run again: exactly once."""
 
     table: str
     format: str = "parquet"
@@ -160,7 +158,7 @@ class TableSink:
 
 @dataclass(frozen=True, slots=True)
 class CallSink:
-    """A function gets each batch and its number; it may get one twice, with the same rows and number."""
+    """A function that is called with each batch and its number, at least once, with the same rows each time."""
 
     call: Callable[[DataFrame, int], object]
     where: str | None = None
@@ -253,13 +251,13 @@ class Pipeline:
         return found if self.dead_letters is None else {**found, "dead_letters": self.dead_letters}
 
     def source_options(self, name: str) -> dict[str, str]:
-        """What `broker_spark.read_stream` is given for a source."""
+        """The options of `broker_spark.read_stream` for a source."""
         source = self.sources[name]
-        told = as_texts(source.options)
+        options = as_texts(source.options)
         if source.topic:
-            told["topic"] = source.topic
+            options["topic"] = source.topic
         url = source.url or self.url
-        return told if url is None else {**told, "url": url}
+        return options if url is None else {**options, "url": url}
 
     def parsed_options(self, name: str) -> SourceOptions:
         """The same, checked.
@@ -271,13 +269,13 @@ class Pipeline:
         return SourceOptions.parse(options).for_stream()
 
     def sink_options(self, sink: TopicSink) -> dict[str, str]:
-        """What `write.format("broker")` is given for a sink."""
-        told = as_texts(sink.options) | {"topic": sink.topic}
+        """The options of `write.format("broker")` for a sink."""
+        options = as_texts(sink.options) | {"topic": sink.topic}
         url = sink.url or self.url
-        return told if url is None else {**told, "url": url}
+        return options if url is None else {**options, "url": url}
 
     def _check_kinds(self) -> None:
-        """What a type checker would say, for who has none."""
+        """Check types at run time."""
         sources: Any = self.sources if isinstance(cast("object", self.sources), Mapping) else {}
         parts: tuple[tuple[str, Any, type, str], ...] = (
             ("name", self.name, str, "text"),
@@ -297,7 +295,7 @@ class Pipeline:
         try:
             signature = inspect.signature(transform)
         except ValueError:
-            # Some that are written in C do not tell.
+            # Some C functions have no signature.
             return
         names = list(self.sources)
         try:
@@ -312,7 +310,7 @@ class Pipeline:
 
     def _check_names(self) -> None:
         for name in self.sources:
-            # They are keywords of a function, or tables of SQL.
+            # They become keyword arguments or SQL tables.
             if not _NAME.fullmatch(name):
                 _wrong("sources", name, "a letter, then letters, digits and _, 64 at most")
         for what, name in (("name", self.name), *(("sinks", name) for name in self.sinks)):
@@ -350,7 +348,7 @@ class Pipeline:
                 _wrong("It", sink, "a TopicSink, FileSink, TableSink or CallSink")
 
     def _check_targets(self) -> None:
-        """Whether no sink writes into another one's batches, or into what Spark keeps of the query."""
+        """Refuse sinks that overlap each other or the checkpoint."""
         seen = [("checkpoint", same_path(self.checkpoint))]
         for name, sink in self.all_sinks().items():
             if isinstance(sink, FileSink):
@@ -360,7 +358,7 @@ class Pipeline:
             else:
                 continue
             for other, theirs in seen:
-                # A checkpoint within a path is no trouble: files of batches have directories of their own.
+                # A checkpoint may lie within a path: batches have directories of their own.
                 if mine.startswith(theirs) or (other != "checkpoint" and theirs.startswith(mine)):
                     raise ConfigurationError(
                         f"{name} has the {what} of {other}, or one within the other",
@@ -369,7 +367,7 @@ class Pipeline:
             seen.append((name, mine))
 
     def _check_letters(self) -> None:
-        """Whether every dead letter is kept, and none decoded again, only to be one again, without end."""
+        """Refuse to filter dead letters, or to send them to a topic that the pipeline reads or writes."""
         letters = self.dead_letters
         if letters is not None and letters.where:
             _wrong("dead_letters.where", letters.where, "nothing: no row that does not decode may be lost")
@@ -403,7 +401,7 @@ class Pipeline:
 
 
 class errors_of:  # noqa: N801 - used as a function
-    """Puts the name of a part of the pipeline before an error of it."""
+    """Prefixes errors within the block with the name of a part of the pipeline."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,6 +1,6 @@
-"""The frames of a pipeline: decoded, transformed, and the rows that did not decode. Batch and streaming; nothing runs.
+"""Builds the frames of a pipeline: transformed rows, and rows that did not decode. Batch and streaming; runs nothing.
 
-The rows of both kinds go through one stream, so that one checkpoint and one batch hold them together.
+Both go through one stream, so that one checkpoint and one batch hold them together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_dead_letters", "counted_frames_o
 OUT: Final = "out"
 DEAD: Final = "dead"
 ROWS: Final = "rows_of_"
-"""What the names of metrics begin with that tell how many rows each source gave."""
+"""Prefix of the metrics with the number of rows of each source."""
 _SEEN: Final = "seen_of_"
 _LONGEST_REASON: Final = 256
 """Characters; in UTF-8 they are no more than the 1024 bytes that each broker takes as an attribute."""
@@ -144,9 +144,9 @@ def joined(frames: Frames) -> DataFrame:
 def as_dead_letters(dead: DataFrame, pipeline: str) -> DataFrame:
     """Dead rows as the messages that `broker dead` lists and redrives."""
     reason = F.col(REASON)
-    # All that a class allows may be more than a broker takes, and then the batch could never be written.
+    # A longer reason might exceed a broker's limit, and then the batch could never be written.
     short = F.concat(F.substring(reason, 1, _LONGEST_REASON - 1), F.lit("…"))
-    told = {
+    details = {
         "topic": F.col("topic"),
         "reason": F.when(F.length(reason) > _LONGEST_REASON, short).otherwise(reason),
         "subscription": F.lit(pipeline),
@@ -155,7 +155,7 @@ def as_dead_letters(dead: DataFrame, pipeline: str) -> DataFrame:
         "offset": F.col("offset").cast("string"),
     }
     added = F.map_filter(
-        F.create_map(*(each for name, text in told.items() for each in (F.lit(DEAD_LETTER_PREFIX + name), text))),
+        F.create_map(*(each for name, text in details.items() for each in (F.lit(DEAD_LETTER_PREFIX + name), text))),
         lambda _, text: text != "",
     )
     # A row that is read from a topic of dead letters has such attributes already.

@@ -1,6 +1,6 @@
-"""Tells what a pipeline is and how far it is: its plan, and what its checkpoint says. Blocking; changes nothing.
+"""Reports the plan and the progress of a pipeline. Blocking; changes nothing.
 
-`status` reads the checkpoint and asks the brokers, without Spark. `explain` needs a session, and starts no stream.
+`status` reads the checkpoint and asks the brokers, without Spark. `explain` needs a session and starts no stream.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place:
     """How far one partition was read.
 
     :ivar next: the next offset to read.
-    :ivar end: the offset after the last there is; None if the broker did not tell.
+    :ivar end: the offset after the last there is; None if unknown.
     :ivar log: the same of places whose partitions share their offsets, so that what is behind counts once; else "".
     """
 
@@ -64,7 +64,7 @@ class Queue:
     :ivar source: its name in the pipeline.
     :ivar next: the number of the next segment of the spool to read.
     :ivar spooled: rows that are received and in no committed batch.
-    :ivar waiting: messages at the broker, with those that somebody holds; None if the broker did not tell.
+    :ivar waiting: messages at the broker, with those that somebody holds; None if unknown.
     """
 
     source: str
@@ -166,7 +166,7 @@ def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
     for name, source in pipeline.sources.items():
         options = pipeline.source_options(name)
         url = mask_url(find_url(options.pop("url", None)))
-        found.append((f"sources.{name}", f"{_told(options)} of {url}"))
+        found.append((f"sources.{name}", f"{_describe(options)} of {url}"))
         decode = source.decode
         text = "value as it is" if decode is None else f"{decode.__name__}: {payload_schema(decode).simpleString()}"
         found.append((f"sources.{name}.decode", text))
@@ -193,7 +193,7 @@ def explain(pipeline: Pipeline, spark: SparkSession) -> str:
 
 
 _ADVICE: Final = "Restore the checkpoint, or begin a new one"
-_AT_MOST_ONCE_EACH: Final = "each row once"
+_ONCE: Final = "each row once"
 
 
 def _sink(pipeline: Pipeline, sink: Sink) -> str:
@@ -202,17 +202,17 @@ def _sink(pipeline: Pipeline, sink: Sink) -> str:
         case TopicSink():
             options = pipeline.sink_options(sink)
             url = mask_url(find_url(options.pop("url", None)))
-            text = f"{_told(options)} of {url}, by deterministic ids"
+            text = f"{_describe(options)} of {url}, by deterministic ids"
         case FileSink():
-            text = f"{sink.format} in {mask_within(sink.path)}/batch=N, {_AT_MOST_ONCE_EACH}"
+            text = f"{sink.format} in {mask_within(sink.path)}/batch=N, {_ONCE}"
         case TableSink():
-            text = f"table {sink.table}, {_AT_MOST_ONCE_EACH}"
+            text = f"table {sink.table}, {_ONCE}"
         case CallSink():
             text = f"function {getattr(sink.call, '__qualname__', sink.call)}, each batch at least once"
     return text + where
 
 
-def _told(options: Mapping[str, str]) -> str:
+def _describe(options: Mapping[str, str]) -> str:
     rest = ", ".join(f"{name}={mask_within(value)}" for name, value in sorted(options.items()) if name != "topic")
     topic = f"topic {options['topic']}" if "topic" in options else "topics"
     return f"{topic} ({rest})" if rest else topic
@@ -264,8 +264,8 @@ def _ends(bus: Bus, found: Offsets, topic: str) -> dict[int, int]:
 
     :raises ConfigurationError: the positions are of another backend or topic, or of one that was recreated since.
     """
-    told = {topic: identity_of(bus, topic)}
-    Offsets(found.backend, {topic: found.topics[topic]}).check(bus.capabilities.backend, told, named=False)
+    identities = {topic: identity_of(bus, topic)}
+    Offsets(found.backend, {topic: found.topics[topic]}).check(bus.capabilities.backend, identities, named=False)
     return {partition: each.next for partition, each in bus.log.bounds(topic).items()}
 
 

@@ -1,12 +1,11 @@
-"""Tells which source of a pipeline each position of its stream is of, since Spark keeps them without names.
+"""The owner of files and tables, and the source of each position in a pipeline's stream.
 
-Spark has a position for each branch of its plan, so a source may have several. Blocking: a broker is asked only where
-two sources read topics of the same names.
+Every query numbers its batches from 0, so a directory or table belongs to one query. A directory has the marker
+`_anybroker/<id of the query>`, which Spark's readers skip; a table has the property `anybroker.query`. Markers are
+written before the first batch: data without a marker belongs to something else.
 
-Which query a directory or a table belongs to, since each query counts its batches from 0.
-
-A directory has `_anybroker/<id of the query>`, which Spark's readers skip, a table the property `anybroker.query`. A
-mark is there before the first batch, so what has batches and no mark is somebody else's.
+Spark keeps positions without names, one for each branch of its plan, so `match_positions` finds the source of each. It
+asks a broker only if two sources read topics of the same names. Blocking.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["batch_path", "claim", "claim_table", "clear", "insert", "match_posit
 
 
 def match_positions(pipeline: Pipeline, positions: Iterable[Offsets | None]) -> list[str | None]:
-    """The name of the source that each is of; None of a subscription, and where there is none any more."""
+    """The source of each position; None for a subscription and for a source that was removed."""
     sources = {name: each for name in pipeline.sources if (each := pipeline.parsed_options(name)).subscription is None}
     left = list(sources)
     names: list[str | None] = []
@@ -39,9 +38,9 @@ def match_positions(pipeline: Pipeline, positions: Iterable[Offsets | None]) -> 
         if found is None:
             names.append(None)
             continue
-        told = any(each.identity is not None for each in found.topics.values())
+        has_identity = any(each.identity is not None for each in found.topics.values())
         fitting = [name for name, each in sources.items() if _reads(each, found)]
-        if not told:
+        if not has_identity:
             fitting = [name for name in left if name in fitting] or fitting
         chosen = fitting[0] if fitting else None
         if len(fitting) > 1:
@@ -52,14 +51,14 @@ def match_positions(pipeline: Pipeline, positions: Iterable[Offsets | None]) -> 
 
 
 def _reads(options: SourceOptions, found: Offsets) -> bool:
-    """Whether a source reads these topics, by their names."""
+    """Whether a source reads topics of these names."""
     if options.pattern is not None:
         return all(re.fullmatch(options.pattern, topic) for topic in found.topics)
     return set(found.topics) <= set(options.topics)
 
 
 def _is_of(found: Offsets, options: SourceOptions) -> bool:
-    """Whether positions are of these very topics, as far as their broker and they tell."""
+    """Whether the positions have the identities of the source's topics, where both are known."""
     try:
         bus = bus_of(options.url)
         return bus.capabilities.backend == found.backend and all(
@@ -74,10 +73,10 @@ _PROPERTY: Final = "anybroker.query"
 
 
 def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
-    """Make the files and tables of a pipeline this query's.
+    """Claim the files and tables of a pipeline for a query.
 
-    :param query: Spark's id of it, which a checkpoint keeps.
-    :raises ConfigurationError: one is another query's.
+    :param query: Spark's id of the query, which the checkpoint keeps.
+    :raises ConfigurationError: another query owns one.
     """
     for name, sink in pipeline.all_sinks().items():
         if isinstance(sink, FileSink):
@@ -88,10 +87,10 @@ def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
 
 
 def claim_table(spark: SparkSession, name: str, table: str, query: str) -> None:
-    """Make a table that there is this query's.
+    """Claim an existing table for a query.
 
-    :param name: of the sink, for errors.
-    :raises ConfigurationError: it is another query's, or has rows that no pipeline wrote.
+    :param name: the sink, for errors.
+    :raises ConfigurationError: another query owns it, or it has rows of no pipeline.
     """
     found = {row["key"]: row["value"] for row in spark.sql("SHOW TBLPROPERTIES IDENTIFIER(:t)", {"t": table}).collect()}
     owner = found.get(_PROPERTY)
@@ -103,13 +102,13 @@ def claim_table(spark: SparkSession, name: str, table: str, query: str) -> None:
 
 
 def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
-    """Remove what a failed attempt wrote of a batch that has no rows now, from files and tables."""
+    """Remove the output of a failed attempt from files and tables, for a batch that now has no rows."""
     if isinstance(sink, FileSink):
         path, files = find_path(spark, batch_path(sink, batch))
         files.delete(path, True)
     elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
-        # `createDataFrame` would make the session of the batch the active one of the whole process.
+        # `createDataFrame` would make the session of the batch the active one.
         nothing = spark.range(0).select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in columns))
         insert(sink, nothing, batch)
 
@@ -120,7 +119,7 @@ def batch_path(sink: FileSink, batch: int) -> str:
 
 
 def insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
-    """Put these rows in the place of a batch's, and touch no other."""
+    """Replace the rows of a batch."""
     rows.sparkSession.sql(
         f"INSERT OVERWRITE TABLE IDENTIFIER(:name) PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}",  # noqa: S608
         {"name": sink.table},
@@ -149,7 +148,7 @@ def _claim_directory(spark: SparkSession, name: str, directory: str, query: str)
         _refuse(name, mask_within(directory), None, "path")
     files.create(mine, True).close()
     try:
-        # Two that came at once both see both.
+        # Two queries that claim at the same time both see both markers.
         check(names(marks))
     except ConfigurationError:
         files.delete(mine, False)

@@ -1,11 +1,9 @@
-"""Whether the rows of a pipeline fit into its sinks, before the first batch, which might reach some of them only.
+"""Checks before the first batch that all sinks can take the rows: a batch must not reach some of them only.
 
-Spark analyses, and brokers tell of topics; nothing runs and nothing is written.
-
-Writes no rows as files and as new tables before the first batch, in which other sinks would have theirs already.
-
-For Spark refuses some options, formats and columns only when it writes. Of tables only those are tried that are files
-of a format which Spark brings, in its own catalog: what others do on the way cannot be taken back.
+`check_topics` asks the brokers, `check_rows` lets Spark analyse the frames; neither writes. Spark refuses some options,
+formats and columns only when it writes, so `try_sinks` writes no rows into a temporary directory beside each path and
+each new table. It tries only tables of Spark's own catalog in a file format that Spark includes: the effects of other
+catalogs could not be undone.
 """
 
 from __future__ import annotations
@@ -41,11 +39,9 @@ __all__ = ["check_rows", "check_topics", "try_sinks"]
 
 
 def check_topics(pipeline: Pipeline) -> None:
-    """Make sure that the topics of the sinks are there, also that of letters which may be long in coming.
+    """Check that the topics of all sinks exist, as far as the brokers allow the question.
 
-    Asks the brokers; one that does not tell is believed.
-
-    :raises TopicNotFound: one is not.
+    :raises TopicNotFound: one is missing.
     """
     for sink in pipeline.all_sinks().values():
         if isinstance(sink, TopicSink):
@@ -53,7 +49,7 @@ def check_topics(pipeline: Pipeline) -> None:
 
 
 def check_rows(pipeline: Pipeline, frames: Frames) -> None:
-    """Make sure that every sink can take these rows.
+    """Check that every sink can take these rows.
 
     :param frames: of a batch or a stream.
     :raises ConfigurationError: names the sink, and the condition, column or format that cannot be used.
@@ -87,7 +83,7 @@ def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
             else:
                 _check_format(rows.sparkSession, sink.format)
         case _:
-            # What a function takes is not known here.
+            # A function may take any rows.
             pass
 
 
@@ -98,7 +94,7 @@ def _chosen(sink: Sink, rows: DataFrame) -> DataFrame:
         f"where is {sink.where!r}", f"It takes a condition of SQL on the columns {', '.join(rows.columns)}"
     ):
         chosen = rows.where(sink.where)
-        # A batch counts them before it writes them, and Spark filters by more than it counts by.
+        # A batch counts the rows by this condition too; Spark accepts more in a filter than in a count.
         rows.agg(F.count_if(F.expr(sink.where)))
         return chosen
 
@@ -146,7 +142,7 @@ def _check_format(spark: SparkSession, name: str) -> None:
 
 
 _FORMATS: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text"})
-"""Of tables that are but files in a directory."""
+"""Formats of tables that are plain files in a directory."""
 _CATALOG: Final = "spark_catalog"
 _KEPT_CATALOG: Final = (
     "Set spark.sql.catalogImplementation to hive in `config` or spark-defaults.conf, or name a table of a catalog of "
@@ -156,19 +152,17 @@ _ADVICE: Final = "Fix its format or options, or let the transform give what they
 
 
 def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
-    """Make sure that Spark writes rows such as these into files of a pipeline, and into new tables that are but files.
+    """Check that Spark can write rows of this schema into the files and new tables of a pipeline, leaving nothing.
 
-    It leaves nothing there.
-
-    :param frame: `out` and `dead` beside each other; only its schema is looked at.
-    :raises ConfigurationError: it refuses a format, an option, a column or the directory; the error names the sink.
+    :param frame: with the columns `out` and `dead`.
+    :raises ConfigurationError: names the sink whose format, option, column or directory Spark refuses.
     """
     spark = frame.sparkSession
     for name, sink in pipeline.all_sinks().items():
         schema = frame.schema[DEAD if name == "dead_letters" else OUT].dataType
         if not isinstance(sink, FileSink | TableSink) or not isinstance(schema, StructType):
             continue
-        # `createDataFrame` would make this session the active one of the whole process.
+        # `createDataFrame` would make this session the active one.
         columns = [F.lit(None).cast(each.dataType).alias(each.name) for each in schema]
         rows = spark.range(0).coalesce(1).select(*columns)
         with errors_of(name):
@@ -183,7 +177,7 @@ def _try_files(sink: FileSink, rows: DataFrame) -> None:
     ):
         write_files(sink, rows, directory)
         if sink.partition_by:
-            # No row opens no file of a partition, and so does not show what only the writer of files refuses.
+            # Without rows Spark opens no file of a partition, and would not check the other columns.
             rest = rows.drop(*sink.partition_by)
             write_files(replace(sink, partition_by=()), rest, directory)
 
@@ -196,13 +190,13 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
         spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
         and spark.conf.get(f"spark.sql.catalog.{_CATALOG}", "") == ""
     ):
-        with _told():
+        with _write_errors():
             _check_forgotten(spark, sink)
     if sink.format.lower() not in _FORMATS:
         return
-    # Its path has to be empty, so that it is tried beside.
+    # The path of a new table must be empty, so the trial writes beside it.
     plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
-    with _told():
+    with _write_errors():
         place = _place_of(spark, sink)
         if place is not None:
             with _passing(spark, place) as directory:
@@ -210,7 +204,7 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
+def _write_errors() -> Generator[None]:
     with plan_errors_as("The rows cannot be written", _ADVICE):
         try:
             yield
@@ -219,7 +213,7 @@ def _told() -> Generator[None]:
 
 
 def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
-    """Refuse to make a table again of which a run before left the files, and say that this one will, too."""
+    """Refuse a table whose files an earlier run left; else warn that the table ends with the session."""
     where = _path_of(sink)
     if where is None and (above := _place_of(spark, sink)) is not None:
         where = f"{above.rstrip('/')}/{sink.table.replace('`', '').rpartition('.')[2].lower()}"
@@ -264,7 +258,7 @@ def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
 
 @contextlib.contextmanager
 def _passing(spark: SparkSession, path: str) -> Generator[str]:
-    """A directory in this one that Spark's readers skip. It goes, as do those that were made for it."""
+    """A temporary subdirectory that Spark's readers skip. Removed at the end, with the parents made for it."""
     made = f"{path.rstrip('/')}/_check-{uuid.uuid4().hex}"
     place, files = find_path(spark, made)
     missing: list[Any] = []
@@ -275,7 +269,7 @@ def _passing(spark: SparkSession, path: str) -> Generator[str]:
     try:
         yield made
     finally:
-        # Not what something else put something into meanwhile; nor does this hide why the write failed.
+        # Keeps directories that got other files, and does not hide why the write failed.
         with contextlib.suppress(Py4JJavaError):
             files.delete(place, True)
             for each in missing:

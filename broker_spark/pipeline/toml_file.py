@@ -1,4 +1,4 @@
-"""A pipeline out of a TOML file. Everything wrong is one error that names file, key, value and mend.
+"""Reads a pipeline from a TOML file. An error names file, key, value and fix.
 
     name = "delays"
     url = "nats://localhost"
@@ -15,8 +15,8 @@
     [dead_letters]
     topic = "flights.dead"
 
-`module:name` is looked for beside the file first. Code of such modules runs when the file is read, and Spark's workers
-get it with what they run.
+`module:name` is searched beside the file first. Reading the file imports these modules; Spark's workers get
+their code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes one batch into one sink, so that the same batch written again leaves each row once where the sink can."""
+"""Writes one batch into one sink. Writing a batch again replaces its files or partition, or publishes the same ids."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
     :raises ConfigurationError: an option, or the table, is not what Spark takes.
     """
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
-    mend = "Fix its format or options" if isinstance(sink, FileSink) else "Fix its options, or its table"
-    refused = plan_errors_as(f"{label}: The rows cannot be written", mend)
+    advice = "Fix its format or options" if isinstance(sink, FileSink) else "Fix its options, or its table"
+    refused = plan_errors_as(f"{label}: The rows cannot be written", advice)
     match sink:
         case TopicSink():
             options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}
@@ -40,7 +40,7 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
 
 def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
     """Write rows as a sink has its files, in the place of all that is in the directory."""
-    # A session may want partitions left that have no rows now: those of a batch that failed would stay.
+    # In dynamic mode, partitions of a failed attempt without rows now would stay.
     options = {**as_texts(sink.options), "partitionOverwriteMode": "static"}
     writer = frame.write.format(sink.format).options(**options).mode("overwrite")
     (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(directory)
@@ -96,7 +96,7 @@ def table_writer(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
 def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query: str) -> None:
     spark = frame.sparkSession
     if not spark.catalog.tableExists(sink.table):
-        # Empty, so that a crash before the mark or the rows leaves a table that may be claimed.
+        # Empty: after a crash before the claim or the rows, the table may still be claimed.
         empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
         table_writer(sink, empty).partitionBy(BATCH).saveAsTable(sink.table)
         claim_table(spark, name, sink.table, query)

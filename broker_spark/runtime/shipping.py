@@ -1,9 +1,8 @@
-"""How this package reaches the processes of Spark, and the error for the one way that fails.
+"""A clear error where Spark's processes for streaming sources do not find this package.
 
-What `--py-files`, `spark.submit.pyFiles` and `addPyFile` ship is found by tasks and by a batch read, and not by the
-process in which Spark runs a streaming source: it looks elsewhere, and all it can say is "No module named
-'broker_spark'". So where the package came that way, or is sent to others so, a source is registered that Spark can
-unpickle there without it, and that says more if it is not there.
+Tasks and batch reads find what `--py-files`, `spark.submit.pyFiles` and `addPyFile` ship. The process of a streaming
+source does not, and fails with "No module named 'broker_spark'". If the package is shipped like this, a source is
+registered that Spark can unpickle without the package and that explains the failure.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ __all__ = ["python_path", "sent_files", "shipped_source"]
 def shipped_source(
     source: type[DataSource], package: Path, found_in: Sequence[str], sent: Sequence[Path] = ()
 ) -> type[DataSource] | None:
-    """A source that explains itself, in place of one whose package streaming sources may not find; None if they do.
+    """A source that explains the failure; None if streaming sources find the package.
 
-    :param source: what Spark calls, importable where batch reads are planned.
-    :param package: the directory of the package as Python found it, perhaps within an archive.
-    :param found_in: where the process of a streaming source looks for packages, besides what is installed.
+    :param source: the real source, importable where batch reads are planned.
+    :param package: the directory of the package, perhaps within an archive.
+    :param found_in: the Python path of streaming sources, besides installed packages.
     :param sent: the files that the session sends to its executors.
     """
     archives = [each for each in package.parents if each.is_file()]
     archives += [each for each in sent if _holds(each, package.name)]
-    # Spark starts that process where it runs itself, so that paths from there mean the same.
+    # Spark starts that process on its own machine, so the paths mean the same.
     if not archives or archives[0].resolve() in {Path(each).resolve() for each in found_in}:
         return None
     return _explaining(source.name(), source.__module__, source.__qualname__, archives[0].name)
 
 
 def sent_files(spark: SparkSession) -> list[Path]:
-    """What `addPyFile`, `addFile` and the settings for them send to executors, as it is here."""
+    """The local paths of files that `addPyFile`, `addFile` and their settings send to executors."""
     if not hasattr(spark, "_jvm"):
         return []
     return [Path(SparkFiles.get(Path(each).name)) for each in spark.sparkContext.listFiles]
@@ -56,9 +55,9 @@ def _holds(archive: Path, package: str) -> bool:
 
 
 def python_path(spark: SparkSession) -> list[str]:
-    """Where the process of a streaming source looks: what Spark's own process was given, and the setting for executors.
+    """The Python path of streaming sources: that of Spark's own process and the setting for executors.
 
-    `spark-submit` lengthens the path of the driver's Python only.
+    `spark-submit` extends the path of the driver's Python only.
     """
     machine: Any = getattr(spark, "_jvm", None)
     given = os.environ.get("PYTHONPATH") if machine is None else machine.System.getenv("PYTHONPATH")
@@ -81,7 +80,7 @@ def _explaining(called: str, module: str, qualified: str, archive: str) -> type[
         return getattr(import_module(module), qualified)(options)
 
     class Shipped(DataSource):
-        """Everything but a streaming read is the real source's."""
+        """Delegates everything to the real source."""
 
         @classmethod
         def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""What a worker process of Spark keeps over its tasks, and over what it plans and commits."""
+"""Tunes Python in Spark's worker processes: garbage collection and thread switching."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["collect_less_often", "freeze_loaded_objects", "switch_threads_faster
 
 _TURN_SECONDS: Final = 0.001
 _YOUNG: Final = 100_000
-"""New objects with which the collector begins: some Arrow batches of messages, which are soon freed without it."""
+"""New objects that start a collection: some Arrow batches of messages, which are freed without it."""
 
 
 def collect_less_often() -> None:
-    """Have garbage collected more seldom while tasks run, only in Spark's own processes.
+    """Collect garbage less often during tasks, in Spark's processes only.
 
-    Python begins with every 700 new objects, and so looks at each message that is read up to three times. Spark's
-    workers collect after every task in any case.
+    By default Python collects after 700 new objects and so visits each message up to three times. Spark's workers
+    collect after every task anyway.
     """
     if _is_sparks():
         first, *others = gc.get_threshold()
-        # Zero is a collector that somebody turned off.
+        # Zero means that the collector is turned off.
         gc.set_threshold(max(first, _YOUNG) if first else 0, *others)
 
 
 def switch_threads_faster() -> None:
-    """Have threads take turns five times as often as Python has it, only in Spark's own processes.
+    """Switch threads every millisecond, in Spark's processes only.
 
-    A thread that writes to Spark would wait for 5 ms, after each buffer of a batch, for the one that makes the next.
+    By default the thread that writes to Spark waits 5 ms after each buffer for the thread that makes the next batch.
     """
     if _is_sparks():
         sys.setswitchinterval(min(sys.getswitchinterval(), _TURN_SECONDS))
@@ -39,11 +39,10 @@ def switch_threads_faster() -> None:
 
 @cache
 def freeze_loaded_objects() -> None:
-    """Have what is in memory now passed over by garbage collection, once per process, and only in Spark's own.
+    """Exclude all present objects from garbage collection, once per process, in Spark's processes only.
 
-    Spark's workers collect garbage after every task, and those of the driver after each plan and commit, which costs
-    tens of milliseconds for the modules alone. What is kept is still freed when nothing refers to it any more. Call it
-    when everything is imported and connected.
+    Spark's workers collect garbage after every task, and the planners after each plan and commit: tens of milliseconds
+    for the modules alone. Reference counting still frees these objects. Call it when everything is imported.
     """
     if _is_sparks():
         gc.collect()
@@ -51,7 +50,7 @@ def freeze_loaded_objects() -> None:
 
 
 def _is_sparks() -> bool:
-    """Whether this is a process of Spark's: a worker, or one in which the driver has something planned."""
+    """Whether this is a worker or planner process of Spark."""
     return TaskContext.get() is not None or _forked_by_spark()
 
 

@@ -1,4 +1,4 @@
-"""How often the ids that rows of a task bring came before, or equal rows, in memory that a long task can have. Pure."""
+"""Counts the ids or equal rows of a task in bounded memory, so that a repeated id becomes unique. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Block:
 
 
 class IdCounter:
-    """How often the ids that rows of a task bring came. None is forgotten.
+    """How often each id of a task occurred. No id is forgotten.
 
     Half a million and those of a batch are held as they are. Of those before only a hash of 64 bits and the count are
     held: 12 bytes for each, and four times as much for a moment when more are sorted in. An id that has the hash of

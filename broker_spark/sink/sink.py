@@ -49,7 +49,7 @@ _ACCEPTED: Final[Mapping[str, tuple[DataType, ...]]] = {
     "deliver_at": (TimestampType(),),
 }
 _SOURCES: Final = frozenset({"offset", "broker_time", "delivery_attempt"})
-"""Columns of a source that a broker gives anew."""
+"""Columns of a source that the broker assigns itself."""
 _KNOWN: Final = {"url": "", "topic": "", "ids": "", "keepPartition": "", "writeId": ""}
 
 
@@ -102,7 +102,7 @@ class SinkOptions:
 
 
 def drop_advice(column: str) -> str:
-    """What to write to be rid of a column."""
+    """The code that drops a column."""
     return f"df.drop({column!r})"
 
 
@@ -204,16 +204,16 @@ def _publish(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch], prefi
     prepared = _rows(options, batches, prefix if options.ids else None)
     rows = duplicates = 0
     with ThreadPoolExecutor(1, thread_name_prefix="broker-spark-sink") as sender:
-        under_way: Future[int] | None = None
+        sending: Future[int] | None = None
         for chunk in _chunks(prepared):
-            following = sender.submit(_send, bus, chunk) if under_way is None else None
-            if under_way is not None:
-                duplicates += under_way.result()
+            following = sender.submit(_send, bus, chunk) if sending is None else None
+            if sending is not None:
+                duplicates += sending.result()
                 following = sender.submit(_send, bus, chunk)
-            under_way = following
+            sending = following
             rows += len(chunk)
-        if under_way is not None:
-            duplicates += under_way.result()
+        if sending is not None:
+            duplicates += sending.result()
     freeze_loaded_objects()
     return Written(rows, duplicates if bus.capabilities.publish.tells_duplicates else None)
 
@@ -256,7 +256,7 @@ def _send(bus: Bus, chunk: list[Outbound]) -> int:
     duplicates = 0
     for topic, messages in by_topic.items():
         if not bus.capabilities.publish.deduplication:
-            # A receipt would tell nothing but that it is there, which the end of the call does too.
+            # Receipts would only confirm what the return of the call confirms too.
             bus.topic(topic).publish_batch(messages, receipts=False)
             continue
         receipts = bus.topic(topic).publish_batch(messages)
@@ -268,13 +268,13 @@ def _send(bus: Bus, chunk: list[Outbound]) -> int:
 
 def _report(messages: list[WriterCommitMessage | None], what: str) -> None:
     written = [cast("Written", each) for each in messages if each is not None]
-    told = [each.duplicates for each in written if each.duplicates is not None]
+    duplicates = [each.duplicates for each in written if each.duplicates is not None]
     logger.info(
         "%s: %d rows written by %d tasks%s",
         what,
         sum(each.rows for each in written),
         len(written),
-        f", {sum(told)} of them were there" if told else "",
+        f", {sum(duplicates)} of them duplicates" if duplicates else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Messages as an Arrow table of the columns that are asked for, with what tells a message from all others. Pure."""
+"""Messages as an Arrow table of the requested columns and an identity that recognizes redeliveries. Pure."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ["Places", "Stamps", "identified_by_id", "place_of", "places_of", "sta
 
 Messages = Sequence[Message[bytes]]
 Stamps = tuple[list[int], list[int]]
-"""Offsets and broker's times of messages, in microseconds, where the broker tells both at once.
+"""Offsets and broker times in microseconds of messages, where the broker provides both at once.
 
-Of Pub/Sub, which has no offsets, it is the server's ids, as numbers in no order.
+For Pub/Sub, which has no offsets, the server's ids as unordered numbers.
 """
 Places = Sequence[Place | None]
-"""Where each message lay first; None for one that does not tell."""
+"""Where each message lay first; None if unknown."""
 
 _arrow: Final[Any] = pyarrow
 
 
 def stamps_of(messages: Messages) -> Stamps | None:
-    """The places of messages in their log, where the broker tells them."""
-    tell = getattr(messages[0].view, "stamps", None)
-    return None if tell is None else tell([message.raw for message in messages])
+    """The stamps of messages, if their backend provides them."""
+    stamps = getattr(messages[0].view, "stamps", None)
+    return None if stamps is None else stamps([message.raw for message in messages])
 
 
 def places_of(messages: Messages) -> Places:
-    """The places of messages one by one, where the broker tells no stamps."""
+    """The places of messages without stamps, one by one."""
     view = messages[0].view
     return [view.place(message.raw) for message in messages] if isinstance(view, TellsPlace) else [None] * len(messages)
 
@@ -44,10 +44,9 @@ def places_of(messages: Messages) -> Places:
 def table_of(
     messages: Messages, columns: Sequence[str], stamps: Stamps | None, places: Places | None = None
 ) -> pyarrow.Table:
-    """The rows, in the order of the messages, and an identity each.
+    """The rows in the order of the messages, with an identity that is the same for each delivery of a message.
 
-    The identity stays the same when a message is delivered again. Where the broker tells a message's place in its log
-    it is that, since publishers may use an id twice.
+    The identity is the place in the log if the broker provides it, since publishers may use an id twice.
 
     :param places: without stamps.
     """
@@ -59,7 +58,7 @@ def table_of(
 
 
 def identified_by_id(places: Places | None) -> frozenset[int]:
-    """Which messages have an identity that is made of an id, by their numbers.
+    """The numbers of messages whose identity is an id.
 
     :param places: None with stamps.
     """
@@ -69,12 +68,11 @@ def identified_by_id(places: Places | None) -> frozenset[int]:
 def unseen_rows(
     messages: Messages, names: Sequence[str], repeated: AbstractSet[str], by_id: AbstractSet[int]
 ) -> list[int]:
-    """Which of these are to be written: each message once.
+    """The numbers of the messages to write: each message once.
 
     :param names: their identities.
-    :param repeated: those that were written before.
-    :param by_id: which of them are known by an id. A publisher may use one twice, and what is delivered for the first
-        time is then another message.
+    :param repeated: identities that are written already.
+    :param by_id: the messages identified by an id. Publishers may use an id twice: a first delivery is a new message.
     """
     found: list[int] = []
     seen: set[str] = set()
@@ -90,7 +88,7 @@ def _identities(messages: Messages, stamps: Stamps | None, places: Places | None
     if stamps is None:
         named = zip(messages, places or [None] * len(messages), strict=True)
         return _arrow.array([_identity(message, place) for message, place in named], _arrow.string())
-    # It takes a while to load, and who reads a spool has no use for it.
+    # Slow to import, and not needed to read a spool.
     from pyarrow import compute
 
     parts = [_equal([message.topic for message in messages], _arrow.string())]
@@ -103,22 +101,22 @@ def _identity(message: Message[bytes], place: Place | None) -> str:
         return f"{message.topic}#{message.id}"
     if place.partition is not None:
         return f"{message.topic}@{place.partition}-{place.offset}"
-    # A subscription that is recreated numbers from the beginning.
+    # A recreated subscription counts from the beginning.
     return f"{message.topic}@{place.offset}@{message.broker_time and message.broker_time.timestamp()!r}"
 
 
 def place_of(identity: str) -> tuple[str, int] | None:
-    """The topic and the offset that an identity of stamps tells; None if it is none."""
+    """Topic and offset of an identity made of stamps; None for others."""
     topic, *rest = identity.rsplit(":", 2)
     return (topic, int(rest[0])) if len(rest) == 2 and all(map(str.isdecimal, rest)) else None
 
 
 def _headed(messages: Messages, columns: Sequence[str]) -> Mapping[str, list[Any]]:
-    """The columns that the view of the messages tells all at once, by name; none if it is quicker to ask for each."""
-    tell = getattr(messages[0].view, "header_columns", None)
-    if tell is None or sum(name in _HEADED for name in columns) < 2:
+    """The header columns that the view provides all at once, by name; none if one by one is faster."""
+    header_columns = getattr(messages[0].view, "header_columns", None)
+    if header_columns is None or sum(name in _HEADED for name in columns) < 2:
         return {}
-    return dict(zip(_HEADED, tell([message.raw for message in messages]), strict=True))
+    return dict(zip(_HEADED, header_columns([message.raw for message in messages]), strict=True))
 
 
 def _array(
@@ -128,7 +126,7 @@ def _array(
     places: Places | None,
     headed: list[Any] | None,
 ) -> Any:
-    if stamps is not None and field.name in _STAMPS and _told(field.name, messages):
+    if stamps is not None and field.name in _STAMPS and _is_column(field.name, messages):
         return _arrow.array(stamps[_STAMPS.index(field.name)], field.type)
     if field.name == "attributes":
         return _attributes([message.attributes for message in messages] if headed is None else headed, field.type)
@@ -140,13 +138,13 @@ def _array(
     return _equal(values, field.type) if field.name in _MOSTLY_EQUAL else _arrow.array(values, field.type)
 
 
-def _told(name: str, messages: Messages) -> bool:
-    """Whether a stamp is what the column says: of a broker without a log the first is an id made a number."""
+def _is_column(name: str, messages: Messages) -> bool:
+    """Whether a stamp is the value of the column: without a log, the first stamp is an id and not an offset."""
     return name != "offset" or getattr(messages[0].view, "tells_offsets", True)
 
 
 def _equal(values: list[Any], kind: Any) -> Any:
-    """An array of values that are mostly equal: to convert one costs more than to compare it."""
+    """An array of values that are mostly equal: comparing is cheaper than converting."""
     if values.count(values[0]) == len(values):
         return _arrow.repeat(_arrow.scalar(values[0], kind), len(values))
     return _arrow.array(values, kind)

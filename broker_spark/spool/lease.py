@@ -1,11 +1,11 @@
-"""Who owns a spool. Blocking; one caller at a time.
+"""The lease of a spool: one query owns it. Blocking; one caller at a time.
 
-An owner is a file of its own, `owners/<epoch>-<token>.json`, which nobody else writes; the highest name owns. Who takes
-over writes a higher one and looks at the segments only then, and an owner makes sure that it still is one between the
-write of a segment and its ack. So one that was taken for dead and wakes up either had its segment counted, or acks
-nothing.
+An owner is a file `owners/<epoch>-<token>.json` that only its owner writes; the highest name owns the spool. A query
+that takes over writes a higher name first and reads the segments after that; an owner checks that it still is the owner
+between writing a segment and acking it. So either the new owner counts a segment, or the old owner acks nothing.
 
-A dead owner is known at once if it was a process of this machine; else it has to be silent for `SILENCE` seconds.
+An owner on this machine is dead when its process is. An owner on another machine is dead after `SILENCE` seconds
+without a heartbeat.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from broker_spark.common.files import Files
 __all__ = ["BEAT", "SILENCE", "Lease", "Owner"]
 
 BEAT: Final = 5.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 SILENCE: Final = 30.0
-"""Seconds without one after which an owner on another machine is dead."""
+"""Seconds without a heartbeat after which an owner on another machine is dead."""
 PATIENCE: Final = 5.0
-"""Seconds that an owner on this machine gets to end, as a query that was just stopped does."""
-_GLANCE: Final = 0.2
+"""Seconds to wait for an owner on this machine, such as a query that was just stopped."""
+_POLL_SECONDS: Final = 0.2
 _DIRECTORY: Final = "owners"
 
 _mine: Final[set[str]] = set()
@@ -41,14 +41,14 @@ _mine: Final[set[str]] = set()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What an owner says of itself.
+    """The contents of an owner's file.
 
-    :ivar machine: another one on each machine, after each boot, and in each container.
-    :ivar started: when its process did, in the machine's own count; 0 where nobody tells.
-    :ivar beat: grows with each sign of life.
+    :ivar machine: identifies machine, boot and container.
+    :ivar started: the start of the process in clock ticks since boot; 0 if unknown.
+    :ivar beat: the number of heartbeats.
     :ivar acked: segments below this number are acked.
-    :ivar epochs: the first segment and the token of each owner, as far back as there are segments; None until it knows.
-    :ivar released: it ended orderly.
+    :ivar epochs: first segment and token of each owner that existing segments have; None until it read them.
+    :ivar released: the owner released the spool.
     """
 
     epoch: int
@@ -65,7 +65,7 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """Of its file; the highest owns."""
+        """The name of the file; the highest one owns."""
         return f"{self.epoch:08d}-{self.token}.json"
 
     @property
@@ -76,7 +76,7 @@ class Owner:
 class Lease:
     """Made by `claim`.
 
-    :ivar before: the last owner that knew what it had; None if there was none.
+    :ivar before: the last owner that read its segments; None if there was none.
     """
 
     def __init__(self, files: Files, place: str, mine: Owner) -> None:
@@ -88,7 +88,7 @@ class Lease:
 
     @classmethod
     def claim(cls, files: Files, place: str) -> Lease:
-        """Own the spool, once the owner before is dead.
+        """Claim the spool once the previous owner is dead.
 
         :raises ConfigurationError: a living query owns it.
         """
@@ -96,8 +96,8 @@ class Lease:
         if found is not None and not _is_dead(files, found):
             raise ConfigurationError(
                 f"The spool {place} belongs to another query: {found.shown}",
-                advice="Stop that query, or give this one a spool and a subscription of its own; a query that joins a "
-                "queue with itself reads it twice, which cannot be",
+                advice="Stop that query, or give this one a spool and a subscription of its own; a query cannot join a "
+                "subscription with itself",
             )
         mine = Owner(
             (found.epoch if found else 0) + 1,
@@ -112,7 +112,7 @@ class Lease:
         lease = cls(files, place, mine)
         lease._write()
         lease.check()
-        # One that came between counts too; one that never knew what it had wrote nothing.
+        # Includes owners that came in between. An owner that did not read the segments wrote none.
         owners = (_read(files, name) for name in sorted(files.names(_DIRECTORY), reverse=True) if name < mine.name)
         lease.before = next((owner for owner in owners if owner is not None and owner.epochs is not None), None)
         return lease
@@ -123,7 +123,7 @@ class Lease:
 
     @property
     def acked(self) -> int:
-        """What is on record."""
+        """Segments below this number are recorded as acked."""
         return self._mine.acked
 
     @property
@@ -131,7 +131,7 @@ class Lease:
         return self._mine.epochs or []
 
     def begin(self, epochs: list[list[Any]], acked: int) -> None:
-        """Say what there is; owners before are not needed any more."""
+        """Record the state that was read, and delete the files of previous owners."""
         self._mine = replace(self._mine, epochs=epochs, acked=acked)
         self._write()
         for name in self._files.names(_DIRECTORY):
@@ -140,7 +140,7 @@ class Lease:
         self._files.sweep(_DIRECTORY, below=self._mine.name)
 
     def beat(self, *, acked: int | None = None, epochs: list[list[Any]] | None = None) -> None:
-        """Give a sign of life, with what is new."""
+        """Write a heartbeat, with changes."""
         mine = self._mine
         self._mine = replace(
             mine,
@@ -151,16 +151,13 @@ class Lease:
         self._write()
 
     def check(self) -> None:
-        """Make sure that nobody took over.
-
-        :raises ConfigurationError: somebody did.
-        """
+        """:raises ConfigurationError: another query took over the spool, or it was removed."""
         names = self._files.names(_DIRECTORY)
         if not names or names[-1] == self._mine.name:
             if names:
                 return
             raise ConfigurationError(
-                "The spool was removed while a query used it", advice="Stop a query before its spool is removed"
+                "The spool was removed while a query used it", advice="Stop the query before you remove its spool"
             )
         other = _read(self._files, names[-1])
         raise ConfigurationError(
@@ -169,9 +166,9 @@ class Lease:
         )
 
     def release(self, *, acked: int | None = None) -> None:
-        """Let the next one have it at once, with what is new.
+        """Let the next owner claim the spool at once.
 
-        Never raises. Where it cannot be written that is warned of, and the next one in this process has it even so.
+        Never raises. A failed write is logged; then only this process can claim the spool at once.
         """
         mine = self._mine
         _mine.discard(mine.token)
@@ -179,15 +176,15 @@ class Lease:
         try:
             self._write()
         except (BrokerError, OSError) as error:
-            told = "The spool %s has no word of its query's end, and belongs to this process until that ends: %s"
-            logger.warning(told, self._place, error)
+            text = "The spool %s could not be released, and is owned by this process until it ends: %s"
+            logger.warning(text, self._place, error)
 
     def _write(self) -> None:
         text = json.dumps(asdict(self._mine)).encode()
         try:
             self._files.write(f"{_DIRECTORY}/{self._mine.name}", lambda file: file.write(text))
         except FileNotFoundError:
-            # Who took over sweeps away what is half written; or there never was a place to write to.
+            # A new owner deletes incomplete files. Or the directory cannot be created at all.
             if self._there or self._files.names(_DIRECTORY):
                 self.check()
             raise
@@ -208,15 +205,15 @@ def _read(files: Files, name: str) -> Owner | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        # Not for nobody: who wrote it may live.
+        # Its owner may be alive, so the file must not be ignored.
         raise ConfigurationError(
             f"The spool's file {_DIRECTORY}/{name} is incomplete: {error}",
-            advice="Start again, as it may be written just now; remove it if no query uses the spool",
+            advice="Start again, since it may just be written; delete it if no query uses the spool",
         ) from error
 
 
 def _is_dead(files: Files, owner: Owner) -> bool:
-    """Whether it is gone, or goes while it is watched."""
+    """Whether the owner is dead or released the spool, after waiting up to `PATIENCE` or `SILENCE`."""
     here = owner.machine == _machine()
     deadline = time.monotonic() + (PATIENCE if here else SILENCE)
     name = owner.name
@@ -230,7 +227,7 @@ def _is_dead(files: Files, owner: Owner) -> bool:
             return False
         if time.monotonic() >= deadline:
             return not here
-        time.sleep(_GLANCE)
+        time.sleep(_POLL_SECONDS)
 
 
 def _runs(owner: Owner) -> bool:
@@ -246,12 +243,12 @@ def _runs(owner: Owner) -> bool:
 
 
 def _started(pid: int) -> int:
-    """The same for a process as long as it lives; 0 where nobody tells."""
+    """When a process started, in clock ticks since boot; 0 if unknown, -1 if it is dead."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
-    # A zombie only waits to be buried.
+    # A zombie is dead.
     return -1 if fields[0] in {"Z", "X"} else int(fields[19])
 
 

@@ -1,10 +1,11 @@
-"""Receives messages in a thread of its own while Spark works on what came before.
+"""Receives messages in its own thread while Spark works on earlier ones.
 
-While one segment is written and acked the next one is received. Nothing is acked before it is written durably, and
-nothing is received while as much is ahead of Spark as may be. What is received and not written when the process ends
-comes again when its lease is over.
+While one segment is written and acked the next one is received. Messages are acked only after they are written durably,
+and none are received while `aheadRows` or `aheadBytes` wait for Spark. If the process ends, messages that are received
+and not acked are redelivered.
 
-*Concurrency.* `start`, `drain` and `stop` come from one other thread. *Failure.* What ends the thread is in `failure`.
+*Concurrency.* `start`, `drain` and `stop` come from one other thread. *Failure.* The error that ended the thread is in
+`failure`.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ __all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "Receiver"]
 SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20
 LINGER: Final = 0.1
-"""Seconds from the first message of a segment until it is written, however few there are."""
+"""The most seconds from the first message of a segment until it is written."""
 _STOP_SECONDS: Final = 4.0
-"""Less than who takes over on this machine waits for an owner to end."""
+"""Less than `lease.PATIENCE`, which the next owner on this machine waits."""
 
 
 class Receiver:
     """Fills a spool.
 
-    :ivar failure: what ended it; None while it runs.
-    :ivar finished: it was to drain the queue, and has.
-    :ivar busy: messages come as fast as they are taken.
+    :ivar failure: the error that ended it; None while it runs.
+    :ivar finished: the subscription is drained.
+    :ivar busy: segments fill up before their time is over.
     """
 
     def __init__(self, options: SourceOptions, spool: Spool) -> None:
@@ -59,23 +60,23 @@ class Receiver:
         self._options = options
         self._spool = spool
         self._rows = min(SEGMENT_ROWS, options.max_rows)
-        # While one is written another is received.
+        # One segment is written while the next one is received.
         self._bytes = min(SEGMENT_BYTES, options.max_bytes or SEGMENT_BYTES, max(1, options.ahead_bytes // 2))
         self._mean = float(self._bytes)
-        """Bytes of a message, as those that came last; so the first one comes by itself."""
+        """Mean bytes of a message in the last segment. Starts high, so that the first message comes alone."""
         self._columns = options.columns
         self._opened = threading.Event()
         self._draining = False
         self._came = 0
         self._settled = 0
         self._in_hand = 0
-        """Messages that are being written."""
+        """Messages of the segment that is being written."""
         self._dropped = 0
-        """Messages that came again."""
+        """Redelivered messages."""
         self._highest: dict[str, int] = {}
-        """How far messages came in the log of each topic, where the broker tells."""
-        self._seen = (0, 0)
-        """How many messages were not kept when the broker was asked, and how many were."""
+        """The highest offset received of each topic, if messages have offsets."""
+        self._last_lag = (0, 0)
+        """Messages outside of the spool when the broker was last asked, and those inside."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
@@ -93,28 +94,28 @@ class Receiver:
         self.check()
 
     def drain(self) -> None:
-        """Receive what waits now, and no more; before `start`."""
+        """Receive only the messages that wait now. Call it before `start`."""
         self._draining = True
 
     def check(self) -> None:
-        """:raises BaseException: what ended the thread."""
+        """:raises BaseException: the error that ended the thread."""
         if self.failure is not None:
             raise self.failure
 
     @property
     def waiting(self) -> int:
-        """How many messages are not in the spool: as the broker last told, without those that were kept since."""
-        missing, kept = self._seen
+        """Messages outside of the spool: the last lag minus the messages added since."""
+        missing, kept = self._last_lag
         return max(0, missing - (self._kept - kept))
 
     @property
     def has_room(self) -> bool:
-        """Whether less is ahead of Spark than may be."""
+        """Whether less than `aheadRows` and `aheadBytes` waits for Spark."""
         rows, size = self._spool.ahead()
         return rows + self._in_hand < self._options.ahead_rows and size < self._options.ahead_bytes
 
     def stop(self) -> None:
-        """Give back what was not written. Waits for it, but not for ever."""
+        """Give back messages that are not written. Waits `_STOP_SECONDS` at most."""
         loop, main = self._loop, self._main
         if loop is not None and main is not None and not loop.is_closed():
             loop.call_soon_threadsafe(main.cancel)
@@ -146,21 +147,21 @@ class Receiver:
 
     async def _receive(self) -> None:
         self._main = asyncio.current_task()
-        beats = asyncio.create_task(self._beat())
-        beats.add_done_callback(self._beats_ended)
+        heartbeats = asyncio.create_task(self._send_heartbeats())
+        heartbeats.add_done_callback(self._heartbeats_ended)
         try:
             await self._consume()
             self.finished = True
             with self._spool.changed:
                 self._spool.changed.notify_all()
-            # What was received is still to be read.
-            await beats
+            # Keep owning the spool until its messages are read.
+            await heartbeats
         finally:
-            beats.cancel()
+            heartbeats.cancel()
 
-    def _beats_ended(self, beats: asyncio.Task[None]) -> None:
-        if not beats.cancelled() and self._main is not None:
-            error = beats.exception()
+    def _heartbeats_ended(self, heartbeats: asyncio.Task[None]) -> None:
+        if not heartbeats.cancelled() and self._main is not None:
+            error = heartbeats.exception()
             self.failure = error and spool_error(error, self._options.spool)
             self._main.cancel()
 
@@ -186,7 +187,7 @@ class Receiver:
     async def _subscribed(
         self, bus: Bus, stack: AsyncExitStack, confirm: bool | None
     ) -> tuple[MessageConsumer[bytes], Sequence[str]]:
-        """What consumes, and the topics."""
+        """The open consumer and its topics."""
         topics = await self._topics(bus)
         identities = {topic: await _identity_of(bus, topic) for topic in topics}
         await asyncio.to_thread(self._spool.check_topics, identities)
@@ -196,13 +197,13 @@ class Receiver:
             except Unsupported:
                 if confirm is None:
                     raise
-                confirm = None  # some cannot, as those of Pub/Sub without exactly-once delivery
+                confirm = None  # such as Pub/Sub subscriptions without exactly-once delivery
             except InvalidName as error:
                 left = [topic for topic in topics if topic != error.topic]
                 if self._options.pattern is None or left in ([], topics):
                     raise
-                # The queue itself may have made it since the pattern was written.
-                logger.info("Option topicPattern leaves out what is not to be consumed: %s", error.message)
+                # Such as a topic that the backend itself created for the queue.
+                logger.info("Option topicPattern skips a topic that cannot be consumed: %s", error.message)
                 topics = left
 
     def _consumer(self, bus: Bus, topics: Sequence[str], confirm_acks: bool | None) -> MessageConsumer[bytes]:
@@ -211,7 +212,7 @@ class Receiver:
             topics,
             subscription=options.subscription or "",
             start="earliest" if options.start.offsets else options.start.default,
-            # However often the query was killed with it, a message is never given up here.
+            # A message is never dropped, however often the query was killed with it.
             retry=broker.Retry(max_deliveries=FOREVER),
             confirm_acks=confirm_acks,
             max_outstanding=max(3 * self._rows, 2 * len(topics)),
@@ -220,22 +221,22 @@ class Receiver:
         )
 
     async def _fill(self, consumer: MessageConsumer[bytes], goal: DrainGoal | None) -> None:
-        """:param goal: None is to receive for ever."""
+        """:param goal: None receives for ever."""
         kept: asyncio.Task[None] | None = None
         most = FOREVER if goal is None else goal.messages
         is_over = False
         try:
-            heard = monotonic()
+            last_message = monotonic()
             while self._came < most and not is_over:
-                # Nobody listened meanwhile, so that the queue is not known to be empty.
-                heard += await self._wait_for_room()
+                # Time without receiving does not show that the subscription is empty.
+                last_message += await self._wait_for_room()
                 batches = await self._gather(consumer, most - self._came)
                 self._came += sum(map(len, batches))
                 if batches and (goal is None or goal.was_waiting(batches)):
-                    heard = monotonic()
-                is_over = goal is not None and monotonic() - heard >= goal.patience
+                    last_message = monotonic()
+                is_over = goal is not None and monotonic() - last_message >= goal.patience
                 if kept is not None and (batches or kept.done()):
-                    # A stop meanwhile is to end this loop, and not what is being written.
+                    # A stop ends this loop, but not the write.
                     await asyncio.shield(kept)
                     kept = None
                 if batches:
@@ -243,11 +244,11 @@ class Receiver:
                     kept = asyncio.create_task(self._keep(batches))
         finally:
             if kept is not None:
-                # It is in the spool, or will be: to leave it unacked would have it come again.
+                # Finish writing and acking: otherwise the messages would be redelivered.
                 await asyncio.shield(kept)
 
     async def _wait_for_room(self) -> float:
-        """Return when there is room; the seconds that it had to be waited for."""
+        """Wait until there is room. Returns the seconds waited."""
         began = monotonic()
         while not self.has_room:
             self._room.clear()
@@ -257,14 +258,14 @@ class Receiver:
         return monotonic() - began
 
     async def _gather(self, consumer: MessageConsumer[bytes], most: int) -> list[MessageBatch[bytes]]:
-        """The messages of one segment; none after some idle time."""
+        """Receive the messages of one segment; none after some idle time."""
         found: list[MessageBatch[bytes]] = []
         rows = size = 0
         most = min(most, self._rows)
         left = IDLE / 2
         ends = 0.0
         while rows < most and size < self._bytes and left > 0:
-            # The consumer may hold the bytes of several.
+            # The consumer may have buffered the bytes of several segments.
             fit = int((self._bytes - size) / self._mean)
             batch = await consumer.next_batch(max(1, min(most - rows, fit)), timeout=left)
             if not batch:
@@ -280,7 +281,7 @@ class Receiver:
 
     async def _keep(self, batches: Sequence[MessageBatch[bytes]]) -> None:
         """Write, then ack."""
-        # One whose lease was lost comes again, perhaps to another.
+        # A message with a lost lease is redelivered, perhaps to another consumer.
         messages = [message for batch in batches for message in batch if not message.lease_lost]
         written = await asyncio.to_thread(self._write, messages) if messages else None
         self._in_hand = 0
@@ -291,12 +292,12 @@ class Receiver:
             if isinstance(end, BaseException) and not isinstance(end, BrokerError):
                 raise end
             if end is not None:
-                logger.warning("Messages that are in the spool were not acked, and are dropped when they come: %s", end)
+                logger.warning("Messages in the spool were not acked, and are dropped on redelivery: %s", end)
         if written is not None:
             await asyncio.to_thread(self._acked, messages, *written)
 
     def _write(self, messages: list[Message[bytes]]) -> tuple[Any, int | None, set[str]]:
-        """The identities of all, the segment's number if there is one, and what was there before."""
+        """Write the new messages. Returns all identities, the segment's number if any, and known identities."""
         stamps = stamps_of(messages)
         places = places_of(messages) if stamps is None else None
         table: Any = table_of(messages, self._columns, stamps, places)
@@ -313,13 +314,13 @@ class Receiver:
         return names, self._spool.add(table, self._options.arrow_rows) if table.num_rows else None, repeated
 
     def _may_be_redelivered(self, messages: list[Message[bytes]], stamps: Stamps | None) -> bool:
-        """Whether some may have come before and were acked: the broker says so, or they lie behind what has come."""
-        # What an earlier process wrote may come again too, of a broker that was killed with it.
+        """Whether some may be redelivered after their ack: by their delivery attempt, or by their offset."""
+        # A broker that was killed may also redeliver messages that an earlier process wrote.
         self._highest.update(self._spool.inherit())
         again = any((message.delivery_attempt or 1) > 1 for message in messages)
         if stamps is None:
             return again
-        # A broker that was killed may count deliveries from 1 again.
+        # A broker that was killed may count deliveries from 1 again, so compare offsets.
         for message, place in zip(messages, stamps[0], strict=True):
             if place > self._highest.get(message.topic, -1):
                 self._highest[message.topic] = place
@@ -334,7 +335,7 @@ class Receiver:
         self._spool.settled(repeated.difference(unsure))
         self._spool.acked(number, unsure)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.to_thread(self._spool.beat)
             await asyncio.sleep(BEAT)
@@ -348,12 +349,12 @@ class Receiver:
         try:
             lags = [await bus.admin.lag(topic, self._options.subscription or "") for topic in topics]
         except BrokerError as error:
-            logger.debug("The broker does not tell what waits: %s", error)
+            logger.debug("The lag is unknown: %s", error)
             return
         kept = self._kept
-        # Of what is not settled some is in the spool and not acked yet.
+        # Some unsettled messages are already in the spool.
         unsettled = sum(each.waiting + (each.unsettled or 0) for each in lags)
-        self._seen = (unsettled - (kept - self._settled), kept)
+        self._last_lag = (unsettled - (kept - self._settled), kept)
 
     @property
     def _kept(self) -> int:
@@ -370,7 +371,7 @@ class Receiver:
 
 
 async def _identity_of(bus: Bus, topic: str) -> str | None:
-    """What tells a topic from another of the same name, if we may ask."""
+    """The broker's id of a topic; None without the right to ask or where there is none."""
     try:
         return await bus.admin.topic_identity(topic)
     except (NotAuthorized, Unsupported):

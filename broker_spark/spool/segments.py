@@ -1,6 +1,6 @@
 """Segments of a spool: Arrow files by number. Blocking where it reads and writes; any thread.
 
-The name tells all that planning needs: `<number>-<token of its owner>-<rows>-<bytes>.arrow`.
+The name has all that planning needs: `<number>-<token of its owner>-<rows>-<bytes>.arrow`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker_spark.common.schema import arrow_schema
 __all__ = ["IDENTITY", "Segment", "columns_of", "identities_of", "listed", "read", "sweep", "write"]
 
 IDENTITY: Final = "identity"
-"""The column that tells a message from all others of the subscription."""
+"""The column with the identity of each message."""
 _DIRECTORY: Final = "segments"
 _NAME: Final = re.compile(r"(\d{12})-(\w+)-(\d+)-(\d+)\.arrow")
 
@@ -43,13 +43,13 @@ class Segment:
 
 
 def listed(files: Files) -> list[Segment]:
-    """All that there are, by number; of a number there may be one of an owner that lost its spool."""
+    """All segments by number. A number may occur twice: an owner that lost the spool may have left a file."""
     matches = (_NAME.fullmatch(name) for name in files.names(_DIRECTORY))
     return [Segment(int(each[1]), each[2], int(each[3]), int(each[4])) for each in matches if each is not None]
 
 
 def sweep(files: Files) -> None:
-    """Remove what was never whole."""
+    """Delete incomplete files."""
     files.sweep(_DIRECTORY)
 
 
@@ -71,7 +71,7 @@ def columns_of(files: Files, segment: Segment) -> list[str]:
 
 
 def identities_of(files: Files, segment: Segment) -> list[str]:
-    """What tells its messages from others."""
+    """The identities of its messages."""
     with _opened(files, segment) as reader:
         return [
             identity
@@ -83,7 +83,7 @@ def identities_of(files: Files, segment: Segment) -> list[str]:
 def read(files: Files, place: str, segment: Segment, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
     """Its rows, in the order they were received.
 
-    :raises OffsetOutOfRange: it is not there, or not whole.
+    :raises OffsetOutOfRange: it is missing or incomplete.
     """
     schema: Any = arrow_schema(columns)
     rows = 0
@@ -99,10 +99,10 @@ def read(files: Files, place: str, segment: Segment, columns: Sequence[str]) -> 
         raise OffsetOutOfRange(
             f"There is no {segment.name} in the spool {place} on this executor",
             native=error,
-            advice="Option spool has to be a directory that driver and executors all see",
+            advice="Set option spool to a directory that driver and executors all see",
         ) from error
     if rows != segment.rows:
-        raise OffsetOutOfRange(f"{segment.name} in the spool {place} has {rows} rows, and {segment.rows} were written")
+        raise OffsetOutOfRange(f"{segment.name} in the spool {place} has {rows} rows, but {segment.rows} were written")
 
 
 @contextmanager
@@ -114,5 +114,5 @@ def _opened(files: Files, segment: Segment) -> Generator[Any]:
         raise OffsetOutOfRange(
             f"{segment.name} of the spool is incomplete: {error}",
             native=error,
-            advice="Restore it if its messages are acked; else remove it, and they come again",
+            advice="Restore it if its messages are acked; else delete it, and they are redelivered",
         ) from error

@@ -294,7 +294,7 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
         with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted.*create it again.*checkpointLocation of its own"):
             query.batch()
     assert isinstance(planned[0], Range)
-    with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted since the read was planned.*Begin a new checkpoint"):
+    with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted after planning.*Begin a new checkpoint"):
         rows_of(query.options, planned[0])
     with pytest.raises(TopicNotFound, match=r"Create it with .*ensure_topic"):
         Query(url, topic)

@@ -146,7 +146,7 @@ def test_spark_copies_a_log_of_pulsar(
 @pytest.mark.parametrize("url", ["pubsub", "servicebus"], indirect=True)
 def test_a_broker_without_a_log_is_streamed_as_a_queue(url: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
-    with pytest.raises(Unsupported, match="Stream it as a queue, with options subscription and spool"):
+    with pytest.raises(Unsupported, match="Stream it with options subscription and spool"):
         Query(url, topic)
 
 

@@ -10,7 +10,7 @@ from broker_spark.runtime.spark_errors import as_batch_error
 def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:
     """By a long text its search for an interruption takes all of a thread's stack, and the query stands still."""
     told = as_batch_error(ValueError("wrong\n" + "at org.apache.spark\n" * 10_000))
-    assert str(told).startswith("The batch ended with ValueError: wrong\n")
+    assert str(told).startswith("The batch failed with ValueError: wrong\n")
     assert len(str(told)) < 600
     assert isinstance(as_batch_error(SystemExit(1)), Exception)
 

@@ -92,7 +92,7 @@ def test_a_query_whose_end_cannot_be_written_gives_its_spool_back(
     with monkeypatch.context() as full:
         full.setattr(LocalFiles, "write", no_room)
         spool.release()
-    assert f"The spool {tmp_path} has no word of its query's end, and belongs to this process" in caplog.text
+    assert f"The spool {tmp_path} could not be released, and is owned by this process" in caplog.text
     assert "No space left on device: 'owners/" in caplog.text
     again = opened(tmp_path)
     assert (again.first, again.next) == (0, 1)

@@ -192,7 +192,7 @@ def broker_with_topics(monkeypatch: pytest.MonkeyPatch) -> None:
         pattern = options.pattern
         return [*options.topics] if pattern is None else [topic for topic in THERE if re.fullmatch(pattern, topic)]
 
-    for module in ("topics", "topics_source"):
+    for module in ("common.topics", "checkpoint.topics_source"):
         monkeypatch.setattr(f"broker_spark.{module}.chosen_topics", chosen)
     monkeypatch.setattr("broker_spark.common.topics.identity_of", lambda bus, topic: THERE[topic])
 
