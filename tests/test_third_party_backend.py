@@ -19,25 +19,38 @@ from typing import Any, ClassVar
 import pytest
 
 import broker
-from broker.capabilities import (
+from broker import (
+    BrokerError,
     Capabilities,
+    Closed,
     ConfirmedAck,
+    LeaseLost,
     LeaseMode,
     Limits,
+    Message,
     MessageCapabilities,
+    OutboundMessage,
+    Outcome,
     PublishCapabilities,
+    Receipt,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unsupported,
 )
-from broker.driver.contract import Lag, MessageSubscription, Settlement, SubscriptionInfo, TopicInfo
+from broker.driver import (
+    Connected,
+    Hooks,
+    Lag,
+    MessageSubscription,
+    Settlement,
+    SubscriptionInfo,
+    TopicInfo,
+    UrlParts,
+)
 from broker.driver.settings import BackendSettings
-from broker.errors import BrokerError, Closed, LeaseLost, SubscriptionNotFound, TopicNotFound, Unsupported
-from broker.hooks import Connected, Hooks
-from broker.messages import Message, Outcome
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
 from broker.testing import Harness
 from broker.testing.conformance import Conformance
 from broker.testing.runner import check
-from broker.urls import UrlParts
 
 CAPABILITIES = Capabilities(
     backend="shelf",

@@ -130,7 +130,7 @@ class MessageConsumer(Generic[T]):
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether one of this consumer's handlers runs in the task."""
-        return self._engine is not None and task in self._engine.workers
+        return self._engine is not None and task in self._engine.takers.workers
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -21,12 +21,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
+from broker.driver.backoff import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, Place, TellsPlace
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
@@ -37,7 +37,7 @@ from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.records import Record
 
-__all__ = ["DeadLetterWriter", "LetterPump", "LetterTopic", "MakeLetter", "confirms", "describe", "make_dead_letter"]
+__all__ = ["DeadLetterWriter", "LetterTopic", "LetterWriter", "MakeLetter", "confirms", "describe", "make_dead_letter"]
 
 
 MakeLetter = Callable[[InvalidMessage | None], OutboundMessage]
@@ -47,7 +47,7 @@ _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 30.0
 
 
-class LetterPump:
+class LetterWriter:
     """Writes and repeats, until `close`."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class LetterPump:
         :raises BrokerError: a write failed, and `close` was called.
         """
         letters = [shapes[0](None)]
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         shape = 0
         while True:
             try:
@@ -93,11 +93,9 @@ class LetterPump:
                 failure = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
                 if self._closing.is_set():
                     raise failure from None
-                failed(failure, pause)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._closing.wait()
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                delay = backoff.next()
+                failed(failure, delay)
+                await pause(delay, self._closing)
             else:
                 return
 
@@ -186,7 +184,7 @@ class DeadLetterWriter:
         self._publish = publish
         self._limits = limits
         self._hooks = hooks
-        self._pump = LetterPump()
+        self._pump = LetterWriter()
 
     def close(self) -> None:
         """Repeat no failed write from now on; one that is under way may still succeed."""

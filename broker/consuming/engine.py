@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from broker.capabilities import MessageCapabilities
 from broker.consuming.dead_letters import DeadLetterWriter, describe
-from broker.consuming.failure_policy import Disposition
-from broker.consuming.in_flight import Intake, tell_received_again
+from broker.consuming.failure_policy import FailurePolicy
+from broker.consuming.in_flight import InFlight, Takers
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
@@ -27,7 +27,7 @@ from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
 
-__all__ = ["Engine", "OpenSource", "intake_of"]
+__all__ = ["Engine", "OpenSource", "policy_of"]
 
 OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
 
@@ -36,7 +36,7 @@ _LOOK_AGAIN: Final = 0.5
 
 
 class Engine:
-    """Runs the intakes of one consumer.
+    """Runs one consumer: hands messages over, waits and ends.
 
     :param sources: topic and opener of each source.
     """
@@ -59,27 +59,26 @@ class Engine:
         self.options = options
         self.attempts = Attempts()
         self.capabilities = capabilities
-        self.disposition = Disposition(self, retry, dead_letter, subscription, retry_writer)
-        self.wanted = 0
-        self.workers: set[asyncio.Task[None]] = set()
+        self.retry = retry
+        self._dead_letter = dead_letter
+        self._subscription = subscription
+        self._retry_writer = retry_writer
+        self.takers = Takers()
         self._decode = None if codec is None else codec.decode
         self._delivery_bound = retry.delivery_bound
-        # Without dead letters the handler may as well have the last delivery.
         self._last_delivery = capabilities.delivery_limit if isinstance(dead_letter, DeadLetterWriter) else None
         self._sources = sources
-        self._intakes: deque[Intake] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.policies: list[FailurePolicy] = []
+        self._in_flight: deque[InFlight] = deque()
         self._ended = False
         self._idle = False
         self._fatal: BrokerError | None = None
         self._fatal_cause: BrokerError | None = None
-        self._quiet: asyncio.Future[None] | None = None
         self.ended = asyncio.Event()
         self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.owner: object | None = None
         """The consumer, which must be known to its bus for as long as anything runs here, whoever forgets it."""
-        self._active_at = self._loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._tell_idle: list[TellsIdle] = []
         self._asking: asyncio.Task[None] | None = None
@@ -88,22 +87,33 @@ class Engine:
         """Open all sources, or none."""
         share = self.options.max_outstanding // len(self._sources)
         byte_share = self.options.max_outstanding_bytes // len(self._sources)
-        prefetch = self.options.prefetch or share
-        opened: list[tuple[Intake, MessageSource]] = []
+        opened: list[tuple[FailurePolicy, MessageSource]] = []
         try:
             for topic, open_source in self._sources:
-                intake = Intake(self, topic, share, byte_share, prefetch, self._make_ready(share))
-                opened.append((intake, await open_source(intake)))
+                in_flight = InFlight(
+                    topic,
+                    takers=self.takers,
+                    ready=self._make_ready(share),
+                    options=self.options,
+                    hooks=self.hooks,
+                    attempts=self.attempts,
+                    max_messages=share,
+                    max_bytes=byte_share,
+                    failed=self.fail,
+                )
+                policy = FailurePolicy(in_flight, self.retry, self._dead_letter, self._subscription, self._retry_writer)
+                opened.append((policy, await open_source(in_flight)))
         except BaseException:
             for _, source in opened:
                 await source.close()
             raise
-        for intake, source in opened:
-            self._intakes.append(intake)
-            intake.start(source, self.capabilities, confirm=bool(self.options.confirm_acks))
+        for policy, source in opened:
+            self.policies.append(policy)
+            self._in_flight.append(policy.in_flight)
+            policy.start(source, self.capabilities)
             if isinstance(source, TellsIdle):
                 self._tell_idle.append(source)
-        self._active_at = self._loop.time()
+        self.takers.active()
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
 
@@ -113,59 +123,55 @@ class Engine:
     def running(self) -> bool:
         return not self._ended
 
-    @property
-    def concurrency(self) -> int:
-        return len(self.workers) or 1
-
     def take(self) -> Message[Any] | None:
         """The next message, if one is there; sources take turns."""
-        for _ in range(len(self._intakes)):
-            intake = self._intakes[0]
-            self._intakes.rotate(-1)
-            while not self._ended and (message := intake.ready.take()) is not None:
-                if self._admitted(intake, (message,)):
-                    intake.handed_over(1)
+        for _ in range(len(self._in_flight)):
+            in_flight = self._in_flight[0]
+            self._in_flight.rotate(-1)
+            while not self._ended and (message := in_flight.ready.take()) is not None:
+                if self._admitted(in_flight, (message,)):
+                    in_flight.handed_over(1)
                     return message
         return None
 
     def take_batch(self, most: int) -> list[Message[Any]]:
         """Up to `most` of the messages that are there; sources take turns to be first."""
         batch: list[Message[Any]] = []
-        for _ in range(len(self._intakes)):
+        for _ in range(len(self._in_flight)):
             if len(batch) == most:
                 break
-            intake = self._intakes[0]
-            self._intakes.rotate(-1)
+            in_flight = self._in_flight[0]
+            self._in_flight.rotate(-1)
             before = len(batch)
-            while not self._ended and len(batch) < most and (taken := intake.ready.take_some(most - len(batch))):
-                batch += self._admitted(intake, taken)
+            while not self._ended and len(batch) < most and (taken := in_flight.ready.take_some(most - len(batch))):
+                batch += self._admitted(in_flight, taken)
             if len(batch) > before:
-                intake.handed_over(len(batch) - before)
+                in_flight.handed_over(len(batch) - before)
         return batch
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
         """Wait until something may be there to take, or the consumer ends; False when `timeout` passed first."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append(waiter)
-        self.wanted += wanted
+        self.takers.waiters.append(waiter)
+        self.takers.wanted += wanted
         timer = None if timeout is None else self._loop.call_later(timeout, _resolve, waiter, TimeoutError())
-        for intake in self._intakes:
-            intake.poke()
+        for in_flight in self._in_flight:
+            in_flight.poke()
         try:
             await waiter
         except TimeoutError:
             return False
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._wake(1)
+                self.takers.wake(1)
             raise
         finally:
-            self.wanted -= wanted
+            self.takers.wanted -= wanted
             if timer is not None:
                 timer.cancel()
             # A wake takes waiters out, also those that turn out to be cancelled.
             with suppress(ValueError):
-                self._waiters.remove(waiter)
+                self.takers.waiters.remove(waiter)
         return True
 
     def check(self) -> bool:
@@ -183,51 +189,19 @@ class Engine:
             return False
         raise Closed("The consumer is closed", advice="Open a new one") from self._fatal_cause
 
-    def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None:
-        """Take in what an intake fetched."""
-        self._active_at = self._loop.time()
-        if (last := self._last_delivery) is not None and not self.options.ordered_by_key:
-            # What waits for a handler may lose its lease, or be given back, and this was the last delivery then.
-            messages = [each for each in messages if not self.disposition.give_up_last(intake, each, last)]
-        refused = intake.ready.put_all(messages)
-        for message, delay in refused:
-            intake.release((message,), min(delay, self.capabilities.native_delay))
-        if self._waiters:
-            self._wake(len(messages) - len(refused))
-
-    def deliver_again(self, message: Message[Any]) -> None:
-        """Hand a held message over once more."""
-        intake = intake_of(message)
-        intake.ready.put_again(message)
-        if self.hooks.listening:
-            tell_received_again(self.hooks, intake.topic, message)
-        self._wake(1)
-
-    def active(self) -> None:
-        """Messages may follow: silence counts from now on."""
-        self._active_at = self._loop.time()
-
-    def settled(self) -> None:
-        """Something was settled or lost: lanes may have opened, handlers may have ended."""
-        self._active_at = self._loop.time()
-        if self._waiters:
-            self._wake(sum(len(intake.ready) for intake in self._intakes))
-        if self._quiet is not None and not self._quiet.done():
-            self._quiet.set_result(None)
-
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
         open_ones = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
             await _all([message.nack(delay) for message in open_ones])
             return
-        parts: dict[Intake, list[Message[Any]]] = {}
-        if len(self._intakes) == 1:
-            parts[self._intakes[0]] = open_ones
+        parts: dict[InFlight, list[Message[Any]]] = {}
+        if len(self._in_flight) == 1:
+            parts[self._in_flight[0]] = open_ones
         else:
             for message in open_ones:
-                parts.setdefault(intake_of(message), []).append(message)
-        await _all([answer for intake, part in parts.items() if (answer := intake.ack_all(part)) is not None])
+                parts.setdefault(policy_of(message).in_flight, []).append(message)
+        await _all([answer for in_flight, part in parts.items() if (answer := in_flight.ack_all(part)) is not None])
         if len(open_ones) < len(messages):
             lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
             if lost is not None:
@@ -251,9 +225,9 @@ class Engine:
             self._idle_timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
-        for intake in self._intakes:
-            intake.stop_fetching()
-        self._wake(len(self._waiters))
+        for in_flight in self._in_flight:
+            in_flight.stop_fetching()
+        self.takers.wake(len(self.takers.waiters))
         self._winding_down = self._loop.create_task(self._wind_down(), name="broker-consumer-wind-down")
 
     async def close(self) -> None:
@@ -267,59 +241,61 @@ class Engine:
         self.end()
         if self._winding_down is not None:
             await self._winding_down
-        for intake in self._intakes:
-            intake.release([m for m in intake.held if m.state is _OPEN and not m.in_use])
+        for in_flight in self._in_flight:
+            in_flight.release([m for m in in_flight.held if m.state is _OPEN and not m.in_use])
         while (busy := self._busy()) is not None and (left := deadline - self._loop.time()) > 0:
-            self._quiet = self._loop.create_future()
-            await asyncio.wait({self._quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        late = [worker for worker in self.workers if not worker.done()]
+            self.takers.quiet = self._loop.create_future()
+            await asyncio.wait({self.takers.quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        late = [worker for worker in self.takers.workers if not worker.done()]
         for worker in late:
             worker.cancel()
         if late:
             await asyncio.wait(late, timeout=0.1)
-        await self.disposition.close(deadline)
-        for intake in self._intakes:
-            intake.release([message for message in intake.held if message.state is _OPEN])
-        await asyncio.gather(*(intake.close(deadline + 0.5) for intake in self._intakes))
+        await asyncio.gather(*(policy.close(deadline) for policy in self.policies))
+        for in_flight in self._in_flight:
+            in_flight.release([message for message in in_flight.held if message.state is _OPEN])
+        await asyncio.gather(*(in_flight.close(deadline + 0.5) for in_flight in self._in_flight))
 
     def _busy(self) -> set[asyncio.Task[None]] | None:
         """The workers that still run, perhaps none, if anything is still being handled; else None."""
-        workers = {worker for worker in self.workers if not worker.done()}
-        if workers or any(message.in_use for intake in self._intakes for message in intake.held):
+        workers = {worker for worker in self.takers.workers if not worker.done()}
+        if workers or any(message.in_use for in_flight in self._in_flight for message in in_flight.held):
             return workers
         return None
 
     async def _wind_down(self) -> None:
-        await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
-        self.disposition.stop()
-        for intake in self._intakes:
-            intake.ready.drain()
+        await asyncio.gather(*(in_flight.fetching_stopped(self.options.close_timeout) for in_flight in self._in_flight))
+        for policy in self.policies:
+            policy.stop()
+        for in_flight in self._in_flight:
+            in_flight.ready.drain()
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
-            intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
+            in_flight.release([m for m in in_flight.held if m.state is _OPEN and m.lease_ends is None])
 
-    def _admitted(self, intake: Intake, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+    def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
         """Those still ours that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
-        if intake.lose_over is not None:
-            intake.lose_over(messages)
+        if in_flight.lose_over is not None:
+            in_flight.lose_over(messages)
         admitted: list[Message[Any]] = []
         lease_ends = self._loop.time() + self.options.max_lease
-        bound, last, decode = self._delivery_bound, self._last_delivery, self._decode
+        bound, decode = self._delivery_bound, self._decode
+        last = self._last_delivery
         for message in messages:
             if message.state is not _OPEN:
                 continue
             # Deliveries from memory count as those of the broker do.
             tries = message.delivery_attempt or 0
             if tries > bound and tries - self.attempts.releases(message) > bound:
-                self.disposition.give_up_soon(intake, message, f"delivered {tries - 1} times without being settled")
+                policy_of(message).give_up_soon(message, f"delivered {tries - 1} times without being settled")
                 continue
-            if last is not None and self.disposition.give_up_last(intake, message, last):
+            if last is not None and policy_of(message).give_up_last(message):
                 continue
             if decode is not None:
                 try:
                     message.decoded = decode(message.data)
                 except Exception as error:
                     told = error.message if isinstance(error, DecodeError) else describe(error)
-                    self.disposition.give_up_soon(intake, message, f"cannot be decoded: {told}", error)
+                    policy_of(message).give_up_soon(message, f"cannot be decoded: {told}", error)
                     continue
             message.lease_ends = lease_ends
             admitted.append(message)
@@ -331,14 +307,6 @@ class Engine:
         share = max(1, most // 4) if self.capabilities.native_delay > 0 else None
         return Lanes(share, self._loop.time, self.capabilities.lease_seconds)
 
-    def _wake(self, count: int) -> None:
-        waiters = self._waiters
-        while count > 0 and waiters:
-            waiter = waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1
-
     def _arm_idle_timer(self, seconds: float) -> None:
         self._idle_timer = self._loop.call_later(seconds, self._check_idle)
 
@@ -346,10 +314,10 @@ class Engine:
         allowed = self.options.stop_when_idle
         if allowed is None or self._ended:
             return
-        if any(intake.held for intake in self._intakes):
+        if any(in_flight.held for in_flight in self._in_flight):
             self._arm_idle_timer(allowed)
             return
-        idle = self._loop.time() - self._active_at
+        idle = self._loop.time() - self.takers.active_at
         if idle < allowed:
             self._arm_idle_timer(allowed - idle)
         elif self._tell_idle:
@@ -359,7 +327,7 @@ class Engine:
 
     async def _ask_idle(self, seconds: float) -> None:
         """End if the sources say that no message means that there is none, and nothing comes meanwhile."""
-        active_at = self._active_at
+        active_at = self.takers.active_at
         try:
             idle = True
             for source in self._tell_idle:
@@ -369,7 +337,7 @@ class Engine:
             self.fail(error)
             return
         self._asking = None
-        if idle and active_at == self._active_at:
+        if idle and active_at == self.takers.active_at:
             self._end_idle()
         else:
             self._arm_idle_timer(_LOOK_AGAIN)
@@ -379,9 +347,9 @@ class Engine:
         self.end()
 
 
-def intake_of(message: Message[Any]) -> Intake:
-    """The intake that a consumer's message came from."""
-    assert isinstance(message.owner, Intake)
+def policy_of(message: Message[Any]) -> FailurePolicy:
+    """The failure policy of the source that a consumer's message came from."""
+    assert isinstance(message.owner, FailurePolicy)
     return message.owner
 
 

@@ -1,12 +1,10 @@
-"""Keeps messages in memory until their delay is over, for delays that the broker cannot keep itself.
+"""What happens to messages that were not simply acked: retries, delays, retry topics, dead letters.
 
-One timer serves all. Held messages stay outstanding and their leases renewed; the number held is bounded by
-the caller. Used on one event loop.
+`DelayHolder` keeps messages in memory for delays that the broker cannot keep; they stay outstanding, and their leases
+are renewed.
 
-What becomes of messages that were not simply acked: retried, dead-lettered, dropped, or brought back later.
-
-One per consumer. Its tasks belong to the consumer: they go on when whoever asked is cancelled; a close lets writes
-that are under way end, and gives back what was not written. Used on one event loop.
+*Concurrency.* One event loop. *Cancellation.* A write that was started goes on when its caller is cancelled; a close
+lets writes end until its deadline, then gives the messages back. *Failure.* Failed writes are retried by their writers.
 """
 
 from __future__ import annotations
@@ -14,26 +12,28 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from math import inf
 from typing import Any
 
-from broker.capabilities import LeaseMode
+from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
 from broker.consuming.dead_letters import DeadLetterWriter, describe
-from broker.consuming.in_flight import Host, Intake, keep
+from broker.consuming.in_flight import InFlight, enter, leave
+from broker.consuming.leases import tell_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import RetryTopic, Settlement
+from broker.driver.contract import KeepsTries, MessageSource, RetryTopic, Settlement
 from broker.driver.leases import TellsLeaseLeft
 from broker.driver.retry_message import letter_of
-from broker.errors import InvalidMessage, LeaseLost, SettleError, Unsupported
+from broker.driver.tasks import TaskSet
+from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 
-__all__ = ["DelayHolder", "Disposition"]
+__all__ = ["DelayHolder", "FailurePolicy"]
 
 
 class DelayHolder:
@@ -75,28 +75,95 @@ class DelayHolder:
 logger = logging.getLogger("broker")
 
 
-class Disposition:
-    """Carries out a consumer's retry policy and dead-letter choice."""
+class FailurePolicy:
+    """Carries out the retry policy and the dead-letter choice of a consumer for one source.
+
+    Implements `MessageOwner`: acks go straight to `in_flight`; nacks, rejections and failures are decided here.
+    """
 
     def __init__(
         self,
-        engine: Host,
+        in_flight: InFlight,
         retry: Retry,
         dead_letter: DeadLetterWriter | Drop | None,
         subscription: str,
         retry_writer: RetryWriter | None = None,
     ) -> None:
+        self.in_flight = in_flight
+        self.topic = in_flight.topic
         self.retry = retry
-        self._engine = engine
+        self._hooks = in_flight.hooks
+        self._attempts = in_flight.attempts
         self._dead_letter = dead_letter
         self._retry_writer = retry_writer
         self._subscription = subscription
         self._holder = DelayHolder(self._due)
-        self._intakes: dict[Message[Any], Intake] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        # A refused settlement was reported as SettleFailed; the caller that awaits the task gets it as well.
+        self._tasks = TaskSet("broker-letter", lambda error: logger.debug("Giving up a message failed: %s", error))
+        self._last_delivery: int | None = None
         self._stopped = False
 
-    def handler_failed(self, intake: Intake, message: Message[Any], error: Exception) -> None:
+    def start(self, source: MessageSource, capabilities: MessageCapabilities) -> None:
+        """Begin to fetch from the source that was opened with `in_flight` as its listener."""
+        if isinstance(self._dead_letter, DeadLetterWriter):
+            # Without dead letters the handler may as well have the last delivery.
+            self._last_delivery = capabilities.delivery_limit
+        # A message that waits for a handler may lose its lease or be given back: its last delivery would be wasted.
+        admits = self._last_delivery is not None and not self.in_flight.options.ordered_by_key
+        self.in_flight.start(
+            source,
+            capabilities,
+            owner=self,
+            admit=self._admit if admits else None,
+            handler_failed=self.handler_failed,
+        )
+
+    # -- MessageOwner ------------------------------------------------------------------------------------
+
+    async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
+        if outcome is Outcome.NACK:
+            self.in_flight.transacted.check_free(message)
+            await self.nack(message, delay)
+        elif outcome is Outcome.REJECT:
+            self.in_flight.transacted.check_free(message)
+            await self.reject(message, reason)
+        elif message.begin_settling(outcome):
+            await self.in_flight.carry_out(message, Settlement(message, outcome))
+        else:
+            self.in_flight.transacted.check_free(message)
+
+    async def extend(self, message: Message[Any], seconds: float) -> None:
+        check_seconds("seconds", seconds, zero=True)
+        if self.in_flight.capabilities.lease is LeaseMode.FIXED:
+            raise Unsupported(
+                f"The lease of message {message.id!r} cannot be extended: this broker has no lease renewal",
+                advice="Work in less time than capabilities.messages.lease_seconds, or have the lease made longer",
+            )
+        if message in self.in_flight.held:
+            message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
+
+    def begin(self, message: Message[Any]) -> None:
+        if self._hooks.handling:
+            enter(message, self._hooks.handling)
+
+    async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
+        if message.scope is not None:
+            leave(message, error)
+        self.in_flight.returned(message)
+        if error is None:
+            # A refused ack is an event and does not raise: the message is redelivered, and the loop goes on.
+            self.in_flight.ack_soon(message)
+            return False
+        if isinstance(error, Exception):
+            self.handler_failed(message, error)
+            return True
+        if message.state is SettleState.OPEN:
+            self.in_flight.release([message])
+        return False
+
+    # -- deciding ----------------------------------------------------------------------------------------
+
+    def handler_failed(self, message: Message[Any], error: Exception) -> None:
         """Settle a message whose handler raised, by the policy; returns at once.
 
         Where the handler had settled it, or its lease was lost, there is only to tell of the failure.
@@ -104,13 +171,13 @@ class Disposition:
         if message.state is not SettleState.OPEN:
             self._failed_late(message, error)
             return
-        failures = self._engine.attempts.failed(message)
+        failures = self._attempts.failed(message)
         total = failures + self._failures_before(message)
         retried = self.retry.retries(error)
         target = None
         delay = None
         if retried and failures < self.retry.max_attempts:
-            delay = min(self.retry.delay(failures), _kept_for(intake, message))
+            delay = min(self.retry.delay(failures), self._kept_for(message))
         elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
             delay = target.delay
         logger.warning(
@@ -121,19 +188,19 @@ class Disposition:
             "given up" if delay is None else f"again in {delay:.2f} s",
             exc_info=error,
         )
-        if self._engine.hooks.listening:
-            self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
+        if self._hooks.listening:
+            self._hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
         message.begin_settling(Outcome.REJECT if delay is None else Outcome.NACK)
         reason = f"failed {total} times" if retried else f"{type(error).__name__} is not retried"
         if target is not None:
-            self._soon(self._send_on(intake, message, target, reason, error, failures))
+            self._tasks.spawn(self._send_on(message, target, reason, error, failures))
         elif delay is not None:
-            self._bring_back(intake, message, delay, error)
+            self._bring_back(message, delay, error)
         else:
-            self._give_up_soon(intake, message, reason, error, total)
+            self._give_up_soon(message, reason, error, total)
 
     def _failed_late(self, message: Message[Any], error: Exception) -> None:
-        attempts = self._engine.attempts
+        attempts = self._attempts
         done = message.outcome is Outcome.ACK or message.outcome is Outcome.REJECT
         if done and message.state is not SettleState.LOST:
             # Nothing is to be remembered of a message that does not come again.
@@ -148,10 +215,10 @@ class Disposition:
             "it was lost" if message.outcome is None else f"its {message.outcome.name.lower()}",
             exc_info=error,
         )
-        if self._engine.hooks.listening:
-            self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
+        if self._hooks.listening:
+            self._hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
 
-    async def nack(self, intake: Intake, message: Message[Any], delay: float | None) -> None:
+    async def nack(self, message: Message[Any], delay: float | None) -> None:
         """Bring it back after the delay; the policy's first step without one.
 
         With retry topics it waits on one of them, and the call returns when it is there.
@@ -160,47 +227,49 @@ class Disposition:
             check_seconds("delay", delay, optional=True)
             target = self._retry_writer.for_delay(message, delay)
             if message.begin_settling(Outcome.NACK):
-                await _told(self._soon(self._send_on(intake, message, target, "nacked", None, 0)), message)
+                await _told(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
             return
-        if intake.lose_over is not None:
-            intake.lose_over((message,))
+        if self.in_flight.lose_over is not None:
+            self.in_flight.lose_over((message,))
         if delay is None:
-            delay = min(self.retry.delay(1), _kept_for(intake, message))
+            delay = min(self.retry.delay(1), self._kept_for(message))
         else:
-            self._check_delay(intake, message, delay)
+            self._check_delay(message, delay)
         if not message.begin_settling(Outcome.NACK):
             return
-        if not self._waits_here(intake, delay):
-            await intake.carry_out(message, _nacked(intake, message, delay))
-        elif (kept := self._hold(intake, message, delay)) is not None and intake.awaits_acks:
+        if not self._waits_here(delay):
+            await self.in_flight.carry_out(message, self._nacked(message, delay))
+        elif (kept := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
             await _told(kept, message)
 
-    async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None:
+    async def reject(self, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when its letter is written and it is settled.
 
         :raises LeaseLost, SettleError: it comes again, or may, beside its letter.
         """
         if message.begin_settling(Outcome.REJECT):
-            await _told(self._give_up_soon(intake, message, reason, None, self._tries(message)), message)
+            await _told(self._give_up_soon(message, reason, None, self._tries(message)), message)
 
-    def give_up_soon(self, intake: Intake, message: Message[Any], reason: str, error: Exception | None = None) -> None:
+    def give_up_soon(self, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
         if message.begin_settling(Outcome.REJECT):
-            self._give_up_soon(intake, message, reason, error, self._tries(message))
+            self._give_up_soon(message, reason, error, self._tries(message))
 
-    def give_up_last(self, intake: Intake, message: Message[Any], last: int) -> bool:
-        """Dead-letter it if the broker drops it after this delivery, whatever becomes of that but an ack."""
-        attempt = message.view.delivery_attempt(message.raw)
-        if attempt is None or attempt < last:
+    def give_up_last(self, message: Message[Any]) -> bool:
+        """Dead-letter the message if the broker drops it after this delivery unless it is acked."""
+        last = self._last_delivery
+        if last is None or (attempt := message.view.delivery_attempt(message.raw)) is None or attempt < last:
             return False
-        self.give_up_soon(intake, message, f"delivered {attempt} times, after which the broker drops it")
+        self.give_up_soon(message, f"delivered {attempt} times, after which the broker drops it")
         return True
 
+    def _admit(self, messages: Sequence[Message[Any]]) -> Sequence[Message[Any]]:
+        return [message for message in messages if not self.give_up_last(message)]
+
     def stop(self) -> None:
-        """Hold nothing more, and repeat no failed write; what was held is the intake's to give back."""
+        """Hold nothing more, and repeat no failed write; the caller gives back what was held."""
         self._stopped = True
         self._holder.close()
-        self._intakes.clear()
         if isinstance(self._dead_letter, DeadLetterWriter):
             self._dead_letter.close()
         if self._retry_writer is not None:
@@ -209,99 +278,79 @@ class Disposition:
     async def close(self, deadline: float) -> None:
         """Let the writes that are under way end, until the loop time `deadline`.
 
-        What was not written is open again, for the intake to give back.
+        What was not written is open again; the caller gives it back.
         """
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+        await self._tasks.wait(deadline - asyncio.get_running_loop().time())
 
-    def _bring_back(self, intake: Intake, message: Message[Any], delay: float, error: Exception | None = None) -> None:
+    def _bring_back(self, message: Message[Any], delay: float, error: Exception | None = None) -> None:
         """Hold it here, or have the broker do it; waits for neither."""
-        if self._waits_here(intake, delay):
-            self._hold(intake, message, delay)
+        if self._waits_here(delay):
+            self._hold(message, delay)
         else:
-            intake.carry_out_soon(_nacked(intake, message, delay, error))
+            self.in_flight.carry_out_soon(self._nacked(message, delay, error))
 
-    def _waits_here(self, intake: Intake, delay: float) -> bool:
-        in_process = self._engine.options.ordered_by_key or delay > intake.capabilities.native_delay
-        return in_process and self._has_room(intake)
+    def _waits_here(self, delay: float) -> bool:
+        in_process = self.in_flight.options.ordered_by_key or delay > self.in_flight.capabilities.native_delay
+        return in_process and self._has_room()
 
-    def _hold(self, intake: Intake, message: Message[Any], delay: float) -> asyncio.Task[None] | None:
+    def _hold(self, message: Message[Any], delay: float) -> asyncio.Task[None] | None:
         """Have it wait in memory; who writes that down, if anybody does."""
-        # A delivery that follows at once is told of by itself.
-        keeping = keep(intake, message, delay) if delay else None
-        copy = intake.again(message)
-        self._intakes[copy] = intake
+        # A delivery that follows at once is written down by itself.
+        keeping = self._keep(message, delay) if delay else None
+        copy = self.in_flight.again(message)
         self._holder.hold(copy, delay)
-        if self._engine.hooks.listening:
-            self._engine.hooks.emit(Settled(topic=intake.topic, nacked=1))
-        return None if keeping is None else self._soon(keeping)
+        if self._hooks.listening:
+            self._hooks.emit(Settled(topic=self.in_flight.topic, nacked=1))
+        return None if keeping is None else self._tasks.spawn(keeping)
 
-    def _check_delay(self, intake: Intake, message: Message[Any], delay: float) -> None:
+    def _check_delay(self, message: Message[Any], delay: float) -> None:
         """Whether somebody can keep such a delay.
 
         :raises ConfigurationError: it is not a number of seconds.
         :raises Unsupported: neither the broker nor this process can keep it.
         """
         check_seconds("delay", delay, zero=True)
-        longest = longest_delay(self._engine.options, intake.capabilities)
-        if message.state is SettleState.OPEN and (left := _kept_for(intake, message)) < min(delay, longest):
+        longest = longest_delay(self.in_flight.options, self.in_flight.capabilities)
+        if message.state is SettleState.OPEN and (left := self._kept_for(message)) < min(delay, longest):
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than what is left of the message's lease ({left:,.2f} s)",
                 advice="Ask for a shorter delay, or for none; nobody renews this lease",
             )
-        if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
+        if self.in_flight.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than this consumer can keep ({longest:,.10g} s)",
                 advice="Ask for a shorter delay"
-                if intake.capabilities.lease is LeaseMode.FIXED
+                if self.in_flight.capabilities.lease is LeaseMode.FIXED
                 else "Ask for a shorter delay or raise max_lease",
             )
 
-    def _has_room(self, intake: Intake) -> bool:
+    def _has_room(self) -> bool:
         # Order needs the message here whatever it costs; otherwise half of the room stays free for others, unless the
         # broker would send it again at once, and again, until it counts as undeliverable.
-        options = self._engine.options
-        here = options.ordered_by_key or intake.capabilities.native_delay == 0
-        return here or 2 * len(self._holder) < options.max_outstanding
+        options = self.in_flight.options
+        here = options.ordered_by_key or self.in_flight.capabilities.native_delay == 0
+        return here or 2 * len(self._holder) < self.in_flight.max_messages
 
     def _due(self, message: Message[Any]) -> None:
-        intake = self._intakes.pop(message, None)
-        if intake is None or message.state is not SettleState.OPEN:
+        if message.state is not SettleState.OPEN:
             return
-        if (keeping := keep(intake, message, 0.0)) is None:
-            self._engine.deliver_again(message)
+        if (keeping := self._keep(message, 0.0)) is None:
+            self.in_flight.deliver_again(message)
         else:
-            # As its first delivery, this one counts before anybody has it, who may not live to tell.
-            self._soon(keeping).add_done_callback(lambda _: self._deliver_again(message))
+            # Like a first delivery, this one counts before the handler gets it, which may kill the process.
+            self._tasks.spawn(keeping).add_done_callback(lambda _: self._deliver_again(message))
 
     def _deliver_again(self, message: Message[Any]) -> None:
         if message.state is SettleState.OPEN and not self._stopped:
-            self._engine.deliver_again(message)
+            self.in_flight.deliver_again(message)
 
     def _give_up_soon(
-        self, intake: Intake, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
+        self, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
     ) -> asyncio.Task[None]:
-        return self._soon(self._give_up(intake, message, reason, error, attempts))
-
-    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name="broker-letter")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # A refused settlement was reported as SettleFailed; whoever awaits the task gets it as well.
-            logger.debug("Giving up a message failed: %s", error)
+        return self._tasks.spawn(self._give_up(message, reason, error, attempts))
 
     async def _send_on(
         self,
-        intake: Intake,
         message: Message[Any],
         target: RetryTopic,
         reason: str,
@@ -316,17 +365,16 @@ class Disposition:
         except InvalidMessage as refused:
             logger.warning("Retry topic %r does not take message %r: %s", target.name, message.id, refused)
             reason = f"{reason}, and {target.name} does not take it: {refused.message}"
-            await self._give_up(intake, message, reason, error, self._tries(message), unwritable=True)
+            await self._give_up(message, reason, error, self._tries(message), unwritable=True)
         except BaseException as failure:
-            self._not_written(intake, message, failure)
+            self._not_written(message, failure)
             raise
         else:
             if message.state is SettleState.SETTLING:
-                await intake.carry_out(message, Settlement(message, Outcome.ACK, reason=reason))
+                await self.in_flight.carry_out(message, Settlement(message, Outcome.ACK, reason=reason))
 
     async def _give_up(
         self,
-        intake: Intake,
         message: Message[Any],
         reason: str,
         error: Exception | None,
@@ -337,9 +385,9 @@ class Disposition:
         message.lease_ends = None
         if self._dead_letter is None:
             if self._retry_writer is not None and not unwritable:
-                await self._send_on(intake, message, self._retry_writer.last(message), reason, error, 0)
+                await self._send_on(message, self._retry_writer.last(message), reason, error, 0)
             else:
-                self._bring_back(intake, message, self.retry.maximum)
+                self._bring_back(message, self.retry.maximum)
             return
         target = None
         outcome = Outcome.REJECT
@@ -351,21 +399,21 @@ class Disposition:
                     message, reason=reason, error=error, attempts=attempts, subscription=self._subscription
                 )
             except BaseException as failure:
-                self._not_written(intake, message, failure)
+                self._not_written(message, failure)
                 raise
-        self._engine.hooks.emit(DeadLettered(message=message, target=target, reason=reason))
+        self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
         told = "" if error is None else describe(error)
         # Whoever rejects has waited for the letter, and can wait for this too: else nobody hears of a refusal.
-        await intake.carry_out(message, Settlement(message, outcome, reason=reason, error=told), surely=True)
+        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=told), surely=True)
 
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
         """It was given up, and its lease ended before it was settled; tell those who listen, too."""
         error = LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was given up after its lease was lost")
         logger.warning("%s: it comes again", error.message)
-        if self._engine.hooks.listening:
-            self._engine.hooks.emit(SettleFailed(message=message, error=error))
+        if self._hooks.listening:
+            self._hooks.emit(SettleFailed(message=message, error=error))
         return error
 
     def _failures_before(self, message: Message[Any]) -> int:
@@ -374,10 +422,10 @@ class Disposition:
         return 0 if letter is None else letter.failures
 
     def _tries(self, message: Message[Any]) -> int | None:
-        failures = self._failures_before(message) + self._engine.attempts.failures(message)
+        failures = self._failures_before(message) + self._attempts.failures(message)
         return failures or message.delivery_attempt
 
-    def _not_written(self, intake: Intake, message: Message[Any], failure: BaseException) -> None:
+    def _not_written(self, message: Message[Any], failure: BaseException) -> None:
         """A letter that cannot be made, or was not written before the close, leaves its original to come again."""
         if message.state is not SettleState.SETTLING:
             return
@@ -385,19 +433,47 @@ class Disposition:
             message.state = SettleState.OPEN
             return
         logger.error("The letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
-        self._bring_back(intake, message, self.retry.maximum)
+        self._bring_back(message, self.retry.maximum)
 
+    def _nacked(self, message: Message[Any], delay: float, error: Exception | None = None) -> Settlement:
+        """Has the broker redeliver the message, at most as late as the broker can."""
+        text = "" if error is None else describe(error)
+        return Settlement(message, Outcome.NACK, min(delay, self.in_flight.capabilities.native_delay), error=text)
 
-def _nacked(intake: Intake, message: Message[Any], delay: float, error: Exception | None = None) -> Settlement:
-    """Has the broker bring it back, as late as it can."""
-    told = "" if error is None else describe(error)
-    return Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay), error=told)
+    def _kept_for(self, message: Message[Any]) -> float:
+        """The seconds for which the message can wait in memory; infinite where leases are renewed, or unknown."""
+        source = self.in_flight.source
+        return max(0.0, source.lease_left(message)) if isinstance(source, TellsLeaseLeft) else inf
 
+    def _keep(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
+        """Has the source store the tries and the delay (`KeepsTries`); None if the source cannot.
 
-def _kept_for(intake: Intake, message: Message[Any]) -> float:
-    """The seconds for which it can wait in memory; infinite where its lease is renewed, or no source tells."""
-    source = intake.source
-    return max(0.0, source.lease_left(message)) if isinstance(source, TellsLeaseLeft) else inf
+        Awaiting the result raises LeaseLost if the message was lost, and SettleError if the write failed: the message
+        waits in memory all the same.
+        """
+        source = self.in_flight.source
+        return self._kept(source, message, delay) if isinstance(source, KeepsTries) else None
+
+    async def _kept(self, source: KeepsTries, message: Message[Any], delay: float) -> None:
+        try:
+            error = await source.keep(message, delay)
+        except BrokerError as raised:
+            error = raised
+        except Exception as failure:
+            error = BackendError(f"The backend failed to write tries down: {failure}", native=failure)
+        if error is None:
+            return
+        if isinstance(error, LeaseLost):
+            self.in_flight.lost([message])
+            raise error
+        tell_not_renewed(self._hooks.emit, [message], [error])
+        raise SettleError(
+            f"The tries and the delay of message {message.id!r} of {message.topic!r} may not be stored: "
+            f"{error.message}",
+            native=error.native,
+            advice="The message waits in this process; if this process dies, it may be redelivered early and with a "
+            "lower attempt count",
+        ) from error
 
 
 async def _told(task: asyncio.Task[None], message: Message[Any]) -> None:

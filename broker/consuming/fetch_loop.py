@@ -15,12 +15,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from broker.driver.backoff import jitter
+from broker.driver.backoff import Backoff, pause
 from broker.driver.contract import MessageSource
 from broker.errors import BackendError, BrokerError
 from broker.messages import Message
 
-__all__ = ["FetchPump", "Prefetch"]
+__all__ = ["FetchLoop", "Prefetch"]
 
 
 _SECONDS: Final = 2.0
@@ -84,7 +84,7 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
 
 
-class FetchPump:
+class FetchLoop:
     """One per source.
 
     :param demand: how many messages and bytes may be fetched now; no messages means wait for `poke`.
@@ -118,7 +118,7 @@ class FetchPump:
         self._look_every = blocked_after / 4
         self._watch = self._loop.call_later(self._look_every, self._look)
         self._stopped = asyncio.Event()
-        self._task = self._loop.create_task(self._run(), name="broker-fetch-pump")
+        self._task = self._loop.create_task(self._run(), name="broker-fetch-loop")
 
     @property
     def waiting(self) -> bool:
@@ -153,7 +153,7 @@ class FetchPump:
             self._failed(BackendError(f"The backend failed to fetch: {error}", native=error))
 
     async def _fetch_until_stopped(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopped.is_set():
             max_messages, max_bytes = self._demand()
             if max_messages <= 0:
@@ -167,12 +167,11 @@ class FetchPump:
                     return
                 if not error.retriable:
                     raise
-                jittered = pause * jitter.uniform(0.8, 1.2)
-                self._retrying(error, jittered)
-                await self._sleep(jittered)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                delay = backoff.next()
+                self._retrying(error, delay)
+                await pause(delay, self._stopped)
                 continue
-            pause = _FIRST_PAUSE
+            backoff.reset()
             if messages:
                 self._deliver(messages)
             else:
@@ -192,10 +191,3 @@ class FetchPump:
             self._blocked(now - self._no_demand_since)
             self._no_demand_since = now
         self._watch = self._loop.call_later(self._look_every, self._look)
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopped.wait()
-        except TimeoutError:
-            return

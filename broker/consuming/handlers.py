@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import copy_context
 from typing import Any
 
-from broker.consuming import in_flight as scopes
-from broker.consuming.engine import Engine, intake_of
+from broker.consuming.engine import Engine, policy_of
+from broker.consuming.in_flight import leave
 from broker.errors import BrokerError, Closed, ConfigurationError
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
@@ -86,19 +86,20 @@ async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
 
 def conclude(message: Message[Any], error: BaseException | None) -> BaseException | None:
     """Settle what a handler left open; the error that is to go on, such as a cancellation."""
-    intake = intake_of(message)
+    policy = policy_of(message)
+    in_flight = policy.in_flight
     message.in_use = False
-    scopes.leave(message, error)
-    intake.returned(message)
+    leave(message, error)
+    in_flight.returned(message)
     if error is None:
-        intake.ack_soon(message)
+        in_flight.ack_soon(message)
         return None
     if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
     if isinstance(error, Exception) and not isinstance(error, NotAsync):
-        intake.engine.disposition.handler_failed(intake, message, error)
+        policy.handler_failed(message, error)
         return None
-    intake.release([message])
+    in_flight.release([message])
     return error
 
 
@@ -121,7 +122,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
     engine.check()
     cancelled = True
     workers = {asyncio.create_task(worker(), name=f"broker-worker-{name}") for _ in range(concurrency)}
-    engine.workers |= workers
+    engine.takers.workers |= workers
     ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{name}")
     try:
         running = workers
@@ -139,7 +140,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=LAST_CHANCE)
-        engine.workers -= workers
+        engine.takers.workers -= workers
         error = _first_error(workers)
         if error is not None and cancelled:
             logger.warning("A cancelled receive hides the error that ended a handler", exc_info=error)
@@ -150,7 +151,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
 async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
     """One worker that handles message by message, until the engine has no more to give."""
     handling = engine.hooks.handling
-    timeout = engine.disposition.retry.timeout
+    timeout = engine.retry.timeout
     while True:
         message = engine.take()
         if message is None:
@@ -158,10 +159,10 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
                 return
             await engine.wait(1, None)
             continue
-        intake = intake_of(message)
+        policy = policy_of(message)
         message.in_use = True
         if handling:
-            intake.begin(message)
+            policy.begin(message)
         error: BaseException | None = None
         try:
             await within(timeout, handler(message))
@@ -169,7 +170,7 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
             error = raised
         if error is None and message.scope is None:
             message.in_use = False
-            intake.ack_soon(message)
+            policy.in_flight.ack_soon(message)
         else:
             _raise(conclude(message, error))
 
@@ -177,7 +178,7 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
 async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_messages: int) -> None:
     """One worker that handles batch by batch, likewise."""
     handling = engine.hooks.handling
-    timeout = engine.disposition.retry.timeout
+    timeout = engine.retry.timeout
     while True:
         messages = engine.take_batch(max_messages)
         if not messages:
@@ -188,7 +189,7 @@ async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_message
         for message in messages:
             message.in_use = True
             if handling:
-                intake_of(message).begin(message)
+                policy_of(message).begin(message)
         results: Sequence[BaseException | None] | None = None
         try:
             results = await within(timeout, handler(MessageBatch(messages, engine)))
@@ -208,7 +209,7 @@ def _still(engine: Engine) -> bool:
         return engine.check()
     except Closed as closed:
         # Another worker has raised the fatal error, or somebody closed the consumer: both end this one.
-        if closed.__cause__ is None or engine.workers:
+        if closed.__cause__ is None or engine.takers.workers:
             return False
         raise
 

@@ -1,45 +1,36 @@
-"""Flow control: how many messages and bytes of one source may be unsettled at once. Used on one event loop.
+"""One source of a consumer: the messages that were fetched and not settled.
 
-Tells observers what came to a consumer and what was settled; called only where somebody listens.
+`InFlight` owns every message of its source from the fetch to the settlement. It runs the loops that fetch, settle and
+renew leases; bounds messages and bytes (`Flow`); and wakes the callers that wait (`Takers`). Calls go in one direction:
+the engine calls the failure policy, which calls `InFlight`.
 
-One event for each batch. Synchronous, on the consumer's event loop; never raises, as `Hooks.emit` does not.
-
-
-Enters what observers put around the handling of a message. An observer that raises is logged and changes nothing.
-
-One source of a consumer: what it has fetched and not settled, and the pumps and keepers around that.
-
-The intake owns every message of its source from the fetch to the settlement. Used on one event loop; a settlement
-asked for is carried out whether or not its caller is cancelled.
-
-
-Has a source write down what waits in the consumer's memory for its next delivery, where it can (`KeepsTries`).
+*Concurrency.* One event loop. *Cancellation.* A settlement that was requested is carried out, also if its caller is
+cancelled. *Failure.* A refused settlement is a `SettleFailed` event; a fatal fetch error goes to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.checks import check_seconds
-from broker.consuming import in_flight as scopes
-from broker.consuming.fetch_loop import FetchPump, Prefetch
-from broker.consuming.leases import LeaseKeeper, tell_not_renewed
+from broker.consuming.fetch_loop import FetchLoop, Prefetch
+from broker.consuming.leases import LeaseKeeper
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import Lanes, Ready
 from broker.consuming.retry.policy import Attempts
-from broker.consuming.settle_loop import SettlePump
+from broker.consuming.settle_loop import SettleLoop
 from broker.consuming.transactional_acks import Transacted
-from broker.driver.contract import KeepsTries, MessageSource, Settlement
+from broker.driver.contract import MessageSource, RedeliversInOrder, Settlement
 from broker.driver.leases import LosesOver
-from broker.errors import BackendError, BrokerError, LeaseLost, SettleError, Unsupported
+from broker.errors import BrokerError, LeaseLost
 from broker.hooks import (
     Event,
     FetchFailed,
@@ -51,19 +42,14 @@ from broker.hooks import (
     Settled,
     SettleFailed,
 )
-from broker.messages import Message, Outcome, SettleState
+from broker.messages import Message, MessageOwner, Outcome, SettleState
 
 __all__ = [
     "Flow",
-    "Host",
-    "Intake",
-    "blocked",
+    "InFlight",
+    "Takers",
     "enter",
-    "keep",
     "leave",
-    "tell_received",
-    "tell_received_again",
-    "tell_settled",
 ]
 
 
@@ -108,7 +94,7 @@ class Flow:
         self.bytes -= size
 
 
-def blocked(topic: str, held: Iterable[Message[Any]], flow: Flow, seconds: float) -> FlowBlocked | None:
+def _blocked(topic: str, held: Iterable[Message[Any]], flow: Flow, seconds: float) -> FlowBlocked | None:
     """Nothing was fetched for so long: who is to blame, if messages were handed over and nobody works on them."""
     # Buffered messages have not been given to anybody, so nobody forgot them.
     forgotten = (m for m in held if m.lease_ends is not None and m.state is SettleState.OPEN and not m.in_use)
@@ -131,7 +117,7 @@ _NACK = Outcome.NACK
 _RELEASE = Outcome.RELEASE
 
 
-def tell_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], size: int) -> None:
+def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], size: int) -> None:
     """These were fetched, of so many bytes together."""
     now = monotonic()
     for message in messages:
@@ -139,12 +125,7 @@ def tell_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], si
     hooks.emit(Received(topic=topic, messages=messages, bytes=size))
 
 
-def tell_received_again(hooks: Hooks, topic: str, message: Message[Any]) -> None:
-    """It comes again from memory; when it came first stays what it was."""
-    hooks.emit(Received(topic=topic, messages=(message,), bytes=0))
-
-
-def tell_settled(
+def _emit_settled(
     hooks: Hooks, topic: str, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]
 ) -> None:
     """These were carried out, or refused, which is told elsewhere; nothing if all were refused."""
@@ -197,80 +178,119 @@ _SETTLED = SettleState.SETTLED
 _LOST = SettleState.LOST
 
 
-class FailurePolicy(Protocol):
-    """What becomes of messages that were not simply acked."""
+class Takers:
+    """The callers that wait for messages of one consumer, and its workers; shared by all sources of the consumer.
 
-    def handler_failed(self, intake: Intake, message: Message[Any], error: Exception) -> None: ...
-    async def nack(self, intake: Intake, message: Message[Any], delay: float | None) -> None: ...
-    async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None: ...
+    :ivar wanted: how many messages the waiting callers want.
+    :ivar active_at: the loop time of the last activity; idleness counts from then.
+    """
 
+    __slots__ = ("_loop", "active_at", "quiet", "waiters", "wanted", "workers")
 
-class Host(Protocol):
-    """The consumer that an intake works for."""
-
-    @property
-    def hooks(self) -> Hooks: ...
-    @property
-    def options(self) -> ConsumerOptions: ...
-    @property
-    def attempts(self) -> Attempts: ...
-    @property
-    def disposition(self) -> FailurePolicy: ...
-    @property
-    def wanted(self) -> int:
-        """How many messages are being waited for."""
-        ...
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.wanted = 0
+        self.workers: set[asyncio.Task[None]] = set()
+        self.waiters: deque[asyncio.Future[None]] = deque()
+        self.active_at = self._loop.time()
+        self.quiet: asyncio.Future[None] | None = None
+        """Set while a close waits for handlers; resolved by each settlement."""
 
     @property
     def concurrency(self) -> int:
-        """How many messages are worked on at once, as far as is known; at least 1."""
-        ...
+        """How many messages are handled at once, as far as is known; at least 1."""
+        return len(self.workers) or 1
 
-    def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None: ...
-    def deliver_again(self, message: Message[Any]) -> None: ...
-    def active(self) -> None: ...
-    def settled(self) -> None: ...
-    def fail(self, error: BrokerError) -> None: ...
+    def active(self) -> None:
+        """Restart the idle time."""
+        self.active_at = self._loop.time()
+
+    def wake(self, count: int) -> None:
+        """Wake up to `count` waiting callers, the longest waiting first."""
+        waiters = self.waiters
+        while count > 0 and waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    def settled(self, ready: int) -> None:
+        """A message was settled or lost: `ready` others may be handed over now, and a close may go on."""
+        self.active_at = self._loop.time()
+        if self.waiters:
+            self.wake(ready)
+        if self.quiet is not None and not self.quiet.done():
+            self.quiet.set_result(None)
 
 
-class Intake:
-    """Implements `MessageOwner` for the messages of one source, and `SourceListener` for the source."""
+class InFlight:
+    """The messages of one source from the fetch to the settlement; implements `SourceListener` for the source.
+
+    :param failed: called with the fatal error that ended the fetch loop.
+    """
 
     def __init__(
-        self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int, ready: Ready
+        self,
+        topic: str,
+        *,
+        takers: Takers,
+        ready: Ready,
+        options: ConsumerOptions,
+        hooks: Hooks,
+        attempts: Attempts,
+        max_messages: int,
+        max_bytes: int,
+        failed: Callable[[BrokerError], None],
     ) -> None:
-        self.engine = engine
         self.topic = topic
         self.ready = ready
+        self.options = options
+        self.hooks = hooks
+        self.attempts = attempts
+        self.max_messages = max_messages
+        self._takers = takers
+        self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
         self.held: dict[Message[Any], int] = {}
         """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
         self._flow = Flow(topic, max_messages, max_bytes)
-        self._prefetch = Prefetch(min(prefetch, max_messages))
+        self._prefetch = Prefetch(min(options.prefetch or max_messages, max_messages))
         self._loop = asyncio.get_running_loop()
-        self._hooks = engine.hooks
-        self.transacted = Transacted(
-            self, lambda message, error: engine.disposition.handler_failed(self, message, error)
-        )
 
-    def start(self, source: MessageSource, capabilities: MessageCapabilities, *, confirm: bool) -> None:
-        """Begin to fetch from the source that was opened with this intake as its listener."""
+    def start(
+        self,
+        source: MessageSource,
+        capabilities: MessageCapabilities,
+        *,
+        owner: MessageOwner,
+        admit: Callable[[Sequence[Message[Any]]], Sequence[Message[Any]]] | None,
+        handler_failed: Callable[[Message[Any], Exception], None],
+    ) -> None:
+        """Begin to fetch from the source that was opened with this object as its listener.
+
+        :param owner: the owner of each fetched message.
+        :param admit: returns those of the fetched messages that a handler may see.
+        :param handler_failed: applies the retry policy after a transaction that failed.
+        """
         self.source = source
+        self._owner = owner
+        self._admit = admit
+        self.transacted = Transacted(self, handler_failed)
         self.lose_over = source.lose_over if isinstance(source, LosesOver) else None
         self.capabilities = capabilities
-        self.awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
+        self.awaits_acks = bool(self.options.confirm_acks) or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
-            self._lanes.in_order = getattr(source, "redelivers_in_order", False)
-        self._hide_held = self._hooks.show_held(self._flow)
-        self._settle_pump = SettlePump(source, self.concluded)
-        self._fetch_pump = FetchPump(
+            self._lanes.in_order = isinstance(source, RedeliversInOrder) and source.redelivers_in_order
+        self._hide_held = self.hooks.show_held(self._flow)
+        self._settle_loop = SettleLoop(source, self.concluded)
+        self._fetch_loop = FetchLoop(
             source,
             demand=self._demand,
             deliver=self._deliver,
             retrying=self._retrying,
-            failed=self.engine.fail,
+            failed=self._failed,
             blocked=self._blocked,
-            blocked_after=self.engine.options.blocked_after,
+            blocked_after=self.options.blocked_after,
         )
         self._lease_keeper = (
             None
@@ -279,82 +299,39 @@ class Intake:
                 source,
                 mode=capabilities.lease,
                 lease_seconds=capabilities.lease_seconds,
-                max_lease=self.engine.options.max_lease,
+                max_lease=self.options.max_lease,
                 held=self.held,
                 expired=self._expired,
                 lost=self.lost,
-                hooks=self._hooks,
+                hooks=self.hooks,
             )
         )
-
-    # -- MessageOwner ------------------------------------------------------------------------------------
-
-    async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
-        if outcome is Outcome.NACK:
-            self.transacted.check_free(message)
-            await self.engine.disposition.nack(self, message, delay)
-        elif outcome is Outcome.REJECT:
-            self.transacted.check_free(message)
-            await self.engine.disposition.reject(self, message, reason)
-        elif message.begin_settling(outcome):
-            await self.carry_out(message, Settlement(message, outcome))
-        else:
-            self.transacted.check_free(message)
-
-    async def extend(self, message: Message[Any], seconds: float) -> None:
-        check_seconds("seconds", seconds, zero=True)
-        if self.capabilities.lease is LeaseMode.FIXED:
-            raise Unsupported(
-                f"The lease of message {message.id!r} cannot be extended: nobody renews it on this broker",
-                advice="Work in less time than capabilities.messages.lease_seconds, or have the lease made longer",
-            )
-        if message in self.held:
-            message.lease_ends = max(message.lease_ends or 0.0, self._loop.time() + seconds)
-
-    def begin(self, message: Message[Any]) -> None:
-        if self._hooks.handling:
-            scopes.enter(message, self._hooks.handling)
-
-    async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
-        if message.scope is not None:
-            scopes.leave(message, error)
-        self.returned(message)
-        if error is None:
-            # As after a handler: a refusal is an event, since the message comes again and the loop is to go on.
-            self.ack_soon(message)
-            return False
-        if isinstance(error, Exception):
-            self.engine.disposition.handler_failed(self, message, error)
-            return True
-        if message.state is _OPEN:
-            self.release([message])
-        return False
 
     # -- settling ----------------------------------------------------------------------------------------
 
     async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
         """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
         if surely or self.awaits_acks:
-            await self._settle_pump.put_and_wait((settlement,))
+            await self._settle_loop.put_and_wait((settlement,))
         else:
-            self._settle_pump.put(settlement)
+            self._settle_loop.put(settlement)
 
     def carry_out_soon(self, settlement: Settlement) -> None:
-        self._settle_pump.put(settlement)
+        self._settle_loop.put(settlement)
 
     def ack_soon(self, message: Message[Any]) -> None:
         """Ack what a handler that has returned left open; a refusal is an event, since nobody awaits it."""
         if message.state is _OPEN:
             message.state = _SETTLING
             message.outcome = _ACK
-            self._settle_pump.put(Settlement(message, _ACK))
+            self._settle_loop.put(Settlement(message, _ACK))
         else:
             self.returned(message)
 
     def returned(self, message: Message[Any]) -> None:
         """Nobody works on it any more: if it was settled before, the next of its key may follow."""
         if self._lanes is not None and self._lanes.returned(message):
-            self.engine.settled()
+            self._takers.settled(len(self.ready))
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
         """Ack these, which are open, as one batch; a future where the broker answers."""
@@ -363,8 +340,8 @@ class Intake:
             message.outcome = _ACK
         settlements = [Settlement(message, _ACK) for message in messages]
         if self.awaits_acks and settlements:
-            return self._settle_pump.put_and_wait(settlements)
-        self._settle_pump.put_all(settlements)
+            return self._settle_loop.put_and_wait(settlements)
+        self._settle_loop.put_all(settlements)
         return None
 
     def release(self, messages: Sequence[Message[Any]], delay: float | None = None) -> None:
@@ -374,8 +351,8 @@ class Intake:
                 message.state = _SETTLING
                 message.outcome = _RELEASE
                 if not self.capabilities.release_keeps_attempt:
-                    self.engine.attempts.released(message)
-                self._settle_pump.put(Settlement(message, _RELEASE, delay))
+                    self.attempts.released(message)
+                self._settle_loop.put(Settlement(message, _RELEASE, delay))
 
     def again(self, message: Message[Any]) -> Message[Any]:
         """A fresh copy of a failed message, to be handed over from memory; it takes the old one's place."""
@@ -391,7 +368,7 @@ class Intake:
     def concluded(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
         """These were carried out, or tried; what became of each."""
         size = count = 0
-        attempts = self.engine.attempts
+        attempts = self.attempts
         forgets = bool(attempts)
         lanes, held = self._lanes, self.held
         for settlement, error in zip(settlements, results, strict=True):
@@ -412,18 +389,18 @@ class Intake:
                 if forgets and settlement.outcome is not Outcome.NACK:
                     attempts.forget(message)
         self._flow.freed(count, size)
-        if self._hooks.listening:
-            tell_settled(self._hooks, self.topic, settlements, results)
+        if self.hooks.listening:
+            _emit_settled(self.hooks, self.topic, settlements, results)
         self._refill()
-        self.engine.settled()
+        self._takers.settled(len(self.ready))
 
     def _refused(self, message: Message[Any], error: BrokerError) -> None:
         if message.state is not _LOST:
             message.state = _LOST if isinstance(error, LeaseLost) else SettleState.UNKNOWN
         self._give_back_followers(message)
         logger.warning("Message %r of %r was not settled: %s", message.id, self.topic, error)
-        if self._hooks.listening:
-            self._hooks.emit(SettleFailed(message=message, error=error))
+        if self.hooks.listening:
+            self.hooks.emit(SettleFailed(message=message, error=error))
 
     # -- leases ------------------------------------------------------------------------------------------
 
@@ -446,10 +423,10 @@ class Intake:
         for message in set(messages).difference(expired):
             # Being settled, or waiting for its dead letter: no handler overstays with it.
             message.lease_ends = None
-        self._lose(expired, f"max_lease of {self.engine.options.max_lease:g} s passed")
+        self._lose(expired, f"max_lease of {self.options.max_lease:g} s passed")
         for message in expired:
             # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
-            self._settle_pump.put(Settlement(message, Outcome.NACK))
+            self._settle_loop.put(Settlement(message, Outcome.NACK))
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:
@@ -465,14 +442,14 @@ class Intake:
                 self.ready.forget(message)
             self._lost(message, reason)
         self._refill()
-        self.engine.settled()
+        self._takers.settled(len(self.ready))
 
     def _lost(self, message: Message[Any], reason: str) -> None:
         message.state = _LOST
         level = logging.DEBUG if message.lease_ends is None else logging.WARNING
         logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
-        if self._hooks.listening:
-            self._hooks.emit(LeaseExpired(message=message, reason=reason))
+        if self.hooks.listening:
+            self.hooks.emit(LeaseExpired(message=message, reason=reason))
 
     def _give_back_followers(self, message: Message[Any]) -> None:
         self.release(self.ready.abandon(message))
@@ -482,56 +459,72 @@ class Intake:
     def event(self, event: Event) -> None:
         """Pass on what the source reports (`SourceListener`)."""
         if isinstance(event, PartitionsAssigned):
-            self.engine.active()
-        self._hooks.emit(event)
+            self._takers.active()
+        self.hooks.emit(event)
 
     def handed_over(self, count: int) -> None:
         """The consumer took so many; it may be time to fetch."""
-        self._prefetch.requested(count, self.engine.concurrency)
+        self._prefetch.requested(count, self._takers.concurrency)
         self._refill()
 
     def _refill(self) -> None:
-        if self._fetch_pump.waiting and 2 * len(self.ready) <= self._prefetch.target:
-            self._fetch_pump.poke()
+        if self._fetch_loop.waiting and 2 * len(self.ready) <= self._prefetch.target:
+            self._fetch_loop.poke()
 
     def poke(self) -> None:
-        self._fetch_pump.poke()
+        self._fetch_loop.poke()
 
     def _demand(self) -> tuple[int, int]:
         target = self._prefetch.update(self._loop.time())
         ready = len(self.ready)
-        wanted = max(self.engine.wanted, target if 2 * ready <= target else 0) - ready
+        wanted = max(self._takers.wanted, target if 2 * ready <= target else 0) - ready
         return min(wanted, self._flow.room), self._flow.byte_room
 
     def _deliver(self, messages: Sequence[Message[Any]]) -> None:
+        owner = self._owner
         for message in messages:
-            message.owner = self
+            message.owner = owner
         sizes = [message.size for message in messages]
         self.held.update(zip(messages, sizes, strict=True))
         self._flow.taken(len(messages), size := sum(sizes))
-        if self._hooks.listening:
-            tell_received(self._hooks, self.topic, messages, size)
-        self.engine.deliver(self, messages)
+        if self.hooks.listening:
+            _emit_received(self.hooks, self.topic, messages, size)
+        self._takers.active()
+        if self._admit is not None:
+            messages = self._admit(messages)
+        refused = self.ready.put_all(messages)
+        for message, delay in refused:
+            self.release((message,), min(delay, self.capabilities.native_delay))
+        if self._takers.waiters:
+            self._takers.wake(len(messages) - len(refused))
+
+    def deliver_again(self, message: Message[Any]) -> None:
+        """Hand a message over again that waited in memory."""
+        self.ready.put_again(message)
+        if self.hooks.listening:
+            # `received_at` stays the time of the first delivery.
+            self.hooks.emit(Received(topic=self.topic, messages=(message,), bytes=0))
+        self._takers.wake(1)
 
     def _retrying(self, error: BrokerError, pause: float) -> None:
         logger.warning("Fetching from %r failed, next try in %.2f s: %s", self.topic, pause, error)
-        self._hooks.emit(FetchFailed(topic=self.topic, error=error, pause=pause))
+        self.hooks.emit(FetchFailed(topic=self.topic, error=error, pause=pause))
 
     def _blocked(self, seconds: float) -> None:
-        if self._flow.room <= 0 and (event := blocked(self.topic, self.held, self._flow, seconds)) is not None:
-            self._hooks.emit(event)
+        if self._flow.room <= 0 and (event := _blocked(self.topic, self.held, self._flow, seconds)) is not None:
+            self.hooks.emit(event)
 
     def stop_fetching(self) -> None:
-        self._fetch_pump.stop()
+        self._fetch_loop.stop()
 
     async def fetching_stopped(self, timeout: float) -> None:
         """Wait until what the last fetch had was delivered."""
-        await self._fetch_pump.stopped(timeout)
+        await self._fetch_loop.stopped(timeout)
 
     async def close(self, deadline: float) -> None:
         """Settle what was asked for, then close the source; `stop_fetching` came before."""
         self.transacted.close()
-        await self._settle_pump.close(deadline)
+        await self._settle_loop.close(deadline)
         if self._lease_keeper is not None:
             await self._lease_keeper.close()
         for message in self.held:
@@ -548,35 +541,3 @@ class Intake:
             closing.cancel()
         elif (error := closing.exception()) is not None:
             logger.warning("Closing the source of %r failed: %s", self.topic, error)
-
-
-def keep(intake: Intake, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
-    """As `KeepsTries.keep`; None if the source writes nothing down.
-
-    What could not be written is told to the hooks, and waits all the same.
-
-    :raises LeaseLost: by what is returned: the message comes again to somebody, and is taken out of the intake.
-    :raises SettleError: likewise: it may not be written down.
-    """
-    source = intake.source
-    return _kept(intake, source, message, delay) if isinstance(source, KeepsTries) else None
-
-
-async def _kept(intake: Intake, source: KeepsTries, message: Message[Any], delay: float) -> None:
-    try:
-        error = await source.keep(message, delay)
-    except BrokerError as raised:
-        error = raised
-    except Exception as failure:
-        error = BackendError(f"The backend failed to write tries down: {failure}", native=failure)
-    if error is None:
-        return
-    if isinstance(error, LeaseLost):
-        intake.lost([message])
-        raise error
-    tell_not_renewed(intake.engine.hooks.emit, [message], [error])
-    raise SettleError(
-        f"The tries and the delay of message {message.id!r} of {message.topic!r} may not be written: {error.message}",
-        native=error.native,
-        advice="It waits in this process and comes again; should that die, too early maybe, and with a lower count",
-    ) from error

@@ -1,6 +1,6 @@
 """`run`: the main function of a consuming process, with signals.
 
-SIGTERM and SIGINT stop intake; running handlers finish within `close_timeout`, everything else is given back,
+SIGTERM and SIGINT stop fetching; running handlers finish within `close_timeout`, everything else is given back,
 and `run` returns. A second signal ends the process the usual way.
 """
 

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from broker.driver.backoff import Backoff, pause
 from broker.driver.contract import MessageSource, Settlement
 from broker.errors import BackendError, BrokerError, SettleError
 
-__all__ = ["SettlePump"]
+__all__ = ["SettleLoop"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
@@ -22,7 +23,7 @@ _LONGEST_PAUSE: Final = 1.0
 Results = Sequence[BrokerError | None]
 
 
-class SettlePump:
+class SettleLoop:
     """One per source.
 
     :param done: called on the loop with each batch and its results, before any waiter resumes.
@@ -36,7 +37,7 @@ class SettlePump:
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.Future[None] | None = None
         self._closing = asyncio.Event()
-        self._task = self._loop.create_task(self._run(), name="broker-settle-pump")
+        self._task = self._loop.create_task(self._run(), name="broker-settle-loop")
 
     def put(self, settlement: Settlement) -> None:
         """Have it carried out soon; nobody awaits the result but `done`."""
@@ -122,7 +123,7 @@ class SettlePump:
                 future.exception()
 
     async def _carry_out(self, settlements: Sequence[Settlement]) -> Results:
-        pause = _FIRST_PAUSE
+        backoff = None
         while True:
             try:
                 return await self._source.settle(settlements)
@@ -132,11 +133,8 @@ class SettlePump:
             except Exception as error:
                 failure = BackendError(f"The backend failed to settle: {error}", native=error)
                 return [failure] * len(settlements)
-            try:
-                async with asyncio.timeout(pause):
-                    await self._closing.wait()
-            except TimeoutError:
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+            backoff = backoff or Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+            await pause(backoff.next(), self._closing)
 
 
 def _unanswered() -> SettleError:

@@ -18,7 +18,7 @@ __all__ = ["Transacted"]
 
 
 class Owner(Protocol):
-    """The intake of the messages."""
+    """The source whose messages these are (`InFlight`)."""
 
     held: dict[Message[Any], int]
     source: MessageSource

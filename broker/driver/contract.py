@@ -70,6 +70,7 @@ __all__ = [
     "RecordListener",
     "RecordSource",
     "RecordSubscription",
+    "RedeliversInOrder",
     "RetryTopic",
     "Settlement",
     "SourceListener",
@@ -280,6 +281,14 @@ class MessageSource(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class RedeliversInOrder(Protocol):
+    """A source of ordered messages that redelivers a key from its first lost or unsettled message on; optional."""
+
+    @property
+    def redelivers_in_order(self) -> bool: ...
 
 
 @runtime_checkable

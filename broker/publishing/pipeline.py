@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 from broker.capabilities import PublishCapabilities
+from broker.driver.backoff import Backoff
 from broker.driver.limits import MessageLimits, PipelineSettings
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
@@ -230,24 +231,25 @@ class PublishingPipeline:
             self._departures.left(number, batch, self._batches)
 
     async def _send(self, number: int, batch: Burst) -> None:
-        pending, pause, give_up = batch, _FIRST_PAUSE, 0.0
+        pending, backoff, give_up = batch, None, 0.0
         try:
             while True:
                 outcomes = await self._try(pending)
                 if pending.entries is None and self._all_published(number, pending, outcomes):
                     break
                 now = self._loop.time()
+                backoff = backoff or Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+                delay = backoff.next()
                 give_up = give_up or now + self._settings.retry_for
                 tried = pending.apart()
-                again = self._finish(number, tried, outcomes, may_retry=now + pause < give_up)
+                again = self._finish(number, tried, outcomes, may_retry=now + delay < give_up)
                 for entry in tried if pending is not batch else ():
                     # The collector does not see entries, and an error may lead back to its batch.
                     entry.error = None if entry.done else entry.error
                 if not again:
                     break
                 pending = Burst.of(again)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(delay)
         except asyncio.CancelledError:
             # Only the close of this pipeline, or the end of the loop, cancels.
             self._fail_all(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from broker.consuming.in_flight import Intake
+from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.transactional_acks import Transacted
 from broker.driver.contract import TransactionSpi
 from broker.driver.transactional_acks import AcksMessages
@@ -100,10 +100,10 @@ class TransactedAcks:
             raise Unsupported(
                 f"The transactions of backend {self._backend!r} ack no messages", advice=_SETTLE_OTHERWISE
             )
-        if not isinstance(message.owner, Intake):
+        if not isinstance(message.owner, FailurePolicy):
             raise Unsupported("The message was not handed over by a consumer, and nothing is to be acked")
-        self._spi.check_source(message.owner.source)
-        return message.owner.transacted
+        self._spi.check_source(message.owner.in_flight.source)
+        return message.owner.in_flight.transacted
 
 
 def checked(messages: Iterable[Message[Any]]) -> list[Message[Any]]:

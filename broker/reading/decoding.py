@@ -20,7 +20,7 @@ from broker.errors import BrokerError, DecodeError
 from broker.hooks import DeadLettered, Hooks
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec
-from broker.reading.fetch_loop import RecordPump
+from broker.reading.fetch_loop import RecordFetchLoop
 from broker.records import Record, undecodable
 
 __all__ = ["RecordDecoder", "open_decoder"]
@@ -36,7 +36,7 @@ class RecordDecoder:
         *,
         backend: Backend,
         group: str,
-        pump: RecordPump,
+        pump: RecordFetchLoop,
         assignments: Assignments,
         hooks: Hooks,
     ) -> None:
@@ -140,7 +140,7 @@ async def open_decoder(
     *,
     backend: Backend,
     group: str,
-    pump: RecordPump,
+    pump: RecordFetchLoop,
     assignments: Assignments,
     hooks: Hooks,
 ) -> RecordDecoder | None:

@@ -20,13 +20,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from broker.driver.backoff import jitter
+from broker.driver.backoff import Backoff
 from broker.driver.contract import FetchesRuns, RecordSource, TopicPartition
 from broker.errors import BackendError, BrokerError
 from broker.hooks import FetchFailed, Hooks, RecordsReceived, logger
 from broker.records import Record, RecordRun
 
-__all__ = ["RecordBuffer", "RecordPump"]
+__all__ = ["RecordBuffer", "RecordFetchLoop"]
 
 
 class RecordBuffer:
@@ -204,7 +204,7 @@ _LONGEST_PAUSE: Final = 10.0
 _JOIN_GRACE: Final = 10.0
 
 
-class RecordPump:
+class RecordFetchLoop:
     """The intake and the buffer of one record consumer.
 
     :param admits: whether a record of this partition may be handed over; others are dropped.
@@ -258,7 +258,7 @@ class RecordPump:
     def start(self, source: RecordSource) -> None:
         """Begin to fetch."""
         self._source = source
-        self._task = self._loop.create_task(self._run(source), name="broker-record-pump")
+        self._task = self._loop.create_task(self._run(source), name="broker-record-fetch-loop")
 
     def joined(self) -> None:
         """The group has given us partitions: from now on, no records means idle."""
@@ -397,7 +397,7 @@ class RecordPump:
             self.wake()
 
     async def _fetch_until_stopped(self, source: RecordSource) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         fetch = self._fetching_by(source)
         while not self._stopping:
             if self._stops_of_intake or not self._has_room():
@@ -410,15 +410,14 @@ class RecordPump:
                 if not error.retriable:
                     raise
                 self._fetch_over.set()
-                await self._back_off(error, pause * jitter.uniform(0.5, 1.0))
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                await self._back_off(error, backoff.next())
                 continue
             self._fetch_over.set()
             if self.error is not None:
                 # Nothing is handed over after it.
                 self._buffer.clear()
                 return
-            pause = _FIRST_PAUSE
+            backoff.reset()
             if self._failing:
                 self._failing = False
                 self._idle_since = self._loop.time()

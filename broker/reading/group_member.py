@@ -16,7 +16,7 @@ from broker.driver.commits import Committer, Positions
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, TellsIdle, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.reading.fetch_loop import RecordPump
+from broker.reading.fetch_loop import RecordFetchLoop
 from broker.records import Record
 
 __all__ = ["GroupMember", "OnRevoking"]
@@ -30,7 +30,7 @@ class GroupMember:
     def __init__(
         self,
         assignments: Assignments,
-        pump: RecordPump,
+        pump: RecordFetchLoop,
         *,
         hooks: Hooks,
         on_revoking: OnRevoking | None,

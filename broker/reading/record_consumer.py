@@ -41,7 +41,7 @@ from broker.hooks import Hooks
 from broker.protocols import Codec
 from broker.reading.as_messages import Commits, MakeMessages, serve
 from broker.reading.decoding import RecordDecoder, open_decoder
-from broker.reading.fetch_loop import RecordPump
+from broker.reading.fetch_loop import RecordFetchLoop
 from broker.reading.group_member import GroupMember, OnRevoking
 from broker.reading.options import check_record_options
 from broker.records import Record, RecordBatch, RecordOwner
@@ -95,7 +95,7 @@ class RecordReading:
     def __init__(
         self,
         owner: RecordOwner,
-        pump: RecordPump,
+        pump: RecordFetchLoop,
         assignments: Assignments,
         decoder: RecordDecoder | None,
         *,
@@ -283,7 +283,7 @@ class RecordConsumer(Generic[T]):
                 advice="Use bus.messages(...), or a backend with a log",
             )
         self._loop = asyncio.get_running_loop()
-        self._pump = RecordPump(
+        self._pump = RecordFetchLoop(
             admits=lambda partition: self._assignments.admit(partition) is not None,
             topic=",".join(self._subscription.topics),
             hooks=self._hooks,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from broker.consuming.dead_letters import LetterPump, describe
+from broker.consuming.dead_letters import LetterWriter, describe
 from broker.consuming.retry.topics import RetryRoutes
 from broker.driver.contract import RetryTopic
 from broker.driver.retry_message import letter_of, make_retry_letter, place_of
@@ -37,7 +37,7 @@ class RetryWriter:
         self._publish = publish
         self._hooks = hooks
         self._subscription = subscription
-        self._pump = LetterPump()
+        self._pump = LetterWriter()
 
     def after_failure(self, message: Message[Any]) -> RetryTopic | None:
         """Where it waits after another round of failures; None after the last."""

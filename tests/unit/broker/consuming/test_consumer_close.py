@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.consuming.settle_loop import SettlePump
+from broker.consuming.settle_loop import SettleLoop
 from broker.driver.contract import Settlement
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Event, SettleFailed
@@ -130,7 +130,7 @@ async def test_an_ack_behind_the_last_settlement_is_answered() -> None:
     source.add("1")
     async with consuming(source) as consumer:
         message = await taken(consumer)
-        pump = SettlePump(source, lambda settlements, results: None)
+        pump = SettleLoop(source, lambda settlements, results: None)
         await pump.close(asyncio.get_running_loop().time() + 5)
         with pytest.raises(SettleError, match="was closed before"):
             await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 5)

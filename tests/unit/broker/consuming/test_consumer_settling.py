@@ -333,4 +333,4 @@ async def test_what_was_lost_while_it_waited_for_its_next_try_is_forgotten() -> 
         source.listener.lost([message])
         assert (await taken(consumer)).id == "2"
         assert consumer._engine is not None
-        assert not consumer._engine.disposition._intakes
+        assert not len(consumer._engine.policies[0]._holder)

@@ -80,7 +80,7 @@ async def test_what_may_not_be_written_is_told_and_comes_again_all_the_same(fail
     async with consuming(source, ordered_by_key=True, events=events) as consumer:
         message = await taken(consumer)
         source.failures.append(failure)
-        with pytest.raises(SettleError, match=r"may not be written: .*(away|odd)"):
+        with pytest.raises(SettleError, match=r"may not be stored: .*(away|odd)"):
             await message.nack(delay=0.001)
         again = await taken(consumer)
         assert (again.id, again.delivery_attempt) == ("1", 2)

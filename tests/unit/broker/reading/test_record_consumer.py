@@ -77,7 +77,7 @@ async def test_a_retriable_error_is_an_event_and_the_fetch_goes_on() -> None:
         (event,) = b.of(FetchFailed)
         assert isinstance(event, FetchFailed)
         assert event.topic == "orders"
-        assert 0 < event.pause <= 0.1
+        assert 0 < event.pause <= 0.12
         assert b.consumer.healthy
 
 
@@ -101,7 +101,7 @@ async def test_pauses_grow_and_are_jittered() -> None:
         b.source.append(1)
         assert await b.consumer.next_record(timeout=5) is not None
         pauses = [event.pause for event in b.of(FetchFailed) if isinstance(event, FetchFailed)]
-        assert 0.05 <= pauses[0] <= 0.1 <= pauses[1] <= 0.2 <= pauses[2] <= 0.4
+        assert 0.08 <= pauses[0] <= 0.12 < 0.16 <= pauses[1] <= 0.24 < 0.32 <= pauses[2] <= 0.48
 
 
 async def test_a_fatal_error_is_raised_once_after_what_came_before_it() -> None:
