@@ -215,4 +215,4 @@ class MessageLimits:
     def _lacks(self, ability: str, feature: str, advice: str) -> Unsupported:
         needed = self._needed.get(f"publish.{ability}")
         why = f"; it takes {needed}" if needed else ""
-        return Unsupported(f"{self._backend} has no {feature}{why}", advice=advice)
+        return Unsupported(f"{self._backend} does not support {feature}{why}", advice=advice)

@@ -326,7 +326,7 @@ def test_blocking_transactions_ack_too(kafka: KafkaServer, make_topic: MakeTopic
                 tx.ack_batch(list(batch)[1:])
                 with pytest.raises(broker.AlreadySettled):
                     batch[0].nack()
-                with pytest.raises(broker.ConfigurationError, match="cannot ack a Message"):
+                with pytest.raises(broker.ConfigurationError, match="cannot ack an object of type Message"):
                     tx.ack(Message(topic, b"", None, None))  # type: ignore[arg-type]
             seen += batch
         assert {message.state for message in seen} == {SettleState.SETTLED}

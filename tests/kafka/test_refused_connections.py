@@ -68,7 +68,7 @@ async def test_a_listener_that_hangs_up_is_told_with_the_protocol(
     error = await refused(secure, door, **values)
     assert isinstance(error, ConnectionFailed)
     protocol = values.get("security_protocol", "PLAINTEXT")
-    assert f"security_protocol={protocol}: one that wants {wants} hangs up" in error.advice
+    assert f"security_protocol={protocol}: a listener that requires {wants} closes such connections" in error.advice
 
 
 async def test_half_of_a_client_certificate_is_a_setting(secure: SecureBroker) -> None:
@@ -110,7 +110,7 @@ def without_a_vault(config: str) -> Any:
         (lambda _: None, "NoneType"),
         (lambda _: (b"token", time.time() + 60), "bytes and float"),
         (lambda _: ("token", "tomorrow"), "str and str"),
-        (lambda _: ("token", time.time() - 60), "the token ended"),
+        (lambda _: ("token", time.time() - 60), "the token expired"),
     ],
     ids=["raises", "nothing", "bytes", "no-time", "ended"],
 )

@@ -34,7 +34,7 @@ async def test_the_port_of_the_web_service_is_no_broker(pulsar_server: PulsarSer
 async def test_a_port_without_tls_is_told(pulsar_server: PulsarServer) -> None:
     error = await refused(f"{pulsar_server.service_url}?admin_url={pulsar_server.admin_url.replace('http', 'https')}")
     assert isinstance(error, ConnectionFailed)
-    assert "speaks no TLS" in error.message
+    assert "does not speak TLS" in error.message
     error = await refused(pulsar_server.url.replace("pulsar://", "pulsar+ssl://"))
     assert isinstance(error, ConnectionFailed)
     assert "by TLS: " in error.message
@@ -69,6 +69,6 @@ async def test_a_log_that_cannot_be_written_is_told(pulsar_server: PulsarServer,
 
 
 async def test_a_listener_that_no_broker_has_is_named(pulsar_server: PulsarServer) -> None:
-    with pytest.raises(InvalidSetting, match=r"listener_name.*'nowhere', which the broker does not have"):
+    with pytest.raises(InvalidSetting, match=r"listener_name.*'nowhere', and the broker has no such listener"):
         async with broker.connect(f"{pulsar_server.url}&listener_name=nowhere"):
             pass

@@ -88,7 +88,7 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
             {"topic": "a b"},
             "topic name 'a b' is not portable. Use a letter, then letters, digits, '.', '_' or '-', 3 to",
         ),
-        ({"topic": "a b"}, "200 in all; one in the broker's own form is written 'native:a b'"),
+        ({"topic": "a b"}, "200 characters in all; one in the broker's own form is written 'native:a b'"),
         ({"topic": "native:"}, "The native name is empty"),
         ({"url": "inmem:"}, "Use embedded:///directory"),
         ({"url": "embedded:"}, "Use embedded:///directory"),

@@ -114,7 +114,7 @@ def test_a_log_that_keeps_nothing_for_who_reads_by_position_is_warned_of(
     query.batch()
     query.batch()
     (told,) = [each.message for each in caplog.records if topic in each.message]
-    assert told.startswith(f"Topic {topic!r} has no retention: Pulsar removes what all its subscriptions have acked")
+    assert told.startswith(f"Topic {topic!r} has no retention: Pulsar removes messages that all its subscriptions")
 
 
 @on_pulsar

@@ -275,7 +275,7 @@ def test_a_directory_without_room_is_named_and_loses_nothing(
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(
-            BackendError, match=rf"The spool {tmp_path}/spool cannot be written: .*File too large.*room"
+            BackendError, match=rf"The spool {tmp_path}/spool cannot be written: .*File too large.*free space"
         ):
             list(query.begin(drain=True).batches())
     finally:
