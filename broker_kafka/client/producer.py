@@ -258,11 +258,13 @@ class ProducerThread(OwnerThread[ProducerClient]):
             self._poll(client, 0.0)
 
     def _shut(self, client: ProducerClient) -> None:
-        while (self._backlog or self._reports.missing) and monotonic() < self._stop_by:
-            if self._backlog:
-                self._produce(client)
-            self._poll(client, _POLL_SECONDS, eager=True)
-        self._give_up(client, Closed(f"{self._name} was closed before the message was sent"))
+        try:
+            while (self._backlog or self._reports.missing) and monotonic() < self._stop_by:
+                if self._backlog:
+                    self._produce(client)
+                self._poll(client, _POLL_SECONDS, eager=True)
+        finally:
+            self._give_up(client, Closed(f"{self._name} was closed before the message was sent"))
 
     def _crashed(self, error: BrokerError) -> None:
         if self._on_crash is not None:

@@ -86,6 +86,7 @@ class OwnerThread(ABC, Generic[C]):
         self._over = False
         self._stopping = False
         self._failure: BrokerError | None = None
+        self._was_open = False
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -265,6 +266,7 @@ class OwnerThread(ABC, Generic[C]):
             self._end()
             self._post(_complete, self._opened, None, self._failure)
             return
+        self._was_open = True
         self._post(_complete, self._opened, None, None)
         try:
             while not self._stopping:
@@ -296,7 +298,7 @@ class OwnerThread(ABC, Generic[C]):
                 break
             if command.waiter is not None:
                 self._post(_complete, command.waiter, None, self._ended_error())
-        if self._failure is not None and self._opened.done():
+        if self._failure is not None and self._was_open:
             self._post(self._crashed, self._failure)
         self._post(_complete, self._ended, None, None)
 
