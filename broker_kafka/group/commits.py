@@ -245,8 +245,8 @@ class MarkCommits:
         """Commit the pending marks of these, with retries until the loop time `deadline`; errors are reported."""
         while True:
             results = await self._commit_until(partitions, deadline)
-            is_retriable = [error for error in results.values() if error is not None and _passes(error)]
-            if not is_retriable or self._loop.time() + _FLUSH_PAUSE >= deadline:
+            passing = any(error is not None and _passes(error) for error in results.values())
+            if not passing or self._loop.time() + _FLUSH_PAUSE >= deadline:
                 break
             await asyncio.sleep(_FLUSH_PAUSE)
         for partition, error in results.items():
