@@ -344,11 +344,6 @@ class Member(ABC, Generic[A]):
         if topics and not self._closed:
             self._check_topics(topics)
 
-    def _stop_background(self) -> None:
-        """Begin nothing more, and cancel what runs."""
-        self._topic_ids.close()
-        self._tasks.cancel()
-
     async def is_idle(self, seconds: float) -> bool:
         """Whether nothing is left to read, after so many seconds without a record."""
         return self._closed or await self._idleness.confirmed(seconds)
