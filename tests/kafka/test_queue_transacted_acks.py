@@ -284,8 +284,8 @@ async def test_only_messages_with_markers_of_the_same_bus_are_acked(kafka: Kafka
     async with opened(kafka, topic, group) as (bus, _, publisher), publisher.transaction() as tx:
         await bus.topic(topic).publish(b"x")
         for engine, url, said in (
-            ("offsets", f"{kafka.url}?{QUICK}", "queue=offsets are acked by the positions"),
-            ("share", f"{kafka.url}?queue=share", "does not take acks of share groups in a transaction"),
+            ("offsets", f"{kafka.url}?{QUICK}", "queue=offsets are acked by committing group offsets"),
+            ("share", f"{kafka.url}?queue=share", "does not support acks of share groups in a transaction"),
             ("markers", f"{kafka.url}?{OPTIONS}", "of another bus"),
         ):
             async with connect(url) as other, other.messages(topic, subscription=f"{group}-{engine}") as inbox:
