@@ -79,7 +79,7 @@ class TestSecurity:
             ("enable_sasl_oauthbearer_unsecure_jwt=true", "sasl_mechanism is not", "OAUTHBEARER"),
             ("sasl_kerberos_service_name=kafka", "sasl_mechanism is not", "GSSAPI"),
             ("sasl_kerberos_keytab=k&sasl_username=u&sasl_password=p", "sasl_mechanism is not", "GSSAPI"),
-            ("sasl_kerberos_keytab=k&sasl_mechanism=OAUTHBEARER", "OAUTHBEARER has no use", "GSSAPI"),
+            ("sasl_kerberos_keytab=k&sasl_mechanism=OAUTHBEARER", "OAUTHBEARER does not use", "GSSAPI"),
         ],
     )
     def test_what_another_way_of_logging_in_takes_is_refused(self, parameters: str, told: str, mechanism: str) -> None:
@@ -98,7 +98,7 @@ class TestSecurity:
         assert {name for name in KafkaSettings.model_fields if name.startswith(beginnings)} == MECHANISMS.keys()
 
     def test_tokens_must_come_from_somewhere(self) -> None:
-        assert "where its tokens come from" in refused("kafka://h?sasl_mechanism=OAUTHBEARER")
+        assert "no source of tokens" in refused("kafka://h?sasl_mechanism=OAUTHBEARER")
         oidc = "kafka://h?sasl_mechanism=OAUTHBEARER&sasl_oauthbearer_method=oidc"
         assert "Give sasl_oauthbearer_token_endpoint_url" in refused(oidc)
         KafkaSettings.from_url(f"{oidc}&sasl.oauthbearer.metadata.authentication.type=azure_imds")
