@@ -22,7 +22,7 @@ SPARK := $(BIN)/python -m tests.servers.spark_java
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
-# The tests start hundreds of Python processes, and each would compile these packages anew.
+# The tests start hundreds of Python processes, and each would compile these packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
 help:
@@ -47,7 +47,7 @@ help:
 	@echo "make bench-spark  measure Spark over the brokers, and write docs/performance-spark.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
-	@echo "make proto        write the code of markers.proto anew"
+	@echo "make proto        generate the code of markers.proto"
 	@echo "make clean        remove .venv and all caches"
 
 setup: $(STAMP)

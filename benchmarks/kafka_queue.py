@@ -26,7 +26,7 @@ _COUNTS: Final = {1: 200, 10: 2_000, 100: 20_000, 500: 60_000}
 """How many messages a run has, by how many are taken together."""
 _MOST: Final = max(_COUNTS)
 _AHEAD: Final = {1: 10_000, 10: 20_000, 100: 40_000}
-"""The same where the consumer starts as many at once as it does unless it is told, whatever is taken of them."""
+"""Like `_COUNTS`, for a consumer with the default `max_outstanding`."""
 _OUTSTANDING: Final = 1000
 """What a consumer may hold by default."""
 _SHARED: Final = 20_000
@@ -44,7 +44,7 @@ async def measure_queue(scale: float, rounds: int) -> Section:
         f"Messages of {len(BODY)} B, one consumer, taken by 1, 10, 100 or {_MOST}, each acked. The bare protocol loop "
         "is confluent-kafka alone: consume, all STARTs, wait, one commit, all ENDs on one thread. It writes a record "
         "for each marker and tracks none; ours puts many in one, and tracks them in its process unless that is done "
-        "elsewhere (`queue_tracker=false`; here nobody does meanwhile). `queue=share` waits "
+        "elsewhere (`queue_tracker=false`; here no tracker runs meanwhile). `queue=share` waits "
         "for the brokers' answers to its acks. A consumer starts what it may hold, `max_outstanding`, and hands over "
         "what it is asked for. Here that is twice what is taken, so that a START is of no more; `started ahead` means "
         f"{_OUTSTANDING}, the default. Lateness is what one nacked with a delay of {_DELAY:g} s takes beyond that.",

@@ -35,7 +35,7 @@ class Pipe:
     """A way from a publisher to a consumer.
 
     :ivar send: publishes one message, and returns when the broker has it.
-    :ivar receive: waits for messages, tells each body as soon as it is there, and acks them.
+    :ivar receive: waits for messages, reports each body on arrival, and acks them.
     """
 
     send: Callable[[bytes], Awaitable[object]]
@@ -72,7 +72,7 @@ async def measure_latency(
     scale: float,
     rounds: int,
 ) -> None:
-    """Add a table of p50 and p99 of each way; they run in turn, and medians over the rounds are told."""
+    """Add a table of p50 and p99 of each way; they run in turn, and the table has the medians over the rounds."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -94,7 +94,7 @@ async def latency_of(way: Way, scale: float) -> tuple[float, float]:
 
 
 def median_of(numbers: Sequence[float]) -> str:
-    """As it is told."""
+    """The median as shown in a table."""
     return f"{1e3 * statistics.median(numbers):.2f} ms"
 
 

@@ -48,7 +48,7 @@ class RawPubSub:
             count -= await self.take(subscription, len)
 
     async def take(self, subscription: str, arrived: Callable[[bytes], object]) -> int:
-        """One pull, whose messages are told and acknowledged; their number."""
+        """Pull once, report and acknowledge the messages; return their number."""
         response = await self._pull(PullRequest(subscription=subscription, max_messages=REQUEST), timeout=30)
         ack_ids: list[str] = []
         for received in response.received_messages:

@@ -1,7 +1,7 @@
 """Kafka as a queue on confluent-kafka without the library: the bare loop of the protocol, and a plain consumer.
 
 The bare loop does what `queue=markers` promises and no more: STARTs of all that was taken, one commit, ENDs, on one
-thread. The topic has one partition. Its markers have the size of real ones and are not encoded; nobody tracks them. A
+thread. The topic has one partition. Its markers have the size of real ones and are not encoded; no tracker runs. A
 failure ends the run.
 """
 

@@ -65,7 +65,7 @@ async def complete_at_once(receiver: ServiceBusReceiver, count: int) -> None:
 
 
 async def receive_and_complete(receiver: ServiceBusReceiver, arrived: Callable[[bytes | None], object]) -> None:
-    """One receive, whose messages are told, and completed in turn."""
+    """Receive once; report and complete each message in turn."""
     for message in await receiver.receive_messages(_MOST, max_wait_time=_SECONDS):
         arrived(b"".join(message.body))
         await receiver.complete_message(message)

@@ -24,7 +24,7 @@ __all__ = ["Curve", "Finding", "Page", "Section", "Table", "print_section", "wri
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measured figure, and the bar it has to meet; without a bar it is told for comparison."""
+    """One measured figure, and the bar it has to meet; without a bar it is shown for comparison."""
 
     what: str
     measured: Spread
@@ -107,7 +107,7 @@ class Page:
     """What stands above the sections.
 
     :ivar lines: Markdown.
-    :ivar packages: whose versions are told.
+    :ivar packages: packages whose versions are shown.
     """
 
     title: str

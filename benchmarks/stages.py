@@ -58,7 +58,7 @@ class Stage:
             await self.bus.admin.delete_subscription(FILLED, name)
 
     async def empty(self) -> None:
-        """Make TARGET anew, so that no run finds more than another."""
+        """Recreate TARGET, so that every run starts with an empty topic."""
         if self.name != "null":
             await self.bus.admin.delete_topic(TARGET)
             await self.bus.admin.ensure_topic(TARGET, partitions=1)

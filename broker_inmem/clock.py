@@ -52,9 +52,9 @@ class SystemClock:
 
 
 class ManualClock:
-    """Time that stands still until it is advanced.
+    """A clock that changes only when it is advanced.
 
-    :param start: where it begins, timezone-aware.
+    :param start: the first time, timezone-aware.
     """
 
     def __init__(self, start: datetime = datetime(2025, 1, 1, tzinfo=UTC)) -> None:

@@ -101,7 +101,7 @@ class Faults:
 
         :param times: how many messages.
         :param applied: whether the server carried them out: only the answer was lost.
-        :param reported: whether the consumer is told OperationTimeout; if not it believes that all went well.
+        :param reported: whether `settle` raises OperationTimeout; if not, it reports success.
         """
         error = OperationTimeout("A fault lost the settlement") if reported else None
         self._add(Failure("settle", error, times, topic, True, applied))

@@ -19,7 +19,7 @@ __all__ = ["BrokerOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """What a server is told when it is made. Times are in seconds of the server's clock, sizes in bytes."""
+    """Options of a new server. Times are in seconds of the server's clock, sizes in bytes."""
 
     seed: int | None = None
     """What the order between keys is drawn from; None draws one, see `Broker.seed`."""

@@ -1,7 +1,7 @@
 """Pytest fixtures for tests of applications, found by pytest once this package is installed.
 
 Each test gets a private in-memory broker on its own event loop. Its clock is the system's, unless the test requests
-`manual_clock`, which stands still until the test advances it. The order between keys is random per broker; a failing
+`manual_clock`, whose time only the test advances. The order between keys is random per broker; a failing
 test shows the seed, and `--broker-seed` reproduces it. Every run of pytest imports this module, so only the fixtures
 import the broker.
 """

@@ -41,41 +41,45 @@ class InmemSettings(BackendSettings):
     schemes: ClassVar[tuple[str, ...]] = ("inmem", "memory")
 
     name: str = Field(default="default", description="Name of the server within this process", min_length=1)
-    broker: Broker | None = Field(default=None, description="The server itself, for tests that make their own")
+    broker: Broker | None = Field(default=None, description="The server object, for tests that create their own")
     lease_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="How long a message is this connection's without renewal; as the server says, 30 s, if none",
+        description="Seconds for which a message is leased without renewal; if not set, the server's value, 30",
     )
-    seed: int | None = Field(
-        default=None, description="What the order between keys is drawn from; drawn itself if none"
-    )
+    seed: int | None = Field(default=None, description="Seed of the random order between keys; random if not set")
     shuffle: int | None = Field(
-        default=None, ge=0, description="Window within which keys are mixed; 0 keeps the order, 8 if none"
+        default=None,
+        ge=0,
+        description="Window within which messages of different keys are shuffled; 0 keeps the order; 8 if not set",
     )
     partitions: int | None = Field(
-        default=None, ge=1, description="Partitions of a topic made without saying how many; 4 if none"
+        default=None,
+        ge=1,
+        description="Partitions of a topic that is created without a number of partitions; 4 if not set",
     )
     native_delay: float | None = Field(
-        default=None, ge=0, description="Longest delay of a nack that the server keeps, seconds; 30 days if none"
+        default=None, ge=0, description="Longest nack delay that the server supports, in seconds; 30 days if not set"
     )
     dedup_seconds: float | None = Field(
-        default=None, ge=0, description="Seconds for which ids are remembered to drop duplicates; 120 if none"
+        default=None, ge=0, description="Seconds in which the server drops messages with a repeated id; 120 if not set"
     )
     session_seconds: float | None = Field(
-        default=None, gt=0, description="Silence after which a group member is out; 10 if none"
+        default=None, gt=0, description="Seconds of silence after which a group removes a member; 10 if not set"
     )
-    rebalance_seconds: float | None = Field(default=None, gt=0, description="Time to give up partitions in; 30 if none")
+    rebalance_seconds: float | None = Field(
+        default=None, gt=0, description="Seconds that a member has to give up its partitions; 30 if not set"
+    )
     transaction_seconds: float | None = Field(
-        default=None, gt=0, description="Time after which a transaction is aborted; 60 if none"
+        default=None, gt=0, description="Seconds after which the server aborts an open transaction; 60 if not set"
     )
     retention_seconds: float | None = Field(
-        default=None, gt=0, description="Age at which records leave the log; never if none"
+        default=None, gt=0, description="Age in seconds at which records are deleted from the log; never if not set"
     )
     retention_messages: int | None = Field(
-        default=None, ge=1, description="Most records of a partition's log; no bound if none"
+        default=None, ge=1, description="Most records in the log of a partition; unlimited if not set"
     )
-    max_body: int | None = Field(default=None, ge=1, description="Largest body, bytes; 1 MiB if none")
+    max_body: int | None = Field(default=None, ge=1, description="Largest message body in bytes; 1 MiB if not set")
 
     @field_validator("broker", mode="before")
     @classmethod

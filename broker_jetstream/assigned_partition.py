@@ -80,7 +80,7 @@ class AssignedPartition:
 
     @property
     def ready(self) -> bool:
-        """Whether the next record will be ours: we are pinned, or nobody is because the partition is empty."""
+        """Whether the next record will be ours: we are pinned, or the partition is empty and no member is pinned."""
         return bool(self._pin) or (self._clean and self._empty)
 
     @property
@@ -105,7 +105,7 @@ class AssignedPartition:
         await self.request(1, 0)
 
     async def _reset_if_free(self) -> None:
-        """Reset the durable once nobody is pinned: the former owner's unacknowledged records would block the pin."""
+        """Reset the durable once no member is pinned: unacked records of the former owner would block the pin."""
         if self._clean or self._pin or self._busy or not self._connection.connected:
             return
         self._busy = True
@@ -258,7 +258,7 @@ class AssignedPartition:
         self._proven_until = 0.0
         self._buffer.clear()
         if had:
-            # An open pull could be pinned and receive records that nobody reads.
+            # An open pull could be pinned, and receive records that are never read.
             self._spawn(self._pulls.cancel())
             self._lost(self)
 
@@ -297,7 +297,7 @@ class AssignedPartition:
             if owner:
                 self._drop()
             else:
-                # The pin expired and nobody took over: the next record pins a member.
+                # The pin expired without a new owner: the next record pins a member.
                 await self._discard_fetched()
                 self._clean = False
                 self._wake()

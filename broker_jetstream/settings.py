@@ -33,11 +33,12 @@ class JetStreamSettings(BackendSettings):
 
     servers: tuple[str, ...] = Field(
         default=("nats://127.0.0.1:4222",),
-        description="Servers as nats://host:port or tls://host:port; the hosts of the URL",
+        description="Server addresses, nats://host:port or tls://host:port; the hosts of the URL",
     )
     embedded: str | None = Field(
         default=None,
-        description="Start nats-server on this directory (empty: a temporary one); the path of an embedded: URL",
+        description="Start a nats-server with its data in this directory (empty: a temporary one); the path of an "
+        "embedded: URL",
     )
 
     user: str | None = Field(default=None, description="User name; the user of the URL")
@@ -47,13 +48,13 @@ class JetStreamSettings(BackendSettings):
     nkey_seed_file: Path | None = Field(default=None, description="File that holds the seed of the user's NKey")
     creds_file: Path | None = Field(default=None, description="Credentials file with the user's JWT and seed")
     tls_ca: Path | None = Field(
-        default=None, description="PEM file of the authorities that the server's certificate is checked against"
+        default=None, description="PEM file of the CA certificates that verify the server's certificate"
     )
     tls_cert: Path | None = Field(default=None, description="PEM file of the client's certificate, for mutual TLS")
     tls_key: Path | None = Field(default=None, description="PEM file of the client's private key")
     tls_key_password: SecretStr | None = Field(default=None, description="Password of the private key")
     tls_hostname: str | None = Field(
-        default=None, description="Name to expect in the server's certificate instead of the host's"
+        default=None, description="Host name to expect in the server's certificate, instead of the host's"
     )
     tls_handshake_first: bool = Field(
         default=False, description="Start TLS before the server's greeting, for servers with handshake_first"
@@ -68,37 +69,35 @@ class JetStreamSettings(BackendSettings):
         description="Prefix of the reply subjects, for accounts that restrict them",
     )
     connect_timeout: float = Field(
-        default=5.0, gt=0, description="Seconds for the first connection, and for each attempt to restore it"
+        default=5.0, gt=0, description="Seconds for the first connection, and for each reconnect attempt"
     )
-    request_timeout: float = Field(default=5.0, gt=0, description="Seconds to wait for the answer of the JetStream API")
-    reconnect_wait: float = Field(
-        default=0.2, gt=0, description="Seconds between attempts to restore the connection, on average"
+    request_timeout: float = Field(default=5.0, gt=0, description="Seconds to wait for a response of the JetStream API")
+    reconnect_wait: float = Field(default=0.2, gt=0, description="Seconds between reconnect attempts, on average")
+    ping_interval: float = Field(
+        default=5.0, gt=0, description="Seconds between the pings that detect a dead connection"
     )
-    ping_interval: float = Field(default=5.0, gt=0, description="Seconds between pings that find a dead connection")
     max_outstanding_pings: int = Field(
-        default=2, ge=1, description="Unanswered pings after which the connection counts as dead"
+        default=2, ge=1, description="Unanswered pings after which the connection is considered dead"
     )
     fast_path: bool = Field(
-        default=True, description="Use the guarded short cut through nats-py; false uses its public calls only"
+        default=True, description="Use the guarded fast path through nats-py; false uses only its public calls"
     )
 
     publish_timeout: float = Field(
-        default=30.0, gt=0, description="Seconds until a publish without confirmation fails with OperationTimeout"
+        default=30.0, gt=0, description="Seconds without confirmation until a publish raises OperationTimeout"
     )
     publish_resend: float = Field(
         default=5.0,
         gt=0,
-        description="Seconds without confirmation after which a message is sent again under the same id",
+        description="Seconds without confirmation after which a message is sent again with the same id",
     )
-    publish_window: int = Field(
-        default=4000, ge=1, description="Most messages on the way without confirmation, per topic"
-    )
+    publish_window: int = Field(default=4000, ge=1, description="Most unconfirmed messages in flight, per topic")
 
     lease_seconds: float = Field(
         default=30.0,
         ge=0.1,
         le=LONGEST_SECONDS,
-        description="ack_wait of the durables: how long a message is ours without renewal",
+        description="ack_wait of the durables: seconds for which a message is leased without renewal",
     )
     settle_timeout: float = Field(
         default=10.0,
@@ -106,37 +105,38 @@ class JetStreamSettings(BackendSettings):
         description="Seconds to wait for the confirmation of an ack or a commit, or for a broken connection",
     )
     max_ack_pending: int = Field(
-        default=65_536, ge=1, description="Most unsettled messages of one subscription, over all its consumers"
+        default=65_536, ge=1, description="Most unsettled messages of one subscription, across all its consumers"
     )
     pull_expires: float = Field(
         default=30.0,
         ge=1.0,
         le=LONGEST_SECONDS,
-        description="Seconds after which a pull request ends and is made again",
+        description="Seconds after which a pull request expires and is sent again",
     )
     pull_heartbeat: float = Field(
         default=5.0,
         ge=0.1,
         le=LONGEST_SECONDS,
-        description="Seconds between the server's signs of life on an idle pull; two missed ones renew it",
+        description="Seconds between the server's heartbeats on an idle pull request; after two missed ones it is "
+        "sent again",
     )
     owner_timeout: float = Field(
         default=5.0,
         ge=0.5,
         le=LONGEST_SECONDS,
-        description="Seconds of silence after which a group's partitions go to another member",
+        description="Seconds of silence after which a member's partitions are assigned to another member",
     )
 
     partitions: int = Field(
-        default=1, ge=1, le=1024, description="Partitions of a topic that is created without saying how many"
+        default=1, ge=1, le=1024, description="Partitions of a topic that is created without a number of partitions"
     )
-    storage: Literal["file", "memory"] = Field(default="file", description="Where new topics keep their messages")
-    replicas: int = Field(default=1, ge=1, le=5, description="Copies of a new topic in a cluster")
+    storage: Literal["file", "memory"] = Field(default="file", description="Storage type of new topics")
+    replicas: int = Field(default=1, ge=1, le=5, description="Replicas of a new topic in a cluster")
     deduplication_window: float = Field(
         default=120.0,
         ge=0.1,
         le=LONGEST_SECONDS,
-        description="Seconds in which a new topic drops a second message of the same id",
+        description="Seconds in which a new topic drops messages with a repeated id",
     )
 
     @classmethod

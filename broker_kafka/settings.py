@@ -1,8 +1,8 @@
 """Settings of the Kafka backend, from a URL, the environment or keyword arguments. Immutable; no I/O.
 
-A setting that is a property of librdkafka has the property's name with `_` for `.`. Every other property goes by its
-dotted name, as a URL parameter or in `properties`. A URL takes the dotted name of a setting, too. Properties that the
-SDK sets itself are refused, with the reason.
+A setting for a librdkafka property has the property's name with `_` for `.`. All other properties are given by their
+dotted names, as URL parameters or in `properties`. In a URL, a setting can have its dotted name, too. A property that
+the SDK sets itself raises `InvalidSetting` with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
     servers: tuple[str, ...] = Field(
         default=("127.0.0.1:9092",),
         min_length=1,
-        description="Brokers to ask first, host:port; the hosts of the URL",
+        description="Bootstrap servers, host:port; the hosts of the URL",
     )
     client_id: str = Field(default="anybroker", description="Name of the clients in the brokers' logs and quotas")
 
@@ -67,85 +67,97 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         default=None,
         ge=10,
         le=300_000,
-        description="Time for one request; if not given, 60 s, and request_timeout_ms and 2 s more for producers",
+        description="Timeout of one request; if not set, 60 s, and for producers no more than request_timeout_ms + 2 s",
     )
     socket_connection_setup_timeout_ms: int = Field(
-        default=5_000, ge=1_000, description="Time to connect to one broker, TLS and login included"
+        default=5_000, ge=1_000, description="Time to connect to one broker, including TLS and SASL"
     )
     reconnect_backoff_ms: int = Field(
-        default=50, ge=0, le=3_600_000, description="Time before the first attempt to connect again"
+        default=50, ge=0, le=3_600_000, description="Wait before the first reconnect attempt"
     )
     reconnect_backoff_max_ms: int = Field(
-        default=1_000, ge=0, le=3_600_000, description="Longest time between such attempts"
+        default=1_000, ge=0, le=3_600_000, description="Longest wait between reconnect attempts"
     )
     retry_backoff_ms: int = Field(
         default=10,
         ge=1,
         le=300_000,
-        description="Time before a request is repeated; librdkafka's own 100 makes small transactions ten times slower",
+        description="Wait before a request is retried; librdkafka's default of 100 makes small transactions ten "
+        "times slower",
     )
     retry_backoff_max_ms: int = Field(
-        default=1_000, ge=1, le=300_000, description="Longest time between repetitions of a request"
+        default=1_000, ge=1, le=300_000, description="Longest wait between retries of a request"
     )
     topic_metadata_refresh_interval_ms: int = Field(
-        default=30_000, ge=-1, le=3_600_000, description="How often topics and partitions are looked for; -1: never"
+        default=30_000,
+        ge=-1,
+        le=3_600_000,
+        description="Interval between refreshes of the metadata of topics and partitions; -1: never",
     )
-    metadata_max_age_ms: int | None = Field(default=None, ge=1, le=86_400_000, description="Age at which metadata ends")
+    metadata_max_age_ms: int | None = Field(
+        default=None, ge=1, le=86_400_000, description="Age at which cached metadata expires"
+    )
 
     acks: Literal["all", "-1", "0", "1"] = Field(
-        default="all", description="Replicas that must have a message before its receipt"
+        default="all", description="Replicas that must store a message before the broker acknowledges it"
     )
     enable_idempotence: bool = Field(
-        default=True, description="Whether repeats of a request are dropped by the broker, so that order is kept"
+        default=True, description="Have the broker drop duplicates of retried requests, which keeps the order"
     )
     linger_ms: float = Field(
         default=5,
         ge=0,
         le=900_000,
-        description="How long a producer waits for a batch to fill; unless it is given, only while more is to be sent",
+        description="Longest wait for a batch to fill; if not set, the producer waits only while more messages follow",
     )
     batch_num_messages: int = Field(
-        default=10_000, ge=1, le=1_000_000, description="Most messages of a batch to one partition"
+        default=10_000, ge=1, le=1_000_000, description="Most messages in a batch for one partition"
     )
     batch_size: int = Field(
-        default=1_000_000, ge=1, le=2_147_483_647, description="Most bytes of a batch to one partition"
+        default=1_000_000, ge=1, le=2_147_483_647, description="Most bytes in a batch for one partition"
     )
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        default="none", description="How batches are compressed"
+        default="none", description="Compression codec of batches"
     )
-    compression_level: int | None = Field(default=None, ge=-1, le=12, description="How hard; -1 is the codec's own")
+    compression_level: int | None = Field(
+        default=None, ge=-1, le=12, description="Compression level; -1: the codec's default"
+    )
     message_max_bytes: int = Field(
         default=1_000_000,
         ge=8_192,
         le=1_000_000_000,
-        description="Largest record that a producer takes; 4096 bytes of it are left to what is not the message's own",
+        description="Largest record that a producer sends, of which 4096 bytes are reserved for overhead",
     )
     message_timeout_ms: int = Field(
-        default=30_000, ge=1, le=2_147_483_647, description="Time in which a message is delivered, or fails"
+        default=30_000,
+        ge=1,
+        le=2_147_483_647,
+        description="Time within which a message is delivered, or its publish fails",
     )
     request_timeout_ms: int = Field(
         default=10_000, ge=1, le=900_000, description="Time for the broker to acknowledge a batch"
     )
     queue_buffering_max_messages: int = Field(
-        default=100_000, ge=1, le=2_147_483_647, description="Most messages that one producer holds"
+        default=100_000, ge=1, le=2_147_483_647, description="Most messages in the queue of one producer"
     )
     queue_buffering_max_kbytes: int = Field(
-        default=131_072, ge=1, le=2_147_483_647, description="Most kilobytes that one producer holds"
+        default=131_072, ge=1, le=2_147_483_647, description="Most kilobytes in the queue of one producer"
     )
     partitioner: Literal[
         "murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random"
-    ] = Field(default="murmur2_random", description="How a key chooses the partition; murmur2 as the Java client does")
+    ] = Field(default="murmur2_random", description="How a key selects the partition; murmur2 as the Java client does")
     partition_function: Callable[[str, bytes | None, int], int] | None = Field(
         default=None,
-        description="Chooses the partition instead: called with topic, key and number of partitions for each message "
-        "that names none, in the producer's thread; for settings objects only",
+        description="Selects the partition instead: called with topic, key and number of partitions for each "
+        "message without a partition, in the producer's thread; only in a settings object",
     )
     transaction_timeout_ms: int = Field(
         default=60_000, ge=1_000, le=2_147_483_647, description="Time after which the broker aborts an open transaction"
     )
 
     group_protocol: Literal["classic", "consumer"] = Field(
-        default="classic", description="How a group shares its partitions; `consumer` is KIP-848, Kafka 4.0 and newer"
+        default="classic",
+        description="Rebalance protocol of groups; `consumer` is KIP-848 and needs Kafka 4.0 or newer",
     )
     group_remote_assignor: str | None = Field(
         default=None, description="Group protocol `consumer`: the broker's assignor, `uniform` or `range`"
@@ -153,54 +165,63 @@ class KafkaSettings(SecuritySettings, QueueSettings):
     partition_assignment_strategy: tuple[Literal["range", "roundrobin", "cooperative-sticky"], ...] = Field(
         default=("cooperative-sticky",),
         min_length=1,
-        description="Group protocol `classic`: how partitions are shared; all but cooperative-sticky stop every "
-        "member at each change",
+        description="Group protocol `classic`: how partitions are assigned; all but cooperative-sticky stop every "
+        "member at each rebalance",
     )
     group_instance_id: str | None = Field(
         default=None,
         min_length=1,
-        description="Static membership: a name that is unique in the group and kept over restarts",
+        description="Static membership: an id that is unique in the group and stays the same across restarts",
     )
     session_timeout_ms: int = Field(
         default=10_000,
         ge=1,
         le=3_600_000,
-        description="Group protocol `classic`: silence after which a member's partitions go to others",
+        description="Group protocol `classic`: time without a heartbeat after which a member's partitions are "
+        "reassigned",
     )
     heartbeat_interval_ms: int = Field(
-        default=1_000, ge=1, le=3_600_000, description="Group protocol `classic`: time between signs of life"
+        default=1_000, ge=1, le=3_600_000, description="Group protocol `classic`: time between heartbeats"
     )
     max_poll_interval_ms: int = Field(
-        default=300_000, ge=1, le=86_400_000, description="Longest silence of the polling thread; handlers do not count"
+        default=300_000,
+        ge=1,
+        le=86_400_000,
+        description="Longest time between polls of the consumer's thread; the time of handlers does not count",
     )
     offset_reset: Literal["error", "earliest", "latest"] = Field(
         default="error",
-        description="What happens when retention has overtaken a group's position: an error, or go on "
-        "at that end and report it",
+        description="When retention has deleted the records at a group's position: raise an error, or continue at "
+        "the earliest or latest record and report that",
     )
-    fetch_min_bytes: int = Field(default=1, ge=1, le=100_000_000, description="Bytes for which a broker waits")
-    fetch_wait_max_ms: int = Field(default=500, ge=0, le=300_000, description="Longest time a broker waits for them")
+    fetch_min_bytes: int = Field(
+        default=1, ge=1, le=100_000_000, description="Bytes for which a broker waits before it answers a fetch"
+    )
+    fetch_wait_max_ms: int = Field(
+        default=500, ge=0, le=300_000, description="Longest time that a broker waits for fetch_min_bytes"
+    )
     fetch_max_bytes: int = Field(
-        default=52_428_800, ge=0, le=2_147_483_135, description="Most bytes of one answer of a broker"
+        default=52_428_800, ge=0, le=2_147_483_135, description="Most bytes of one fetch response"
     )
     max_partition_fetch_bytes: int = Field(
-        default=1_048_576, ge=1, le=1_000_000_000, description="Most bytes of one partition in it"
+        default=1_048_576, ge=1, le=1_000_000_000, description="Most bytes of one partition in a fetch response"
     )
     fetch_queue_backoff_ms: int = Field(
         default=10,
         ge=0,
         le=300_000,
-        description="Pause of fetching while the prefetch queue is full; librdkafka's own 1000 stalls fast consumers",
+        description="Pause of fetching while the prefetch queue is full; librdkafka's default of 1000 stalls fast "
+        "consumers",
     )
     queued_min_messages: int = Field(
-        default=100_000, ge=1, le=10_000_000, description="Messages of a partition that librdkafka holds ready"
+        default=100_000, ge=1, le=10_000_000, description="Messages that librdkafka prefetches per partition"
     )
     queued_max_messages_kbytes: int = Field(
-        default=16_384, ge=1, le=2_097_151, description="Most kilobytes of them, per consumer"
+        default=16_384, ge=1, le=2_097_151, description="Most kilobytes that librdkafka prefetches per consumer"
     )
 
     properties: Mapping[str, str | SecretStr] = Field(
-        default={}, description="Any other property of librdkafka by its own name; in a URL simply name=value"
+        default={}, description="Any other librdkafka property by its own name; in a URL, name=value"
     )
 
     connect_timeout: float = Field(default=5.0, gt=0, le=3_600, description="Seconds for the first connection")
@@ -208,16 +229,16 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         default=10.0,
         gt=0,
         le=3_600,
-        description="Seconds to wait for an answer about topics, commits and positions",
+        description="Seconds to wait for a response about topics, commits and positions",
     )
     publish_window: int = Field(
-        default=50_000, ge=1, description="Most messages on the way without confirmation, per producer"
+        default=50_000, ge=1, description="Most unacknowledged messages in flight, per producer"
     )
     partitions: int = Field(
-        default=1, ge=1, le=100_000, description="Partitions of a topic that is created without saying how many"
+        default=1, ge=1, le=100_000, description="Partitions of a topic that is created without a number of partitions"
     )
     replication_factor: int = Field(
-        default=-1, ge=-1, le=32_767, description="Copies of a new topic's partitions; -1 is the cluster's default"
+        default=-1, ge=-1, le=32_767, description="Replicas of a new topic's partitions; -1: the cluster's default"
     )
 
     @classmethod
@@ -297,7 +318,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         if self.group_protocol == "classic" and self.max_poll_interval_ms < self.session_timeout_ms:
             raise ValueError(
                 f"max_poll_interval_ms {self.max_poll_interval_ms} is below session_timeout_ms "
-                f"{self.session_timeout_ms}, which it has to reach"
+                f"{self.session_timeout_ms}; set it to that or more"
             )
         return self
 
@@ -314,11 +335,11 @@ class KafkaSettings(SecuritySettings, QueueSettings):
             raise InvalidSetting(
                 f"Setting 'compression_level' (from {self.origin('compression_level')}) is {self.compression_level}, "
                 f"and compression_type (from {self.origin('compression_type')}) is none",
-                advice="Say compression_type=zstd or another, or leave compression_level out",
+                advice="Set compression_type, for instance to zstd, or remove compression_level",
             )
         for name in filter(self.is_given, UNUSED_BY_PROTOCOL[self.group_protocol]):
             logger.warning(
-                "Setting %r (%s) does nothing with group_protocol=%s", name, self.origin(name), self.group_protocol
+                "Setting %r (%s) has no effect with group_protocol=%s", name, self.origin(name), self.group_protocol
             )
 
     def client_config(self, role: Role) -> dict[str, Any]:

@@ -39,15 +39,18 @@ from broker import (
     TopicPartition,
     TransactionAborted,
     TransactionFatal,
+    Unsupported,
 )
-from broker.driver import MessageSource, RecordSource, logger
+from broker.driver import MessageSource, RecordsAsMessages, RecordSource, logger
 from broker_kafka.client.delivery_reports import TOO_LARGE, PublishCall, batch_too_large, explain_purged
 from broker_kafka.client.producer import ProducerClient, ProducerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import cluster_id
 from broker_kafka.errors import FENCED, kafka_error, translate
-from broker_kafka.queue.consumer.transacted_ends import transactional_leases
+from broker_kafka.queue.consumer.lease_manager import LeaseManager
+from broker_kafka.queue.consumer.queue_client import QueueClient
 from broker_kafka.records import KafkaRecordSource
+from broker_kafka.share.messages import ShareMessageSource
 
 __all__ = ["KafkaTransaction"]
 
@@ -186,15 +189,15 @@ class KafkaTransaction:
         )
 
     def check_source(self, source: MessageSource) -> None:
-        transactional_leases(source, self._connection)
+        _leases_of(source, self._connection)
 
     async def add_acks(self, source: MessageSource, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._current()
         produce = partial(self._publish, receipts=False, placed=True)
-        return await transactional_leases(source, self._connection).write_ends(messages, produce)
+        return await _leases_of(source, self._connection).write_ends(messages, produce)
 
     def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
-        transactional_leases(source, self._connection).discard_ends(messages)
+        _leases_of(source, self._connection).discard_ends(messages)
 
     async def commit(self) -> None:
         commit = _Commit(self._positions)
@@ -396,3 +399,31 @@ def _native(error: BrokerError) -> KafkaError | None:
 def _must_abort(error: BrokerError) -> bool:
     found = _native(error)
     return found is not None and found.txn_requires_abort()
+
+
+def _leases_of(source: MessageSource, connection: Connection) -> LeaseManager:
+    """The leases whose ENDs can be written in a transaction of this connection: those of queue=markers on this bus.
+
+    :raises Unsupported: messages of this source cannot be acked in such a transaction.
+    """
+    if isinstance(source, QueueClient):
+        if source.connection is connection:
+            return source.leases
+        raise Unsupported(
+            "The message was received on another bus than the transaction's",
+            advice="Open the transactional publisher and the consumer on one bus",
+        )
+    if isinstance(source, RecordsAsMessages):
+        raise Unsupported(
+            "Messages of queue=offsets are acked by committing group offsets, outside of transactions",
+            advice="Use queue=markers, or read with bus.records(...) and pass that to publisher.transaction(...)",
+        )
+    if isinstance(source, ShareMessageSource):
+        raise Unsupported(
+            "Kafka does not support acks of share groups in a transaction",
+            advice="Use queue=markers for messages of this topic",
+        )
+    raise Unsupported(
+        "The message was received from another broker than the transaction's",
+        advice="Open the transactional publisher and the consumer on one bus",
+    )

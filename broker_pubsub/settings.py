@@ -39,82 +39,84 @@ class PubSubSettings(BackendSettings):
         ),
     ] = Field(
         default=None,
-        description="Id of the Google Cloud project; the host of the URL, else GOOGLE_CLOUD_PROJECT",
+        description="Id of the Google Cloud project; the host of the URL, or GOOGLE_CLOUD_PROJECT",
     )
     emulator_host: Annotated[str | None, Form(r"[^\s:/]+:\d+", "a host and a port, such as localhost:8085")] = Field(
         default=None,
-        description="host:port of an emulator, reached without TLS and credentials; else PUBSUB_EMULATOR_HOST",
+        description="host:port of an emulator, used without TLS and credentials; or PUBSUB_EMULATOR_HOST",
     )
     endpoint: Annotated[
         str, Form(r"[^\s/]+:\d+", "a host and a port, such as europe-west1-pubsub.googleapis.com:443")
     ] = Field(
         default="pubsub.googleapis.com:443",
-        description="host:port of the service; a regional one keeps the order of keys over publishers of a region",
+        description="host:port of the service; a regional endpoint keeps the order of keys across the publishers "
+        "of its region",
     )
     tls_ca: Path | None = Field(
-        default=None, description="PEM file of the authorities that the service's certificate is checked against"
+        default=None, description="PEM file of the CA certificates that verify the server's certificate"
     )
     credentials_file: Path | None = Field(
         default=None,
-        description="JSON file of a service account, or of gcloud's login; else the default credentials",
+        description="JSON file of a service account or of gcloud's login; if not set, the default credentials",
     )
     impersonate: Annotated[
         str | None, Form(r"[^@\s]+@[^@\s]+", "an e-mail address, such as robot@project.iam.gserviceaccount.com")
     ] = Field(
         default=None,
-        description="E-mail of the service account to act as, which the credentials may impersonate",
+        description="E-mail address of the service account to impersonate",
     )
-    quota_project: str | None = Field(default=None, description="Project that is billed, where it is another one")
+    quota_project: str | None = Field(default=None, description="Project that is billed, if not `project`")
 
     connect_timeout: float = Field(default=10.0, gt=0, le=_DAY, description="Seconds for the first connection")
     request_timeout: float = Field(
-        default=10.0, gt=0, le=_DAY, description="Seconds to wait for the answer of one request"
+        default=10.0, gt=0, le=_DAY, description="Seconds to wait for the response to a request"
     )
     publish_timeout: float = Field(
-        default=30.0, gt=0, le=_DAY, description="Seconds until a publish fails with OperationTimeout"
+        default=30.0, gt=0, le=_DAY, description="Seconds until a publish raises OperationTimeout"
     )
-    settle_timeout: float = Field(
-        default=10.0, gt=0, le=_DAY, description="Seconds for which acks that the service could not take are repeated"
-    )
+    settle_timeout: float = Field(default=10.0, gt=0, le=_DAY, description="Seconds for which failed acks are retried")
     reconnect_wait: float = Field(
         default=0.2,
         ge=0.1,
         le=60,
-        description="Seconds before the connection is tried again; at most ten times that",
+        description="Seconds before the first reconnect attempt; later waits grow to ten times that",
     )
-    max_requests: int = Field(
-        default=16, ge=1, le=1000, description="Most publish requests on the way at once, per topic"
-    )
+    max_requests: int = Field(default=16, ge=1, le=1000, description="Most publish requests in flight, per topic")
     ordering: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Publish keys as ordering keys, one request at a time per key, and make new subscriptions ordered; "
-        "auto makes no ordered ones on an emulator",
+        description="Publish keys as ordering keys, one request at a time per key, and create ordered "
+        "subscriptions; `auto` creates unordered ones on an emulator",
     )
 
     pull_mode: Literal["unary", "stream"] = Field(
-        default="unary", description="Ask for as much as there is room for, or keep a stream open and hold the surplus"
+        default="unary",
+        description="`unary` pulls as many messages as there is room for; `stream` keeps a stream open and buffers "
+        "the surplus",
     )
     pull_timeout: float = Field(
-        default=30.0, ge=2.0, le=600.0, description="Seconds after which an unanswered pull is made again"
+        default=30.0, ge=2.0, le=600.0, description="Seconds after which an unanswered pull is sent again"
     )
     lease_seconds: float = Field(
-        default=30.0, ge=1.0, le=600.0, description="Ack deadline: how long a message is ours without renewal; whole"
+        default=30.0,
+        ge=1.0,
+        le=600.0,
+        description="Ack deadline: whole seconds for which a message is leased without renewal",
     )
     exactly_once: bool = Field(
-        default=False, description="Make new subscriptions with exactly-once delivery, whose acks are confirmed"
+        default=False, description="Create subscriptions with exactly-once delivery, whose acks are confirmed"
     )
     topic_retention: float = Field(
         default=86_400.0,
         ge=0,
         le=_MONTH,
-        description="Seconds for which new topics keep messages for subscriptions made later; 0 is not at all, else "
-        "600 or more",
+        description="Seconds for which new topics retain messages for later subscriptions; 0 for none, else 600 or "
+        "more",
     )
     retention: float = Field(
         default=7 * 86_400.0,
         ge=600,
         le=_MONTH,
-        description="Seconds for which new subscriptions keep what was not acked",
+        description="Seconds for which new subscriptions retain unacked messages",
     )
 
     @classmethod

@@ -33,74 +33,76 @@ class PulsarSettings(BackendSettings):
 
     service_url: str = Field(
         default="pulsar://127.0.0.1:6650",
-        description="Brokers as pulsar://host:port,host:port or pulsar+ssl://…; scheme and hosts of the URL",
+        description="Broker addresses, pulsar://host:port,host:port or pulsar+ssl://…; scheme and hosts of the URL",
     )
     admin_url: str | None = Field(
         default=None,
-        description="HTTP API of a broker; port 8080 (8443 with TLS) of the first host if not given",
+        description="URL of a broker's HTTP API; if not set, port 8080 (8443 with TLS) of the first host",
     )
-    tenant: Annotated[str, _NAME] = Field(default="public", description="Tenant; in the URL's path")
+    tenant: Annotated[str, _NAME] = Field(default="public", description="Tenant; the first part of the URL's path")
     namespace: Annotated[str, _NAME] = Field(
-        default="default", description="Namespace of the topics; in the URL's path"
+        default="default", description="Namespace of the topics; the rest of the URL's path"
     )
 
-    token: SecretStr | None = Field(default=None, description="Token to authenticate with")
-    token_file: Path | None = Field(default=None, description="File that holds the token; read anew when it is needed")
+    token: SecretStr | None = Field(default=None, description="Authentication token")
+    token_file: Path | None = Field(
+        default=None, description="File that holds the token; read each time the token is needed"
+    )
     oauth2_issuer: str | None = Field(default=None, description="Issuer of OAuth 2.0 tokens, or its token endpoint")
     oauth2_client_id: str | None = Field(default=None, description="Client id for OAuth 2.0")
     oauth2_client_secret: SecretStr | None = Field(default=None, description="Client secret for OAuth 2.0")
-    oauth2_audience: str | None = Field(default=None, description="Audience to ask the OAuth 2.0 token for")
-    oauth2_scope: str | None = Field(default=None, description="Scope to ask the OAuth 2.0 token for")
+    oauth2_audience: str | None = Field(default=None, description="Audience of the requested OAuth 2.0 token")
+    oauth2_scope: str | None = Field(default=None, description="Scope of the requested OAuth 2.0 token")
     tls_ca: Path | None = Field(
-        default=None, description="PEM file of the authorities that the brokers' certificates are checked against"
+        default=None, description="PEM file of the CA certificates that verify the brokers' certificates"
     )
     tls_cert: Path | None = Field(default=None, description="PEM file of the client's certificate, for mutual TLS")
     tls_key: Path | None = Field(default=None, description="PEM file of the client's private key, unencrypted")
-    tls_validate_hostname: bool = Field(
-        default=True, description="Check that the broker's certificate names its host; false leaves that out"
-    )
+    tls_validate_hostname: bool = Field(default=True, description="Check that the broker's certificate names its host")
 
     connect_timeout: float = Field(
-        default=5.0, gt=0, le=LONGEST_SECONDS, description="Seconds for the first connection, and for each attempt"
+        default=5.0,
+        gt=0,
+        le=LONGEST_SECONDS,
+        description="Seconds for the first connection, and for each later attempt",
     )
     request_timeout: float = Field(
-        default=15.0, ge=1, le=LONGEST_SECONDS, description="Seconds to wait for the answer to a request"
+        default=15.0, ge=1, le=LONGEST_SECONDS, description="Seconds to wait for the response to a request"
     )
-    io_threads: int = Field(default=1, ge=1, le=64, description="Threads of the client for its connections")
-    listener_name: str | None = Field(default=None, description="Which of the brokers' advertised listeners to use")
-    client_log: Path | None = Field(default=None, description="File to which the client writes what it does")
+    io_threads: int = Field(default=1, ge=1, le=64, description="I/O threads of the client")
+    listener_name: str | None = Field(default=None, description="Advertised listener of the brokers to connect to")
+    client_log: Path | None = Field(default=None, description="File for the log of the client")
 
     publish_timeout: float = Field(
         default=30.0,
         gt=0,
         le=LONGEST_SECONDS,
-        description="Seconds until a publish without confirmation fails with OperationTimeout",
+        description="Seconds without confirmation until a publish raises OperationTimeout",
     )
     publish_window: int = Field(
-        default=5000, ge=1, le=100_000, description="Most messages on the way without confirmation, per topic"
+        default=5000, ge=1, le=100_000, description="Most unconfirmed messages in flight, per topic"
     )
     batching: Literal["key", "default", "off"] = Field(
         default="key",
-        description="key: no batch mixes keys, which ordered consumers need; default: fewer and larger batches",
+        description="`key`: each batch holds one key, which ordered consumers need; `default`: fewer and larger "
+        "batches; `off`: none",
     )
     batching_max_messages: int = Field(
-        default=1000, ge=2, le=4095, description="Most messages of one batch; for one, say batching=off"
+        default=1000, ge=2, le=4095, description="Most messages in one batch; for single messages, set batching=off"
     )
-    batching_max_bytes: int = Field(default=131_072, ge=1024, le=LARGEST_BYTES, description="Most bytes of one batch")
-    linger: float = Field(
-        default=0.001, ge=0.001, le=60.0, description="Longest that a batch waits to fill, in seconds"
-    )
+    batching_max_bytes: int = Field(default=131_072, ge=1024, le=LARGEST_BYTES, description="Most bytes in one batch")
+    linger: float = Field(default=0.001, ge=0.001, le=60.0, description="Longest wait for a batch to fill, in seconds")
     compression: Literal["none", "lz4", "zlib", "zstd", "snappy"] = Field(
-        default="none", description="How batches are compressed"
+        default="none", description="Compression codec of batches"
     )
     chunking: bool = Field(
-        default=False, description="Publish messages above the broker's limit in chunks; takes batching=off"
+        default=False, description="Publish messages above the broker's size limit in chunks; needs batching=off"
     )
     max_message_bytes: int = Field(
         default=5_242_880,
         ge=16_384,
         le=LARGEST_BYTES,
-        description="The brokers' maxMessageSize; with chunking the largest message at all",
+        description="The brokers' maxMessageSize; with chunking, the size of the largest message",
     )
     producer_name: str | None = Field(
         default=None,
@@ -108,21 +110,27 @@ class PulsarSettings(BackendSettings):
     )
     access_mode: Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"] = Field(
         default="shared",
-        description="Whether other producers may publish to the same topics; wait_for_exclusive has the first publish "
-        "wait, without end, until no other one does",
+        description="Whether other producers may publish to the same topics; with wait_for_exclusive, the first "
+        "publish waits without a timeout until no other producer is left",
     )
 
     receiver_queue: int = Field(
-        default=1000, ge=1, le=50_000, description="Messages that a consumer fetches ahead; never above max_outstanding"
+        default=1000,
+        ge=1,
+        le=50_000,
+        description="Messages that a consumer prefetches; never more than max_outstanding",
     )
     nack_delay: float = Field(
-        default=0.1, ge=0.001, le=3600.0, description="Seconds after which a message that is given back comes again"
+        default=0.1, ge=0.001, le=3600.0, description="Seconds until a message that is given back is redelivered"
     )
     rebalance_interval: float = Field(
-        default=0.5, ge=0.05, le=60.0, description="Seconds between looks at who reads which partition of a group"
+        default=0.5,
+        ge=0.05,
+        le=60.0,
+        description="Seconds between checks of which member reads which partition of a group",
     )
     partitions: int = Field(
-        default=1, ge=1, le=1024, description="Partitions of a topic that is created without saying how many"
+        default=1, ge=1, le=1024, description="Partitions of a topic that is created without a number of partitions"
     )
 
     @classmethod

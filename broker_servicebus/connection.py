@@ -176,7 +176,7 @@ class Connection:
     async def _probe(self) -> None:
         """Exchange AMQP's first eight bytes; with WebSockets or a gateway, only connect.
 
-        :raises ConnectionFailed: nobody answers where messages go.
+        :raises ConnectionFailed: the messaging endpoint does not answer.
         """
         settings = self.settings
         name, port, emulated = self._address()

@@ -40,42 +40,43 @@ class ServiceBusSettings(BackendSettings):
         default=None, description="Connection string of the namespace, instead of host and credentials"
     )
     key_name: str | None = Field(default=None, description="Name of a shared access policy; the user of the URL")
-    key: SecretStr | None = Field(default=None, description="Key of that policy; the password of the URL")
-    sas_token: SecretStr | None = Field(default=None, description="A shared access signature that was made elsewhere")
+    key: SecretStr | None = Field(default=None, description="Key of the shared access policy; the password of the URL")
+    sas_token: SecretStr | None = Field(default=None, description="Shared access signature that was created elsewhere")
     emulator: bool = Field(
-        default=False, description="Speak AMQP without TLS, as emulators do; never for a namespace of Azure"
+        default=False, description="Use AMQP without TLS, as emulators do; never for a namespace of Azure"
     )
     transport: Literal["amqp", "websocket"] = Field(
         default="amqp", description="AMQP over TLS on port 5671, or over a WebSocket on port 443"
     )
-    proxy: str | None = Field(default=None, description="HTTP proxy as host:port, which implies transport=websocket")
+    proxy: str | None = Field(default=None, description="HTTP proxy as host:port; implies transport=websocket")
     custom_endpoint: str | None = Field(
-        default=None, description="Another address to connect to, such as a gateway, as host or host:port"
+        default=None, description="Other address to connect to, such as a gateway, as host or host:port"
     )
     tls_ca: Path | None = Field(
-        default=None, description="PEM file of the authorities that the server's certificate is checked against"
+        default=None, description="PEM file of the CA certificates that verify the server's certificate"
     )
     admin_endpoint: Annotated[
         str | None, Form(r"https?://[^/]+", "http:// or https://, a host and a port, such as http://localhost:5300")
     ] = Field(
         default=None,
-        description="Where administration is, as http://host:port or https://host:port; the namespace's own otherwise",
+        description="Address of the management API, http://host:port or https://host:port; if not set, the "
+        "namespace's own",
     )
     connect_timeout: float = Field(default=10.0, gt=0, description="Seconds to open a connection and its link")
-    request_timeout: float = Field(default=10.0, gt=0, description="Seconds to wait for the answer to a request")
+    request_timeout: float = Field(default=10.0, gt=0, description="Seconds to wait for the response to a request")
     socket_timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds that one read or write of a socket may take; the client's own otherwise",
+        description="Seconds that one read or write of a socket may take; if not set, the client's default",
     )
     private_calls: bool = Field(
         default=True,
-        description="Settle, renew and give back by batch through guarded private calls of azure-servicebus; false "
-        "uses its public calls only, one message each",
+        description="Settle, renew and give back in batches through guarded private calls of azure-servicebus; "
+        "false uses only its public calls, one message each",
     )
 
     publish_timeout: float = Field(
-        default=30.0, gt=0, description="Seconds for which a publish is tried again over a broken connection"
+        default=30.0, gt=0, description="Seconds for which a publish is retried over a broken connection"
     )
     max_message_bytes: int = Field(
         default=262_144,
@@ -84,34 +85,37 @@ class ServiceBusSettings(BackendSettings):
         description="Largest message of the namespace's tier: 262144 in Standard, up to 104857600 in Premium",
     )
     settle_timeout: float = Field(
-        default=10.0, gt=0, description="Seconds for which a settlement is tried again over a broken connection"
+        default=10.0, gt=0, description="Seconds for which a settlement is retried over a broken connection"
     )
     receive_and_delete: bool = Field(
-        default=False, description="Have messages deleted as they are delivered: nothing is settled, a crash loses them"
+        default=False, description="Delete messages on delivery: nothing can be settled, and a crash loses them"
     )
     lease_seconds: float | None = Field(
         default=None,
         ge=0.2,
         le=_LONGEST_LOCK,
-        description="Lock duration of the subscriptions that are consumed, 5 seconds or more but on an emulator that "
-        "takes less; none leaves it as it is, and 60 to new ones",
+        description="Lock duration of consumed subscriptions, 5 seconds or more (less on some emulators); if not "
+        "set, existing subscriptions keep theirs and new ones get 60",
     )
     max_sessions: int = Field(
-        default=8, ge=1, le=1000, description="Sessions that one consumer holds at once, each with a connection"
+        default=8, ge=1, le=1000, description="Most sessions that one consumer holds at once, each with a connection"
     )
     session_idle: float = Field(
-        default=0.3, gt=0, description="Seconds without a message after which a session is let go for another"
+        default=0.3, gt=0, description="Seconds without a message after which a consumer releases a session"
     )
 
     deduplication_window: float = Field(
         default=120.0,
         ge=0,
         le=604_800,
-        description="Seconds in which a new topic drops a second message of the same id, 20 or more; 0 makes topics "
-        "without",
+        description="Seconds in which a new topic drops messages with a repeated id, 20 or more; 0 creates topics "
+        "without deduplication",
     )
     max_delivery_count: int = Field(
-        default=2000, ge=1, le=2000, description="Deliveries after which new subscriptions dead-letter by themselves"
+        default=2000,
+        ge=1,
+        le=2000,
+        description="Deliveries after which a new subscription dead-letters a message by itself",
     )
 
     @classmethod

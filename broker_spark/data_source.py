@@ -69,7 +69,7 @@ class BrokerDataSource(MessageDataSource):
                 advice='Use outputMode("append"), or outputMode("update") with foreachBatch, which writes with '
                 'mode("append")',
             )
-        # Spark plans the sink anew for each batch, in one process, to which this object is sent.
+        # For each batch, Spark plans the sink again, in one process that receives this object.
         freeze_loaded_objects()
         return MessageStreamWriter(SinkOptions.parse(self._given, schema))
 

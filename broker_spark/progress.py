@@ -1,4 +1,4 @@
-"""The lag of a query, out of its progress. Pure."""
+"""The lag of a query, computed from its progress. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ __all__ = ["behind", "lag", "offsets_of"]
 def lag(progress: Any) -> dict[str, dict[int, int]]:
     """How many offsets a query was behind the end of each topic's partitions when its last batch was planned.
 
-    Offsets may have gaps, so these are rows at most, and about so many where offsets do not count rows; where the
-    partitions of a topic share their offsets, each counts the rows of all. Of a subscription it is all that is spooled
-    or waits, as partition 0. A topic that Spark's plan has twice, as in a join with itself, counts once, if it is told
-    apart from others of its name: Spark's Kafka connector does not. What several sources are behind in different topics
-    of one name is added up. A batch that an earlier run had planned tells nothing, since Spark does not ask then.
+    | case | what is counted |
+    |---|---|
+    | offsets have gaps | the upper bound of the rows |
+    | offsets do not count rows | an approximation |
+    | partitions of a topic share their offsets | in each partition, the rows of all |
+    | a subscription | spooled and waiting messages, as partition 0 |
+    | one topic twice in the plan, as in a self-join | once; twice with Spark's Kafka connector (no topic ids) |
+    | different topics of one name | the sum |
+    | a batch that an earlier run planned | nothing: Spark reports no end for it |
 
     :param progress: `query.lastProgress`, or an element of `query.recentProgress`.
     """
@@ -33,10 +37,10 @@ def lag(progress: Any) -> dict[str, dict[int, int]]:
 
 
 def behind(progress: Any, owners: Sequence[Hashable | None] | None = None) -> int:
-    """The same of all topics: rows at most, each counted once, also where the partitions share their offsets.
+    """The lag over all topics: the upper bound of the rows, each counted once, even if partitions share their offsets.
 
-    :param owners: of each source of the progress who reads by it; those of one owner count once. None where it is not
-        known, and then the topics tell, if they can.
+    :param owners: for each source of the progress, its reader; sources of one owner count once. None if unknown: the
+        sources are then matched by their topic ids, if they have any.
     """
     return sum(
         backlog({span.topic: span.starts}, {span.topic: span.ends}, shared=span.shared)[span.topic]
@@ -46,7 +50,7 @@ def behind(progress: Any, owners: Sequence[Hashable | None] | None = None) -> in
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where a topic was read to, and where it ended, by partition."""
+    """The position and the end of a topic, by partition."""
 
     topic: str
     starts: Mapping[int, int]
@@ -55,7 +59,7 @@ class _Span:
 
 
 def _spans(progress: Any, owners: Sequence[Hashable | None] | None) -> Iterable[_Span]:
-    """Each log once: Spark has a source for each branch of its plan, and they may lie apart for a moment."""
+    """Each log once: Spark has a source for each branch of its plan, and their positions may differ for a moment."""
     sources: Sequence[Any] = progress["sources"] if progress else ()
     found: dict[Hashable, _Span] = {}
     for number, source in enumerate(sources):
@@ -67,11 +71,11 @@ def _spans(progress: Any, owners: Sequence[Hashable | None] | None) -> Iterable[
 
 
 def _of(source: Any) -> Iterator[tuple[Hashable | None, _Span]]:
-    """The topics of one source, and what tells each from others of its name."""
+    """The topics of one source, each with an identity that distinguishes topics of one name."""
     end = _plain(source["latestOffset"])
     spooled: Mapping[str, Any] | None = end.get("behind")
     if spooled is not None:
-        # Of a subscription: what is spooled and what waits, in no partition.
+        # A subscription: spooled and waiting messages, without partitions.
         for topic, rows in spooled.items():
             yield ("spool", end.get("spool")), _Span(topic, {0: 0}, {0: int(rows)}, shared=False)
         return
@@ -102,7 +106,7 @@ def _both(one: _Span | None, other: _Span) -> _Span:
 
 
 def offsets_of(given: Any) -> Offsets | None:
-    """What a source of ours or Spark's Kafka connector said; None if it was another, or nothing yet."""
+    """The offsets that our source or Spark's Kafka connector reported; None for other sources, or before the first."""
     plain = _plain(given)
     if "topics" in plain:
         return Offsets.from_json(plain)

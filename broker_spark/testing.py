@@ -1,9 +1,9 @@
-"""For tests of pipelines: typed rows without a broker, and whole runs on an embedded server.
+"""Helpers for tests of pipelines: typed rows without a broker, and whole runs on an embedded server.
 
     pytest_plugins = ["broker_spark.testing"]        # in conftest.py
 
-gives the fixtures `pipeline_session`, one quick session of Spark for all tests of the process, and `run_pipeline`,
-which runs a pipeline over messages from end to end. Fixtures of the same names of your own take their place.
+adds the fixtures `pipeline_session`, one quick Spark session for all tests of the process, and `run_pipeline`, which
+runs a pipeline over messages from end to end. Define fixtures of the same names to override them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ QUICK: Final = {
     "spark.default.parallelism": 2,
     "spark.sql.shuffle.partitions": 2,
     "spark.sql.session.timeZone": "UTC",
-    # Halves the start, and forks a third of the processes for each micro-batch.
+    # Halves the start time, and forks a third of the processes for each micro-batch.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-"""Settings of a session that starts in half the time, and says little."""
+"""Settings of a session that starts in half the time and logs only errors."""
 
 
 def payloads(spark: SparkSession, type: Any, rows: Sequence[Any], **columns: Sequence[Any]) -> DataFrame:
-    """The frame that a transform gets of these payloads: objects of the type, or JSON.
+    """The frame that a transform receives for these payloads: objects of the type, or JSON.
 
-    :param columns: other columns of a source by name, such as `key=[b"a", b"b"]`; those not given are null.
+    :param columns: other columns of a source by name, such as `key=[b"a", b"b"]`; columns not given are null.
     :raises ValueError: a row does not decode.
     """
     codec = Json(type)
@@ -70,10 +70,10 @@ def payloads(spark: SparkSession, type: Any, rows: Sequence[Any], **columns: Seq
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """What a pipeline left behind.
+    """The results of a pipeline run.
 
     :ivar reports: one per batch.
-    :ivar pipeline: as it ran, with the URL and directories of the test.
+    :ivar pipeline: the pipeline that ran, with the URL and directories of the test.
     """
 
     pipeline: Pipeline
@@ -83,16 +83,16 @@ class PipelineRun:
 
     @property
     def dead(self) -> DataFrame:
-        """The dead letters, as their sink has them."""
+        """The rows of the dead-letter sink."""
         assert self.pipeline.dead_letters is not None, "the pipeline has dead letters"
         return self._read(self.pipeline.dead_letters)
 
     def rows(self, sink: str) -> DataFrame:
-        """What is in a sink: of a topic the columns of a source; of files that have no row no column."""
+        """The rows of a sink: a topic has the columns of a source; files without rows have no columns."""
         return self._read(self.pipeline.sinks[sink])
 
     def records(self, topic: str) -> list[BlockingRecord[bytes]]:
-        """What is in a topic, partition by partition."""
+        """The records of a topic, partition by partition."""
         log = self.bus.log
         return [record for part in log.partitions(topic) for batch in log.read(topic, part) for record in batch]
 
@@ -110,7 +110,7 @@ class PipelineRun:
             case TableSink(table=table):
                 return self.spark.table(table)
             case _:
-                raise ValueError("What a function did with the rows is not known here")
+                raise ValueError("The rows of a function sink cannot be read back")
 
 
 RunPipeline = Callable[..., PipelineRun]
@@ -118,7 +118,7 @@ RunPipeline = Callable[..., PipelineRun]
 
 @pytest.fixture(scope="session")
 def pipeline_session() -> Iterator[SparkSession]:
-    """One session of Spark for all tests of this process, or the one that there is."""
+    """The active Spark session, or one new session for all tests of this process."""
     active = SparkSession.getActiveSession()
     made = session("tests", master="local[2,3]", config=QUICK)
     yield made
@@ -128,10 +128,10 @@ def pipeline_session() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def run_pipeline(pipeline_session: SparkSession, tmp_path: Path) -> Iterator[RunPipeline]:
-    """`run_pipeline(pipeline, {"orders": [b"...", OutboundMessage(...)]})`: publish, run to the end, tell what came.
+    """`run_pipeline(pipeline, {"orders": [b"...", OutboundMessage(...)]})`: publish, run to the end, return results.
 
     The pipeline runs on an embedded nats-server of the test, with a checkpoint, spools, files and tables of the test,
-    until nothing is left to read. Called again with the pipeline that it gave, it goes on from the checkpoint.
+    until nothing is left to read. A call with the pipeline of an earlier run continues from its checkpoint.
     """
     url = f"embedded://{tmp_path}/server"
     tables: list[str] = []
@@ -162,13 +162,13 @@ def run_pipeline(pipeline_session: SparkSession, tmp_path: Path) -> Iterator[Run
 
 
 def _moved(pipeline: Pipeline, url: str, directory: Path) -> Pipeline:
-    """The same pipeline with nothing of the application's own."""
+    """The same pipeline with the URL and directories of the test."""
 
     def source(name: str, here: Source) -> Source:
         options = {
             key: str(directory / "spools" / name) if key.lower() == "spool" else value
             for key, value in here.options.items()
-            # The embedded server is no Kafka.
+            # The embedded server is not Kafka.
             if key.lower() != "connector"
         }
         return dataclasses.replace(here, url=None, options=options)

@@ -1,7 +1,7 @@
 """How many rows it takes until Spark is quicker than a plain consumer at the same job on the same topic.
 
 The plain consumer is our log reader with Arrow, in one process; Spark has two cores and its quickest source, with two
-tasks. Spark is warm: what its start takes is told, and added where the table says so.
+tasks. Spark is warm: the time of its start is reported, and added where the table says so.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
     section = Section(
         "A micro-batch of one row",
         "Its time, against that of `rate-micro-batch` with one row in the same session: one task, the `noop` sink, the "
-        "next batch at once, checkpoints as Spark has them by default. `the least in Python` is a source that asks "
-        "nobody: what Spark itself takes to have a row from Python. While rows wait, our source asks the broker once a "
+        "next batch at once, checkpoints as Spark has them by default. `the least in Python` is a source without "
+        "a broker: what Spark itself takes for a row from Python. While rows wait, our source asks the broker once a "
         "second where a topic ends; of `rows one by one` none waits, and it is asked for each. The table has the "
         "milliseconds of each step, as Spark's progress names them, in the median.",
         "times as long",

@@ -113,7 +113,7 @@ def _spools(stage: SparkStage, found: _Broker, size: int) -> dict[str, Work]:
     topic = _new_topic(found.bus)
 
     def subscribed() -> str:
-        """A subscription of its own that holds all messages, and nobody else's."""
+        """The only subscription of the topic; it holds all messages."""
         name = f"bench-{next(_numbers)}"
         for old in found.bus.admin.subscriptions(topic):
             found.bus.admin.delete_subscription(topic, old)

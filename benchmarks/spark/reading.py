@@ -1,7 +1,7 @@
 """Batch and streaming reads, beside the raw client, our own log reader, the row-wise source and Spark's connector.
 
 Everything reads one topic of one partition from its start, in one task; what is slow reads fewer rows. Spark's rows go
-to its `noop` sink. Of a stream the batches after the first count, by the time that Spark tells of them.
+to its `noop` sink. For a stream, the batches after the first count, with the times that Spark reports.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 They are fair in what they can be: batches of the client, offsets in the checkpoint, confirmed writes. Registered as
 `rows-kafka` and `rows-jetstream`; one topic of one partition, one task. `one-row` is the least that a source in Python
-can do: it asks nobody, and has one row in each batch.
+can do: it has no broker, and one row in each batch.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def in_turn(
     """Run each work once per round.
 
     :param roots: the processes whose CPU, with that of all below them, is counted beside this one's.
-    :param uncounted: rounds before the others, of which nothing is told.
+    :param uncounted: warm-up rounds, which are not reported.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in works}
     for number in range(uncounted + rounds):

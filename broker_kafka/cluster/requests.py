@@ -229,7 +229,7 @@ async def _find_responsive_controller(connection: Connection, what: str, timeout
     :raises BrokerError: no broker answered in time.
     """
     budget = TimeBudget(timeout)
-    # A new client reads metadata by itself as soon as it is connected.
+    # A new client reads metadata by itself as soon as it connects.
     await asyncio.sleep(_CLIENT_START_SECONDS)
     for _ in range(_CONTROLLER_LOOKUPS):
         found = await read_metadata(connection, what, budget.left)

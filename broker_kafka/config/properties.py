@@ -1,7 +1,7 @@
 """librdkafka's properties: their names, the roles they belong to, and the ones that the SDK sets itself.
 
 The names are those of CONFIGURATION.md of librdkafka 2.16, without callbacks. They decide which client gets a property,
-and help with typing errors; librdkafka itself validates. Pure functions, safe from any thread.
+and suggest corrections of misspelled names; librdkafka validates the values. Pure functions, safe from any thread.
 """
 
 from __future__ import annotations
@@ -99,18 +99,18 @@ Role = Literal["producer", "consumer", "admin"]
 """The kind of a client; to librdkafka, an admin client is a producer."""
 
 _SERVERS: Final = "the hosts of the URL are the servers"
-_COMMITS: Final = "only what was finished is committed, and the consumer does it"
-_START: Final = "a group's start is `start=`, and `offset_reset` says what happens when its position is gone"
+_COMMITS: Final = "the consumer commits the offsets of processed records itself"
+_START: Final = "use `start=` for a new group, and `offset_reset` for a position that retention has deleted"
 _REPORTS: Final = "the SDK reports the outcome of every message"
-_CALLBACK: Final = "no callbacks of the clients are taken; the events of `bus.hooks` tell what happens"
-_LOG: Final = "the clients' log goes to the logger 'broker.kafka'"
+_CALLBACK: Final = "client callbacks are not supported; use the events of `bus.hooks`"
+_LOG: Final = "the clients log to the logger 'broker.kafka'"
 
 OWNED: Final[Mapping[str, str]] = {
     "bootstrap.servers": _SERVERS,
     "metadata.broker.list": _SERVERS,
-    "group.id": "it is the `group=` of bus.records and the `subscription=` of bus.messages",
-    "transactional.id": "it is given to bus.transactional_publisher",
-    "isolation.level": "it is the `isolation=` of bus.records",
+    "group.id": "use `group=` of bus.records or `subscription=` of bus.messages",
+    "transactional.id": "pass it to bus.transactional_publisher",
+    "isolation.level": "use `isolation=` of bus.records",
     "enable.auto.commit": _COMMITS,
     "auto.commit.enable": _COMMITS,
     "auto.commit.interval.ms": _COMMITS,
@@ -122,10 +122,10 @@ OWNED: Final[Mapping[str, str]] = {
     "enable.partition.eof": "readers that need the end of a partition ask for it themselves",
     "delivery.report.only.error": _REPORTS,
     "produce.offset.report": _REPORTS,
-    "share.acknowledgement.mode": "share groups are opened by the SDK, which acknowledges each message itself",
-    "max.poll.records": "it belongs to share groups, which are opened by the SDK",
+    "share.acknowledgement.mode": "the SDK acknowledges each message of a share group itself",
+    "max.poll.records": "it applies to share groups only, which the SDK opens itself",
     "log.queue": _LOG,
-    "log_level": f"{_LOG}, whose level decides",
+    "log_level": f"{_LOG}; set the level of that logger",
     "logger": _LOG,
     "on_delivery": _REPORTS,
     "on_commit": _COMMITS,
@@ -133,8 +133,8 @@ OWNED: Final[Mapping[str, str]] = {
     "stats_cb": _CALLBACK,
     "throttle_cb": _CALLBACK,
     "log_cb": _LOG,
-    "statistics.interval.ms": "the clients' statistics have no receiver, and cost time",
-    "oauth_cb": "it is a field of the settings object",
+    "statistics.interval.ms": "nothing reads the clients' statistics",
+    "oauth_cb": "pass it as a field of the settings object",
 }
 """Properties that only the SDK sets, each with the reason."""
 
@@ -167,7 +167,7 @@ def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     for server in servers:
         found = _SERVER.fullmatch(server)
         if found is None or not 0 < int(found.group(1) or 1) < 65536:
-            raise ValueError(f"{server!r} is no host, host:port or [IPv6]:port")
+            raise ValueError(f"{server!r} is not a host, host:port or [IPv6]:port")
     return servers
 
 
@@ -202,4 +202,4 @@ def for_role(properties: Mapping[str, Any], role: Role) -> dict[str, Any]:
 def did_you_mean(name: str) -> str:
     """The advice for a property that librdkafka does not know."""
     near = get_close_matches(name, KNOWN_PROPERTIES, 1, 0.6)
-    return f"Did you mean {near[0]!r}?" if near else "Its configuration page lists the properties there are"
+    return f"Did you mean {near[0]!r}?" if near else "CONFIGURATION.md of librdkafka lists all properties"

@@ -37,75 +37,76 @@ class QueueSettings(BackendSettings):
 
     queue: Literal["offsets", "markers", "share"] = Field(
         default="offsets",
-        description="How the messages of a subscription are settled: by the `offsets` of its group; by `markers` in a "
-        "topic of their own, with leases and delays that outlive the process; or by the broker, in a `share` group "
-        "(KIP-932, Kafka 4.2)",
+        description="How the messages of a subscription are settled: `offsets` commits the offsets of its group; "
+        "`markers` writes to a marker topic, with leases and delays that outlive the process; `share` "
+        "uses a share group of the broker (KIP-932, Kafka 4.2)",
     )
     lease_seconds: float = Field(
         default=30.0,
         ge=0.5,
         le=43_200,
-        description="Queue `markers`: seconds without a sign of its holder after which a message is redelivered",
+        description="Queue `markers`: seconds without a renewal of the lease after which a message is redelivered",
     )
     marker_format: Literal["v2", "v2-single", "v1"] = Field(
         default="v2",
-        description="Queue `markers`: how consumers write markers. A tracker of kafka-mq-go follows `v2-single`, which "
-        "loses nothing, and `v1`, which loses attributes, ids and attempts on redelivery; but not `v2`",
+        description="Queue `markers`: format of the markers that consumers write. A tracker of kafka-mq-go reads "
+        "`v2-single`, which loses nothing, and `v1`, which loses attributes, ids and attempts on "
+        "redelivery; but not `v2`",
     )
     marker_topic: Annotated[
         str | None, Form("[A-Za-z0-9._-]{1,240}", "1 to 240 letters of ASCII, digits, dots, underscores and hyphens")
     ] = Field(
         default=None,
-        description="Queue `markers`: the topic of the markers, which several subscriptions or kafka-mq-go may share; "
-        "left open, each subscription has its own, `<subscription>.markers`",
+        description="Queue `markers`: the marker topic, which several subscriptions and kafka-mq-go can share; if "
+        "not set, each subscription has its own, `<subscription>.markers`",
     )
     queue_tracker: bool = Field(
         default=True,
-        description="Queue `markers`: whether consumers track their queue; if not, `broker tracker` or another must",
+        description="Queue `markers`: track the queue in its consumers; if false, run `broker tracker` or another "
+        "tracker",
     )
     queue_id: str | None = Field(
         default=None,
         min_length=1,
-        description="Queue `markers`: the queue within topics that many share: only records with this key are its "
+        description="Queue `markers`: the queue in topics that several queues share: records with this key are its "
         "messages, and all others are skipped",
     )
     queue_transactions: bool = Field(
         default=False,
-        description="Queue `markers`: write the STARTs of a fetch and the group's positions in one transaction, so "
-        "that a process that is suspended in between duplicates nothing",
+        description="Queue `markers`: write the STARTs of a fetch and the group's offsets in one transaction, so "
+        "that a process that is suspended in between causes no duplicates",
     )
     redelivery_rate: int = Field(
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="Queue `markers`: messages a second that one tracker redelivers at most, after as many at once, "
-        "so that leases that end together do not bury new messages",
+        description="Queue `markers`: most messages that one tracker redelivers per second, after a burst of as "
+        "many, so that leases that expire together do not delay new messages",
     )
     share_lock: float | None = Field(
         default=None,
         ge=1,
         le=3600,
-        description="Queue `share`: seconds for which a message is locked for a consumer, set on the group; left open, "
-        "the group's own, or the brokers' 30",
+        description="Queue `share`: seconds for which a message is locked for a consumer, set on the group; if not "
+        "set, the group's own value, or the brokers' 30",
     )
     share_members: int = Field(
         default=8,
         ge=1,
         le=100,
-        description="Queue `share`: the most clients of one consumer; each fetches again once its last message is "
-        "settled",
+        description="Queue `share`: most clients of one consumer; each fetches again after its last message is settled",
     )
 
     def check_given(self) -> None:
         super().check_given()
         for name, engine in _ENGINES.items():
-            # A setting for all connections may be overruled for one, but never the choice of queue.
-            overruled = name != "queue_id" and self.is_outdone(name, "queue")
-            if self.queue != engine and self.is_given(name) and not overruled:
+            # One connection may override a setting of all connections, but never queue_id.
+            overridden = name != "queue_id" and self.is_outdone(name, "queue")
+            if self.queue != engine and self.is_given(name) and not overridden:
                 raise InvalidSetting(
                     f"Setting {name!r} (from {self.origin(name)}) is {getattr(self, name)!r}, and "
-                    f"queue={self.queue} (from {self.origin('queue')}) {_WITHOUT.get(name, 'has no use for it')}",
-                    advice=f"Say queue={engine}, or leave {name} out",
+                    f"queue={self.queue} (from {self.origin('queue')}) {_WITHOUT.get(name, 'does not use it')}",
+                    advice=f"Set queue={engine}, or remove {name}",
                 )
 
     def is_given(self, name: str) -> bool:

@@ -19,60 +19,62 @@ class SecuritySettings(BackendSettings):
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = Field(
         default=None,
-        description="How to talk to the brokers; left open, TLS is used where a certificate setting is given, and SASL "
-        "over TLS where credentials are",
+        description="Protocol to the brokers; if not set, SSL with a certificate setting, SASL_SSL with "
+        "credentials, else PLAINTEXT",
     )
     ssl_ca_location: Path | None = Field(
-        default=None, description="PEM file or directory of the authorities that the brokers' certificates must be of"
+        default=None, description="PEM file or directory of the CA certificates that verify the brokers' certificates"
     )
-    ssl_ca_pem: str | None = Field(default=None, description="The same as PEM text")
+    ssl_ca_pem: str | None = Field(default=None, description="The CA certificates as PEM text")
     ssl_certificate_location: Path | None = Field(
         default=None, description="PEM file of the client's certificate, for mutual TLS"
     )
-    ssl_certificate_pem: str | None = Field(default=None, description="The same as PEM text")
+    ssl_certificate_pem: str | None = Field(default=None, description="The client's certificate as PEM text")
     ssl_key_location: Path | None = Field(default=None, description="PEM file of the client's private key")
-    ssl_key_pem: SecretStr | None = Field(default=None, description="The same as PEM text")
+    ssl_key_pem: SecretStr | None = Field(default=None, description="The client's private key as PEM text")
     ssl_key_password: SecretStr | None = Field(default=None, description="Password of the private key")
-    ssl_keystore_location: Path | None = Field(default=None, description="PKCS#12 file of certificate and key")
+    ssl_keystore_location: Path | None = Field(
+        default=None, description="PKCS#12 file of the client's certificate and private key"
+    )
     ssl_keystore_password: SecretStr | None = Field(default=None, description="Password of the PKCS#12 file")
     ssl_endpoint_identification_algorithm: Literal["none", "https"] = Field(
-        default="https", description="Whether the broker's certificate must be of the host's name"
+        default="https", description="`https` checks that the broker's certificate names its host; `none` does not"
     )
-    enable_ssl_certificate_verification: bool = Field(
-        default=True, description="Whether the broker's certificate is checked at all"
-    )
+    enable_ssl_certificate_verification: bool = Field(default=True, description="Verify the brokers' certificates")
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = Field(
-        default=None, description="How to log in; PLAIN where a user is given and nothing else is said"
+        default=None, description="SASL mechanism; PLAIN if only user and password are set"
     )
-    sasl_username: str | None = Field(default=None, description="User for PLAIN and SCRAM; the user of the URL")
-    sasl_password: SecretStr | None = Field(default=None, description="Its password; the password of the URL")
+    sasl_username: str | None = Field(default=None, description="User name for PLAIN and SCRAM; the user of the URL")
+    sasl_password: SecretStr | None = Field(
+        default=None, description="Password for PLAIN and SCRAM; the password of the URL"
+    )
     sasl_oauthbearer_method: Literal["default", "oidc"] = Field(
         default="default", description="OAUTHBEARER: `oidc` fetches tokens from an endpoint"
     )
-    sasl_oauthbearer_client_id: str | None = Field(default=None, description="OAUTHBEARER with oidc: the client's id")
+    sasl_oauthbearer_client_id: str | None = Field(default=None, description="OAUTHBEARER with oidc: client id")
     sasl_oauthbearer_client_secret: SecretStr | None = Field(
-        default=None, description="OAUTHBEARER with oidc: its secret"
+        default=None, description="OAUTHBEARER with oidc: client secret"
     )
     sasl_oauthbearer_token_endpoint_url: str | None = Field(
-        default=None, description="OAUTHBEARER with oidc: where tokens are fetched"
+        default=None, description="OAUTHBEARER with oidc: URL of the token endpoint"
     )
-    sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: the scope asked for")
+    sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: requested scope")
     sasl_oauthbearer_extensions: str | None = Field(
-        default=None, description="OAUTHBEARER with oidc: extensions as key=value, split by commas"
+        default=None, description="OAUTHBEARER with oidc: extensions as key=value, separated by commas"
     )
     sasl_oauthbearer_config: str | None = Field(
         default=None, description="OAUTHBEARER with unsecured tokens: principal=, scope= and lifeSeconds="
     )
     enable_sasl_oauthbearer_unsecure_jwt: bool = Field(
-        default=False, description="OAUTHBEARER: make unsecured tokens here; for tests only"
+        default=False, description="OAUTHBEARER: create unsecured tokens in the client; for tests only"
     )
     oauth_cb: Callable[[str], tuple[str, float]] | None = Field(
         default=None,
-        description="OAUTHBEARER: called with sasl_oauthbearer_config, returns a token and the time.time() it ends; "
-        "for settings objects only",
+        description="OAUTHBEARER: called with sasl_oauthbearer_config, returns a token and the time.time() at "
+        "which it expires; only in a settings object",
     )
     sasl_kerberos_service_name: str | None = Field(
-        default=None, description="GSSAPI: the brokers' principal name; needs a librdkafka that is built with it"
+        default=None, description="GSSAPI: the brokers' principal name; needs a librdkafka built with GSSAPI"
     )
     sasl_kerberos_principal: str | None = Field(default=None, description="GSSAPI: the client's principal")
     sasl_kerberos_keytab: Path | None = Field(default=None, description="GSSAPI: the client's keytab file")
@@ -201,8 +203,8 @@ def check_security(settings: Secured) -> None:
         if mechanism != needed and settings.is_given(name) and not settings.is_outdone(name, "sasl_mechanism"):
             raise InvalidSetting(
                 f"Setting {name!r} (from {settings.origin(name)}) is given, and sasl_mechanism "
-                f"{'is not' if mechanism is None else f'{mechanism} has no use for it'}",
-                advice=f"Say sasl_mechanism={needed}, or leave {name} out",
+                f"{'is not' if mechanism is None else f'{mechanism} does not use it'}",
+                advice=f"Set sasl_mechanism={needed}, or remove {name}",
             )
     if mechanism == "OAUTHBEARER":
         _check_tokens(settings)
@@ -221,8 +223,8 @@ def _check_no_tls(settings: Secured) -> None:
         if not settings.is_outdone(setting, "security_protocol"):
             raise InvalidSetting(
                 f"Setting {name!r} (from {settings.origin(setting)}) is given, and security_protocol={protocol} "
-                f"(from {settings.origin('security_protocol')}) has no use for it",
-                advice=f"Say security_protocol={protocol.replace('PLAINTEXT', 'SSL')}, or leave {name} out",
+                f"(from {settings.origin('security_protocol')}) does not use it",
+                advice=f"Set security_protocol={protocol.replace('PLAINTEXT', 'SSL')}, or remove {name}",
             )
 
 
@@ -230,11 +232,11 @@ def _check_tokens(settings: Secured) -> None:
     if settings.sasl_oauthbearer_method == "oidc":
         if settings.sasl_oauthbearer_token_endpoint_url is None and _METADATA_AUTHENTICATION not in settings.properties:
             raise InvalidSetting(
-                "sasl_oauthbearer_method is oidc, and no endpoint for its tokens is given",
+                "sasl_oauthbearer_method is oidc, and no token endpoint is given",
                 advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_METADATA_AUTHENTICATION}",
             )
     elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
         raise InvalidSetting(
-            "sasl_mechanism is OAUTHBEARER, and nothing says where its tokens come from",
-            advice="Say sasl_oauthbearer_method=oidc and give the endpoint, or give oauth_cb",
+            "sasl_mechanism is OAUTHBEARER, and no source of tokens is configured",
+            advice="Set sasl_oauthbearer_method=oidc and the token endpoint, or give oauth_cb",
         )

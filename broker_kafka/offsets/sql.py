@@ -103,8 +103,8 @@ class SqlOffsetStore:
     def table(self) -> Table:
         """The table, for migrations and for queries of your own.
 
-        `next_offset` is the next offset to read, or null if the partition was claimed and nothing committed; `topic_id`
-        is empty where nobody told which topic of that name it is of.
+        `next_offset` is the next offset to read, or null if the partition was claimed and nothing was committed;
+        `topic_id` is empty if the id of the topic is unknown.
         """
         return self._table
 

@@ -2,9 +2,9 @@
 
 librdkafka sets the rules. A poll returns what a producer sent together, and the next poll is refused until every
 message of it is acknowledged: a member has one batch at a time, and its slowest message holds it up. A poll without
-messages leaves a request with the broker that may be answered at any time: a member that was told to fetch polls until
-it has messages, or they would wait unseen while their lock runs out. Acks of one partition are answered together: an
-ack that may be refused is never sent with others.
+messages leaves a request with the broker that may be answered at any time: after a fetch, the member polls until it
+has messages, or they would wait unseen until their locks expire. Acks of one partition are answered together: an ack
+that may be refused is never sent with others.
 
 *Concurrency.* As `OwnerThread`. *Failure.* Retriable errors go to `host.failed`; a fatal one ends the thread.
 """

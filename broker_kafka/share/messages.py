@@ -448,7 +448,7 @@ async def subscribe(
 ) -> ShareMessageSource:
     """Create the group if it is missing, and join it; a new one has a member when this returns.
 
-    A cancelled call leaves no member. A `Warned` event tells of a group with a shorter lock than `share_lock`.
+    A cancelled call leaves no member. A `Warned` event reports a group whose lock is shorter than `share_lock`.
 
     :raises TopicNotFound: there is no such topic.
     :raises SubscriptionNotFound: the group does not exist, and `create` is False.

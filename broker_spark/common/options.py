@@ -1,6 +1,6 @@
-"""The options of a source: text as Spark has it, checked when a read is planned. Pure.
+"""The options of a source: strings, as Spark passes them, checked when a read is planned. Pure.
 
-Upper and lower case and underscores make no difference: `maxRows`, `max_rows` and what Spark makes of either are one.
+Names ignore case and underscores: `maxRows`, `max_rows` and `maxrows` are the same option.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = [
 ]
 
 CONNECTORS: Final = ("auto", "always", "never")
-"""What `connector` of `broker_spark.read` may be, the default first."""
+"""Values of `connector` of `broker_spark.read`, the default first."""
 _SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "truncate", "numrows"})
-"""What Spark adds to the options of a source or sink for its own use."""
+"""Options that Spark adds to those of a source or sink for its own use."""
 _MOST: Final = 2**31 - 1
-"""What every count below this package takes too."""
+"""The largest count that the layers below accept."""
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def wrong(name: str, value: object, takes: str) -> NoReturn:
-    """:raises ConfigurationError: always; it names option, value and what is taken."""
+    """:raises ConfigurationError: always, with the option, its value and the accepted values."""
     raise ConfigurationError(f"Option {name} is {value!r}", advice=f"It takes {takes}")
 
 
 def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -> dict[str, str]:
-    """The options by the names they have in `known`.
+    """The options under their names in `known`.
 
-    :raises ConfigurationError: one is not known, or is given twice.
+    :raises ConfigurationError: an option is unknown, or given twice.
     """
     names = {plain_name(name): name for name in known}
     found: dict[str, str] = {}
@@ -72,26 +72,26 @@ def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -
 
 
 def as_text(value: Any) -> str:
-    """The value of an option as Spark takes it."""
+    """The value of an option as a string for Spark."""
     if isinstance(value, datetime):
         return value.isoformat()
     return json.dumps(value) if isinstance(value, bool | dict) else str(value)
 
 
 def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as Spark takes them; what is None is not given, as for Spark's own."""
+    """Options as strings for Spark; None leaves an option out, as in Spark itself."""
     return {name: as_text(value) for name, value in options.items() if value is not None}
 
 
 def is_spark_option(name: str) -> bool:
-    """Whether Spark adds an option of this name for its own use, and sources and sinks leave it alone."""
+    """Whether Spark adds this option for its own use, so that sources and sinks ignore it."""
     return plain_name(name) in _SPARKS
 
 
 def find_url(given: str | None) -> str:
-    """The URL of the broker; that of the environment if none is given.
+    """The URL of the broker: the given one, or BROKER_URL.
 
-    :raises ConfigurationError: there is none, it is wrong, or no other process reaches that broker.
+    :raises ConfigurationError: there is no URL, it is invalid, or other processes cannot reach that broker.
     """
     url = given or os.environ.get("BROKER_URL", "")
     if not url:
@@ -116,7 +116,7 @@ def choice(name: str, text: str, choices: tuple[str, ...]) -> str:
 
 
 def topic_name(name: str) -> str:
-    """A topic's name; one in the broker's own form is written `native:name`."""
+    """The name of a topic; `native:name` is a name in the broker's own form."""
     native = name.removeprefix("native:")
     if native != name:
         return native_name(native)
@@ -124,9 +124,9 @@ def topic_name(name: str) -> str:
 
 
 def _portable(name: str, what: str, more: str = "") -> str:
-    """A name. Options are text, so that `native_name`, which others advise, would mark none.
+    """Check a name. Options are strings, so the advice cannot be `native_name`.
 
-    :param more: what else is taken.
+    :param more: other accepted forms, for the advice.
     """
     try:
         return check_name(name, what)
@@ -160,13 +160,13 @@ def _topics(name: str, text: str) -> tuple[str, ...]:
 
 def _pattern(name: str, text: str) -> str:
     if not text:
-        wrong(name, text, "a regular expression of whole names, for instance orders-.*")
+        wrong(name, text, "a regular expression for whole topic names, for instance orders-.*")
     try:
         re.compile(text)
     except re.error as error:
         raise ConfigurationError(
-            f"Option {name} is {text!r}, which is no regular expression: {error}",
-            advice="It has to match a topic's whole name, for instance orders-.*",
+            f"Option {name} is {text!r}, which is not a regular expression: {error}",
+            advice="Give an expression that matches whole topic names, for instance orders-.*",
         ) from None
     return text
 
@@ -208,9 +208,9 @@ _LATEST: Final = Position("latest")
 class SourceOptions:
     """The options of a source, as `docs/spark.md` describes them.
 
-    :ivar topics: by name; empty if there is a pattern.
-    :ivar subscription: reads its messages through the spool; None reads the log.
-    :ivar given: the names of those that were given.
+    :ivar topics: topic names; empty if there is a pattern.
+    :ivar subscription: read its messages through the spool; None: read the log.
+    :ivar given: the names of the options that were given.
     """
 
     url: str = field(repr=False)
@@ -236,9 +236,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Take the options of a read. No I/O.
+        """Parse the options of a read. No I/O.
 
-        :raises ConfigurationError: one is unknown, cannot be used, or contradicts another.
+        :raises ConfigurationError: an option is unknown, invalid, or contradicts another.
         """
         found = canonical(options, _READERS, "The source")
         if ("topic" in found) == ("topicPattern" in found):
@@ -265,11 +265,11 @@ class SourceOptions:
 
     def for_batch(self) -> SourceOptions:
         """:raises ConfigurationError: an option is for streams only."""
-        return self._refuse(_STREAM_ONLY, "a stream", "Leave it out, or use readStream")
+        return self._refuse(_STREAM_ONLY, "a stream", "Remove it, or use readStream")
 
     def for_stream(self) -> SourceOptions:
         """:raises ConfigurationError: an option is for batch reads only."""
-        return self._refuse(_BATCH_ONLY, "a batch read", "Leave it out, or use read")
+        return self._refuse(_BATCH_ONLY, "a batch read", "Remove it, or use read")
 
     def _refuse(self, names: tuple[str, ...], what: str, advice: str) -> SourceOptions:
         for name in names:
@@ -279,26 +279,24 @@ class SourceOptions:
 
 
 def _check_family(found: Mapping[str, str], queue: bool) -> None:
-    """:raises ConfigurationError: an option is for the other of log and queue, or the spool is missing."""
+    """:raises ConfigurationError: an option does not apply to a log or to a subscription, or the spool is missing."""
     for name in _LOG_ONLY if queue else _QUEUE_ONLY:
         if name in found:
             raise ConfigurationError(
                 f"Option {name} is for a {'log' if queue else 'subscription'} only",
-                advice="Leave it out, or leave option subscription out"
-                if queue
-                else "Leave it out, or give option subscription too",
+                advice="Remove it, or remove option subscription" if queue else "Remove it, or add option subscription",
             )
     if queue and "spool" not in found:
         raise ConfigurationError(
             "Option spool is not given",
-            advice="A subscription needs one: a directory of this query that all executors see, beside its checkpoint",
+            advice="Give a directory of this query that all executors can reach, such as one beside its checkpoint",
         )
 
 
 def _check_times(start: Position, end: Position) -> None:
-    """Offsets are looked at beside those of the log; two times may both mean its end, and hide that nothing fits.
+    """Check the order of two times. Offsets are checked later, against those of the log.
 
-    :raises ConfigurationError: they are times, and the wrong way round.
+    :raises ConfigurationError: both are times, and start is after end.
     """
     if isinstance(start.default, datetime) and isinstance(end.default, datetime) and start.default > end.default:
         wrong("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
@@ -308,7 +306,7 @@ def _check_ahead(made: SourceOptions) -> None:
     if made.subscription is None:
         return
     if made.start.offsets:
-        wrong("start", "offsets", "earliest, latest or a time where a subscription is read, and only if it is new")
+        wrong("start", "offsets", "earliest, latest or a time for a subscription, and applies only to a new one")
     if made.ahead_rows < (made.min_rows or 1):
         wrong("aheadRows", made.ahead_rows, f"no fewer than minRows, which is {made.min_rows}")
 
@@ -321,14 +319,14 @@ def _snake(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """The name of an option without what makes no difference."""
+    """The name of an option in lower case, without underscores."""
     return name.lower().replace("_", "")
 
 
 def _check_topics(name: str, position: Position, options: SourceOptions) -> None:
     for topic in position.offsets:
         if topic == "" and len(options.topics) != 1:
-            wrong(name, "offsets of no topic", 'the topic too where there are several: {"topic": {"0": 17}}')
+            wrong(name, "offsets of no topic", 'the topic too if there are several: {"topic": {"0": 17}}')
         if topic and options.topics and topic not in options.topics:
             wrong(name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}")
         if topic and options.pattern is not None and not re.fullmatch(options.pattern, topic):

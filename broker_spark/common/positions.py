@@ -1,9 +1,9 @@
-"""Where a read begins and ends: the text of an option taken apart, and made into offsets. Pure.
+"""Start and end positions of a read, parsed from the text of an option. Pure.
 
     earliest | latest | 2026-01-31T12:00:00+00:00 | {"0": 17, "1": "latest"} | {"orders": {"0": 17}, "refunds": {…}}
 
-A time is the first message whose broker's time is not before it. Offsets are the next to read, so an end is not read
-itself. A partition or topic that an object does not name begins at its earliest message, and ends at its latest.
+A time means the first message with a broker time at or after it. An offset is the next one to read, so an end offset is
+exclusive. A partition or topic that the object does not name is read from its earliest to its latest message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Bound", "Position", "parse_position"]
 Bound = Literal["earliest", "latest"]
 
 _DIGITS: Final = 9
-"""Of a partition's number."""
+"""Most digits of a partition number."""
 _TAKES: Final = (
     'It takes "earliest", "latest", a time such as 2026-01-31T12:00:00+00:00, or offsets as {"0": 17} '
     'or {"topic": {"0": 17}}'
@@ -32,28 +32,28 @@ _TAKES: Final = (
 class Position:
     """A start or an end.
 
-    :ivar default: of all that `offsets` does not name.
-    :ivar offsets: by topic, or by "" for the only one, and by partition.
+    :ivar default: the position of all partitions that `offsets` does not name.
+    :ivar offsets: by topic, or "" for the only topic, and by partition.
     """
 
     default: Bound | datetime
     offsets: Mapping[str, Mapping[int, int | Bound]] = field(default_factory=dict[str, Mapping[int, "int | Bound"]])
 
     def of(self, topic: str) -> Mapping[int, int | Bound]:
-        """What is said of the topic's partitions."""
+        """The positions of the topic's partitions."""
         return self.offsets.get(topic, self.offsets.get("", {}))
 
     @property
     def moves(self) -> bool:
-        """Whether it means a later place with each message that comes."""
+        """Whether the position changes with each new message."""
         return self.default == "latest" or any("latest" in places.values() for places in self.offsets.values())
 
 
 def parse_position(name: str, text: str, default: Bound) -> Position:
-    """Take a start or an end apart.
+    """Parse a start or end position.
 
-    :param name: of the option, for the error.
-    :raises ConfigurationError: it is none; the error says what is taken.
+    :param name: the name of the option, for the error.
+    :raises ConfigurationError: the text is not a position.
     """
     text = text.strip()
     if text in {"earliest", "latest"}:
@@ -67,7 +67,7 @@ def parse_position(name: str, text: str, default: Bound) -> Position:
     if time.tzinfo is None:
         raise ConfigurationError(
             f"Option {name} is {text!r}, which has no timezone",
-            advice=f"Write it as {time.isoformat()}+00:00, if it is UTC",
+            advice=f"Add the offset, for instance {time.isoformat()}+00:00 for UTC",
         )
     return Position(time)
 

@@ -1,7 +1,7 @@
-"""What `from_json` is told for a class of Python, and the columns that are made of what it read. Pure expressions.
+"""The schema of `from_json` for a Python class, and the columns that are made of its result. Pure expressions.
 
-Texts are read twice, as texts and as variants: a variant knows whether it was a text in JSON, and to have it as one
-costs several times as much as to read it again.
+Strings are read twice, as strings and as variants: a variant knows whether the value was a string in JSON, but to
+convert it to a string costs several times as much as to parse the JSON again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _UUID: Final = r"^([0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F
 
 
 def read_type(node: Node) -> DataType:
-    """What `from_json` is told: by the names of JSON, and as a variant what has to be looked at."""
+    """The schema of `from_json`: fields by their JSON names, and variants for values that have to be checked."""
     match node:
         case Structure(fields):
             return StructType([StructField(name, read_type(each.node)) for each in fields for name in each.names])
@@ -89,10 +89,7 @@ def is_variant(node: Node) -> bool:
 
 
 def texts_type(structure: Structure) -> StructType | None:
-    """What `from_json` is told to have the texts of a structure as texts, but those in lists and maps.
-
-    None if there are none.
-    """
+    """The schema of `from_json` for the strings of a structure, except those in lists and maps; None if it has none."""
     found: list[StructField] = []
     for each in structure.fields:
         if isinstance(each.node, Structure):
@@ -138,7 +135,7 @@ def under_one_name(node: Node, raw: Column) -> Column:
 def texts_under_one_name(structure: Structure, texts: Column, raw: Column) -> Column:
     """`under_one_name` of the texts beside it.
 
-    :param raw: as it was read.
+    :param raw: the parsed structure.
     """
     parts: list[Column] = []
     for each in structure.fields:

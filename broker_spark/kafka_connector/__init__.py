@@ -1,1 +1,1 @@
-"""Kafka connector."""
+"""Reads through Spark's own Kafka connector."""

@@ -1,8 +1,8 @@
-"""Spark's own Kafka connector under the options and columns of this package, where its jars are on the session.
+"""Spark's own Kafka connector with the options and columns of this package, if its jars are in the session.
 
-It reads in the JVM, where a Python source takes a second process. What the two do differently is in `docs/spark.md`.
-Positions are looked up here, when the read is planned, so that both begin and end at the same records; the connector
-then keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
+It reads in the JVM, without the second process of a Python source. `docs/spark.md` lists the differences. Positions are
+resolved here, when the read is planned, so that both readers start and end at the same records; the connector then
+keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ _PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999 in microseconds since 1970; Python has no others."""
 _OF_HEADERS: Final = frozenset({"id", "attributes", "publish_time"})
-"""Columns that are made of headers, which take the connector a sixth of its time, of every record."""
+"""Columns that need headers, which cost the connector a sixth of its time."""
 _TUNING: Final = {
-    # Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew.
+    # Fewer polls, each of which requests the end offsets and starts a new fetch.
     "kafka.max.poll.records": "10000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
-    # The fetch from the end of the log, where nothing is, has the one that is due wait: half a second by default.
+    # A fetch at the end of the log delays the next fetch until it returns: half a second by default.
     "kafka.fetch.max.wait.ms": "10",
 }
 _PACKED: Final = f"{RESERVED_PREFIX}attributes"
-"""The header of the attributes whose names could be no header's."""
+"""The header with the attributes whose names are not valid header names."""
 _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
-"""Half of a character, which Java replaces as one, and Python byte by byte."""
+"""A surrogate, which Java replaces as one character, and Python byte by byte."""
 _REPLACED: Final = "%EF%BF%BD" * 3
 _INTERNAL: Final = "__"
-"""How names of the brokers' own topics begin."""
+"""The prefix of internal topics."""
 _UNSUPPORTED: Final = ("maxBytes", "group", "subscription", "arrowRows")
-"""Options that the connector has no counterpart for."""
+"""Options without a counterpart in the connector."""
 
 
 def read(spark: SparkSession, *, connector: str = "auto", **options: Any) -> DataFrame:
-    """A batch read with the options of `format("broker")`, by Spark's own connector where that can do it.
+    """A batch read with the options of `format("broker")`, by Spark's own connector if it can.
 
-    :param connector: `auto`, `always` (an error where it cannot), or `never`.
-    :raises ConfigurationError: an option cannot be used, or `always` cannot be kept.
+    :param connector: `auto`, `always` (raises if it cannot), or `never`.
+    :raises ConfigurationError: an option is invalid, or the connector cannot be used with `always`.
     """
     given = as_texts(options)
     source = SourceOptions.parse(given).for_batch()
@@ -77,17 +77,17 @@ def read(spark: SparkSession, *, connector: str = "auto", **options: Any) -> Dat
 def read_stream(
     spark: SparkSession, *, connector: str = "auto", checkpoint: str | None = None, **options: Any
 ) -> DataFrame:
-    """A streaming read, as `read`. A checkpoint belongs to one of the two, so name one if jars may come and go.
+    """A streaming read, as `read`. A checkpoint belongs to one of the two readers: set `connector` if jars may change.
 
-    Spark's connector keeps no more than offsets in a checkpoint. A source without rows goes along, which keeps the
-    ids of the topics there: one that is recreated, also while the query runs, ends it when the next batch is planned.
-    What a run before had planned Spark runs again without a look; `checkpoint` has that looked at here.
+    Spark's connector stores only offsets in a checkpoint. A second source without rows stores the topic ids there: a
+    topic that is recreated, even while the query runs, fails the query when the next batch is planned. Spark repeats a
+    batch that an earlier run planned without this check; with `checkpoint`, it is checked here.
 
-    :param connector: as there; `auto` takes Spark's connector only with `checkpoint` and in a classic session, and
-        stays with the source that has written the checkpoint.
+    :param connector: as in `read`; `auto` uses Spark's connector only with `checkpoint` and in a classic session, and
+        keeps the reader that wrote the checkpoint.
     :param checkpoint: the `checkpointLocation` of the query.
-    :raises ConfigurationError: as there, or a topic was recreated since the checkpoint was written, or that is of other
-        topics or the other source.
+    :raises ConfigurationError: as in `read`; a topic was recreated since the checkpoint was written; or the checkpoint
+        belongs to other topics or to the other reader.
     :raises Unsupported: `checkpoint` with `always` in a session of Spark Connect.
     """
     source = SourceOptions.parse(as_texts(options)).for_stream()
@@ -100,18 +100,18 @@ def read_stream(
         before, now = (theirs, ours) if was else (ours, theirs)
         fix = 'connector="always" with its jars' if was else 'connector="never"'
         raise ConfigurationError(
-            f"The checkpoint is of a query that {before} reads, and {now} reads now",
+            f"The checkpoint was written by a query on {before}, and this query uses {now}",
             advice=f"Set {fix}. Or: {ADVICE}",
         )
     if found is None:
         if positions and not any(each.get("source") in (LOG_SOURCE, SPOOL_SOURCE) for each in positions):
-            # It is none of ours, and says whose it is.
+            # Neither reader wrote it: this raises with the source that did.
             Offsets.from_json(positions[0])
         return _stream(spark, source, found, options)
     if checkpoint is not None and log is None:
         raise Unsupported(
-            "Which topics a checkpoint is of cannot be looked up over Spark Connect, whose server has its files",
-            advice='Leave checkpoint out, or take connector="never", whose offsets tell',
+            "The topics of a checkpoint cannot be checked over Spark Connect: its files are on the server",
+            advice='Remove checkpoint, or set connector="never", whose offsets include topic ids',
         )
     check_planned(positions, source)
     topics = register(spark).readStream.format(TopicsDataSource.name()).options(**as_texts(options)).load()
@@ -119,28 +119,28 @@ def read_stream(
 
 
 def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: Any) -> tuple[DataFrame, bool]:
-    """As `read_stream` without the check of topics, which the pipeline does; and whether Spark's connector reads."""
+    """`read_stream` without the topic check, which the pipeline does; and whether it uses Spark's connector."""
     source = SourceOptions.parse(as_texts(options)).for_stream()
     found = _settings(spark, source, connector)
     return _stream(spark, source, found, options), found is not None
 
 
 def _reason_against_connector(spark: SparkSession, checkpoint: str | None, was: bool | None) -> str:
-    """Why a stream had better not be the connector's, where there is a choice; empty if there is no reason.
+    """Why `auto` prefers the Python source for a stream; empty if it does not.
 
-    :param was: whether it read the stream before, if that is known.
+    :param was: whether the connector read the stream before; None if unknown.
     """
     if not hasattr(spark, "_jvm"):
-        return "the server of Spark Connect has the checkpoint, which is to be looked into"
+        return "the checkpoint is on the server of Spark Connect and cannot be checked"
     if checkpoint is None:
-        return "checkpoint is not given, which is to be looked into"
-    return "the checkpoint is of a query that it reads" if was is False else ""
+        return "checkpoint is not given, so its topics cannot be checked"
+    return "the checkpoint was written by a query on the Python source" if was is False else ""
 
 
 def _stream(
     spark: SparkSession, source: SourceOptions, found: dict[str, str] | None, options: Mapping[str, Any]
 ) -> DataFrame:
-    """:param found: the connector's options, or None where the Python source reads."""
+    """:param found: the connector's options; None for the Python source."""
     if found is None:
         return register(spark).readStream.format("broker").options(**as_texts(options)).load()
     found |= _bounds(source, stream=True)
@@ -151,10 +151,10 @@ def _stream(
 
 
 def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless: str = "") -> dict[str, str] | None:
-    """The connector's options but for the positions; None where the Python source reads.
+    """The connector's options without positions; None for the Python source.
 
-    :param unless: why `auto` had better be the Python source, if there is a reason.
-    :raises ConfigurationError: it is asked for and cannot read this.
+    :param unless: why `auto` prefers the Python source; empty if it does not.
+    :raises ConfigurationError: `always` is set, and the connector cannot read this.
     """
     wanted = choice("connector", connector, CONNECTORS)
     if wanted == "never":
@@ -164,22 +164,23 @@ def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless
         return found
     if wanted == "always":
         raise ConfigurationError(
-            f"Spark's Kafka connector is asked for, and {reason}", advice="Fix that, or leave connector out"
+            f"connector is always, and Spark's Kafka connector cannot be used: {reason}",
+            advice="Fix that, or remove connector",
         )
-    logger.info("Reading by the Python source, since %s", reason or unless)
+    logger.info("Reading with the Python source: %s", reason or unless)
     return None
 
 
 def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, str], str]:
-    """The connector's options, and why it cannot be used if it cannot."""
+    """The connector's options, and why it cannot be used, or an empty text."""
     backend, settings = read_target(source.url)
     if "kafka" not in backend.settings_type.schemes:
-        return {}, f"{source.url.partition(':')[0]}: is no Kafka"
+        return {}, f"{source.url.partition(':')[0]}: is not Kafka"
     for name in _UNSUPPORTED:
         if name in source.given:
-            return {}, f"it has nothing like option {name}"
+            return {}, f"it has no counterpart of option {name}"
     if not _has_connector(spark):
-        return {}, "its jars are not on the session"
+        return {}, "its jars are not in the session"
     client, reason = java_properties(settings)
     found = {f"kafka.{name}": value for name, value in client.items()}
     found |= {
@@ -192,12 +193,12 @@ def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, s
 
 
 def _has_connector(spark: SparkSession) -> bool:
-    """Whether the session finds the connector's classes."""
+    """Whether the session can load the connector's classes."""
     machine: Any = getattr(spark, "_jvm", None)
     if machine is not None:
         return bool(machine.org.apache.spark.util.Utils.classIsLoadable(_PROVIDER))
     try:
-        # A server of Spark Connect is asked for the columns, which it tells without a broker.
+        # A Spark Connect server returns the columns without a broker.
         nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "topic"}
         return bool(spark.read.format("kafka").options(**nowhere).load().columns)
     except AnalysisException:
@@ -205,14 +206,14 @@ def _has_connector(spark: SparkSession) -> bool:
 
 
 def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
-    """What is read and from where. Words stay words in a stream, where partitions and topics may be added."""
+    """Topics, start and end. A stream keeps `earliest` and `latest`, since it may get new partitions and topics."""
     bus = bus_of(source.url)
     topics = chosen_topics(bus, source)
     check_found("start", source.start, topics)
     check_found("end", source.end, topics)
     start_word, end_word = _word(source.start), _word(source.end)
     if stream and start_word is not None:
-        # The connector asks itself where they lie. What is missing is told here.
+        # The connector resolves the word itself. Missing topics raise here.
         partitions = sum(map(len, _of_each(source, topics, bus.log.partitions)))
         found = {"startingOffsets": start_word}
     else:
@@ -228,7 +229,7 @@ def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
                     check_order(topic, starts[topic], ends[topic])
             found["endingOffsets"] = _numbered(ends) if logs else end_word or "{}"
     if source.pattern is not None and (stream or not topics):
-        # The connector takes a match anywhere in the name, and names that are the brokers' own.
+        # The connector matches anywhere in the name, and matches internal topics.
         found["subscribePattern"] = f"^(?!{_INTERNAL})(?:{source.pattern})$"
     else:
         found["subscribe"] = ",".join(topics)
@@ -238,7 +239,7 @@ def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
 
 
 def _of_each(source: SourceOptions, topics: Iterable[str], look: Callable[[str], _Found]) -> list[_Found]:
-    """What a look at each topic finds, but for those that matched a pattern and went since."""
+    """The result of `look` for each topic, except topics of a pattern that were deleted meanwhile."""
     found: list[_Found] = []
     for topic in topics:
         with skip_deleted(source, known=False):
@@ -247,12 +248,12 @@ def _of_each(source: SourceOptions, topics: Iterable[str], look: Callable[[str],
 
 
 def _word(position: Position) -> Bound | None:
-    """The word that means the position in all partitions, if there is one."""
+    """The word for the position of all partitions, if there is one."""
     return None if position.offsets or isinstance(position.default, datetime) else position.default
 
 
 def _numbered(offsets: Mapping[str, Mapping[int, int]]) -> str:
-    """Each partition by its number, since the connector wants all of them or none."""
+    """Offsets by partition; the connector requires all partitions or none."""
     return json.dumps({topic: {str(number): at for number, at in places.items()} for topic, places in offsets.items()})
 
 
@@ -266,31 +267,31 @@ def _headers(frame: DataFrame) -> Column:
 
 
 def _own_header(frame: DataFrame, name: str) -> Column:
-    """The text of the first of our own headers of this name, or null."""
+    """The text of the first SDK header of this name, or null."""
     mine = F.filter(_headers(frame), lambda h: (h["key"] == f"{RESERVED_PREFIX}{name}") & h["value"].isNotNull())
     return F.get(mine, 0)["value"].cast("string")
 
 
 def _id(frame: DataFrame) -> Column:
-    # What is no UTF-8 is replaced as Python does it.
+    # Invalid UTF-8 is replaced as in Python.
     given = F.make_valid_utf8(_own_header(frame, "id"))
     return F.coalesce(given, F.concat_ws(":", frame["topic"], frame["partition"], frame["offset"]))
 
 
 def _attributes(frame: DataFrame) -> Column:
-    """Headers that are text, in their order; of several of one name the last."""
+    """Text headers in order; the last one of each name."""
     headers = _headers(frame)
     packed = F.exists(headers, lambda header: header["key"] == _PACKED)
     pairs = F.when(packed, uncompiled(F.flatten(F.transform(headers, _pairs)))).otherwise(
         F.transform(F.filter(headers, _is_attribute), _pair)
     )
-    # What a lambda names it computes for each element anew, but for its own arguments.
+    # A lambda recomputes every captured expression for each element, but not its arguments.
     bound = F.transform(F.array(pairs.cast("array<struct<key:string,value:string>>")), _last_of_each)
     return F.map_from_entries(F.get(bound, 0)).cast("map<string,string>")
 
 
 def _last_of_each(pairs: Column) -> Column:
-    """The pairs without those of which a later one has the name."""
+    """The last pair of each name."""
     last = F.filter(
         pairs,
         lambda each, index: ~F.array_contains(F.slice(pairs["key"], index + 2, F.size(pairs) + 1), each["key"]),
@@ -299,7 +300,7 @@ def _last_of_each(pairs: Column) -> Column:
 
 
 def _is_attribute(header: Column) -> Column:
-    """Whether it is an attribute as it is."""
+    """Whether the header is itself an attribute."""
     key, value = header["key"], header["value"].cast("string")
     return (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
 
@@ -309,9 +310,9 @@ def _pair(header: Column) -> Column:
 
 
 def _pairs(header: Column) -> Column:
-    """The attributes of a header: one, none, or those whose names could be no header's."""
+    """The attributes of a header: one, none, or the packed ones."""
     value = header["value"].cast("string")
-    # What is no UTF-8 is replaced as Python does it, which is not how Java does.
+    # Invalid UTF-8 is replaced as in Python, which differs from Java.
     items = F.filter(F.split(F.make_valid_utf8(value), "&"), lambda item: F.instr(item, "=") > 1)
     hostile = F.transform(
         items,
@@ -329,7 +330,7 @@ def _pairs(header: Column) -> Column:
 
 
 def _unquoted(text: Column) -> Column:
-    """Without percent-encoding; what is none stays, since a foreign producer may write anything there."""
+    """Decode percent-encoding; invalid sequences stay, since other producers may write anything there."""
     quoted = F.regexp_replace(F.replace(text, F.lit("+"), F.lit("%2B")), "%(?![0-9A-Fa-f]{2})", "%25")
     return F.url_decode(F.regexp_replace(quoted, _SURROGATE, _REPLACED))
 

@@ -1,4 +1,4 @@
-"""The settings of a Kafka URL as Kafka's Java client takes them. Pure, but for the PEM files that it reads."""
+"""The settings of a Kafka URL as properties of Kafka's Java client. No I/O but reading PEM files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _LOGIN: Final = {
 
 
 def java_properties(settings: Any) -> tuple[dict[str, str], str]:
-    """Servers and security of `KafkaSettings`, and why they cannot be had in Java if they cannot.
+    """Servers and security of `KafkaSettings`, and why Java's client cannot use them, or an empty text.
 
-    What only tunes librdkafka is left out. What secures the connection is not.
+    Settings that only tune librdkafka are left out.
 
     :raises OSError: a PEM file cannot be read.
     """
     if settings.properties:
-        return {}, f"property {next(iter(settings.properties))!r} is librdkafka's"
+        return {}, f"{next(iter(settings.properties))!r} is a property of librdkafka"
     protocol: str = settings.protocol
     found = {"bootstrap.servers": ",".join(settings.servers), "security.protocol": protocol}
     if protocol.endswith("SSL"):
         if not settings.enable_ssl_certificate_verification:
-            return {}, "Java's client checks certificates always, and enable_ssl_certificate_verification is false"
+            return {}, "Java's client always verifies certificates, and enable_ssl_certificate_verification is false"
         found |= _tls(settings)
     if protocol.startswith("SASL"):
         mechanism = settings.sasl_mechanism or "PLAIN"
         if mechanism not in _LOGIN:
-            return {}, f"sasl_mechanism {mechanism} is set up in another way in Java"
+            return {}, f"sasl_mechanism {mechanism} is not supported with Java's client"
         found["sasl.mechanism"] = mechanism
         found["sasl.jaas.config"] = (
             f"{_LOGIN[mechanism]} required username={_quoted(settings.sasl_username)} "

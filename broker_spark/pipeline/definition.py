@@ -379,14 +379,14 @@ class Pipeline:
         for name, sink in self.sinks.items():
             if isinstance(sink, TopicSink) and (topic_name(sink.topic), find_url(sink.url or self.url)) == (topic, url):
                 raise ConfigurationError(
-                    f"dead_letters: sinks.{name} writes to topic {topic!r} too, where who reads its rows finds letters",
+                    f"dead_letters: sinks.{name} writes to topic {topic!r} too, so its readers would read dead letters",
                     advice="Name another topic",
                 )
         for name, source in self.sources.items():
             options = self.parsed_options(name)
             if source.decode is not None and "topic" not in options.columns and len(options.topics) != 1:
                 raise ConfigurationError(
-                    f"sources.{name}: Option columns leaves out topic, and a dead letter tells of which topic it is",
+                    f"sources.{name}: Option columns has no topic, and a dead letter needs the topic of its row",
                     advice="Add topic to the columns, or read one topic, or send the letters to files",
                 )
             if source.decode is None or options.url != url:

@@ -64,7 +64,7 @@ class Queue:
     :ivar source: its name in the pipeline.
     :ivar next: the number of the next segment of the spool to read.
     :ivar spooled: rows that are received and in no committed batch.
-    :ivar waiting: messages at the broker, with those that somebody holds; None if unknown.
+    :ivar waiting: messages at the broker, including leased ones; None if unknown.
     """
 
     source: str

@@ -138,7 +138,7 @@ def _columns(schema: StructType, *, keep_partition: bool) -> tuple[str, ...]:
 class Written(WriterCommitMessage):
     """What one task wrote.
 
-    :ivar duplicates: rows that the broker had already, of an earlier attempt; None where it tells of none.
+    :ivar duplicates: rows that the broker already had from an earlier attempt; None if it does not report duplicates.
     """
 
     rows: int

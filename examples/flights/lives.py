@@ -182,7 +182,7 @@ async def during(work: Awaitable[T], life: Awaitable[object]) -> T:
         if working.done():
             return working.result()
         living.result()
-        raise LifeEnded("The consumer ended before it was told to")
+        raise LifeEnded("The consumer ended before it was stopped")
     finally:
         for future in (working, living):
             if not future.done():

@@ -54,7 +54,7 @@ class CountsNothing(BrokenAdmin):
 
 @breaks("admin.health-misses-the-server")
 class AlwaysInGoodHealth(BrokenBackend):
-    """The health of a connection is told without asking the server."""
+    """The health check reports a healthy connection without asking the server."""
 
     async def check_health(self) -> float:
         return 0.001
@@ -99,7 +99,7 @@ class _Deaf(Wrapped):
 
 @breaks("groups.after-a-crash-is-not-idle")
 class AssignsWhatIsAnothers(BrokenBackend):
-    """A member is told of partitions while a dead one still holds them."""
+    """A member is assigned partitions that a dead member still holds."""
 
     async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
         source = await self.inner.join(subscription, listener)

@@ -173,7 +173,7 @@ class RetryLosesTheKey(BrokenTarget):
 
 @breaks("retry-topics.last-is-dead-lettered")
 class RetryForgetsItsFailures(BrokenTarget):
-    """A message on a retry topic tells of no failures, so that it never comes to the last."""
+    """A message on a retry topic has no failure count, so it never reaches the last attempt."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
         if "retry-letter-step" not in message.attributes:

@@ -14,7 +14,7 @@ async def test_the_broken_promise_is_named(variant: Variant, request: pytest.Fix
     BrokenHarness.slips.clear()
     outcomes = await check(variant.harness, [variant.promise, *variant.healthy])
     assert BrokenHarness.slips == []
-    assert outcomes[variant.promise].status == "broken", f"Nobody noticed: {variant.broken}"
+    assert outcomes[variant.promise].status == "broken", f"Not noticed: {variant.broken}"
     for promise in variant.healthy:
         assert outcomes[promise].status == "kept", f"The variant breaks more than it says: {outcomes[promise].detail}"
     request.node.user_properties.append(("broken_variant", (variant.name, variant.broken, variant.promise)))

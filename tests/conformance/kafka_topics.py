@@ -19,7 +19,7 @@ _AT_ONCE: Final = 8
 
 
 class TopicPool:
-    """Empty topics of one broker, which nobody was given yet. Blocking; for one thread at a time."""
+    """Empty topics of one broker, not yet given out. Blocking; for one thread at a time."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = RawAdmin(bootstrap)
@@ -43,7 +43,7 @@ class TopicPool:
         self._used += names
         if len(self._used) >= _AT_ONCE:
             used, self._used = self._used, []
-            # Nobody waits for it: what a test has deleted itself is an error, and a broker may be on its way back.
+            # No one waits for it: what a test has deleted itself is an error, and a broker may be on its way back.
             self._admin.client.delete_topics(used, operation_timeout=SECONDS)
 
     def _make(self, partitions: int, count: int) -> list[str]:

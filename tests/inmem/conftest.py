@@ -1,4 +1,4 @@
-"""A server whose time stands still, and one connection to it with one topic."""
+"""A server with a manual clock, and one connection to it with one topic."""
 
 from __future__ import annotations
 

@@ -220,4 +220,4 @@ async def test_faults_that_were_not_used_up_can_be_removed(client: Client, broke
 
 def test_only_connections_can_be_killed(broker: Broker) -> None:
     with pytest.raises(TypeError):
-        broker.faults.kill("somebody")
+        broker.faults.kill("another")

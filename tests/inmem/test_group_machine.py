@@ -107,7 +107,7 @@ class GroupMachine(RuleBasedStateMachine):
         """A new owner begins at the commit, and nothing is passed over."""
         member.deaf = False
         records: list[Record[Any]] = []
-        # A break is told once.
+        # A break is reported once.
         with suppress(ConnectionFailed):
             records = await read(member.source, count)
         reached, mine = member.reader.reached, set(member.source.assignment())
@@ -173,7 +173,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert member.cut_off or member.deaf or member.source.assignment() == mine
 
     def teardown(self) -> None:
-        """In the end whoever is left reads all that was not committed, in order."""
+        """In the end, the remaining members read all uncommitted records, in order."""
         if not hasattr(self, "broker"):
             return
         try:

@@ -209,11 +209,11 @@ async def test_a_subscription_begins_where_it_was_asked_to(client: Client, clock
     assert bodies(await take(latest)) == [b"next"]
 
 
-async def test_a_missing_topic_or_subscription_is_told_at_open(client: Client) -> None:
+async def test_a_missing_topic_or_subscription_is_reported_at_open(client: Client) -> None:
     with pytest.raises(TopicNotFound):
         await client.subscribe("nowhere")
     with pytest.raises(SubscriptionNotFound):
-        await client.subscribe(subscription="nobody", create=False)
+        await client.subscribe(subscription="absent", create=False)
     with pytest.raises(TopicNotFound):
         await client.publish([b"a"], "nowhere")
 

@@ -158,7 +158,7 @@ class TestAdmin:
         lag = await admin.lag("orders", "billing")
         assert (lag.waiting, lag.unsettled) == (3, 0)
         with pytest.raises(SubscriptionNotFound):
-            await admin.lag("orders", "nobody")
+            await admin.lag("orders", "absent")
 
     async def test_purge_removes_everything_and_keeps_what_is_leased_settleable(
         self, client: Client, clock: ManualClock

@@ -114,7 +114,7 @@ async def test_a_commit_beyond_the_end_is_refused(client: Client) -> None:
     assert isinstance((await member.commit({ALL[0]: 1}))[ALL[0]], OffsetOutOfRange)
 
 
-async def test_a_missing_topic_is_told_at_open_and_a_deleted_one_at_the_fetch(client: Client) -> None:
+async def test_a_missing_topic_is_reported_at_open_and_a_deleted_one_at_the_fetch(client: Client) -> None:
     with pytest.raises(TopicNotFound):
         await client.join(["orders", "nowhere"])
     listener = PartitionListener()
@@ -250,7 +250,7 @@ class TestRebalance:
             # Nothing was committed, so all of it comes again.
             assert len(await soon(fetching)) == 4
 
-    async def test_a_zombie_is_fenced_learns_what_it_lost_and_joins_anew(
+    async def test_a_zombie_is_fenced_learns_what_it_lost_and_joins_again(
         self, broker: Broker, client: Client, clock: ManualClock
     ) -> None:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
@@ -333,7 +333,7 @@ class TestLog:
         with pytest.raises(OffsetOutOfRange):
             await anext(aiter(batches))
 
-    async def test_a_group_that_retention_overtakes_is_told(self, client: Client, clock: ManualClock) -> None:
+    async def test_a_group_that_retention_overtakes_gets_an_error(self, client: Client, clock: ManualClock) -> None:
         await client.topic("log", partitions=1, retention=timedelta(seconds=60))
         listener = PartitionListener()
         member: RecordSource = await client.join(["log"], listener=listener)

@@ -207,7 +207,7 @@ def test_a_loop_that_was_closed_while_it_slept_keeps_nothing_from_others() -> No
 
     sleepers: list[asyncio.Task[object]] = []
     dead.run_until_complete(fall_asleep())
-    # As if the thread that ran the loop had been abandoned; nobody is to complain of the task.
+    # As if the thread that ran the loop had been abandoned; suppress the warning about the task.
     sleepers[0]._log_destroy_pending = False  # type: ignore[attr-defined]
     dead.close()
     asyncio.run(go_on())

@@ -157,7 +157,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.waiting == sum(not known.done for known in self.known) - held
 
     def teardown(self) -> None:
-        """In the end everything can be drained, once, by whoever is left."""
+        """In the end, the remaining consumers can drain everything, once."""
         if not hasattr(self, "queue"):
             return
         self.now += 10_000

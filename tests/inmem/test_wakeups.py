@@ -1,4 +1,4 @@
-"""No message waits while a consumer sleeps, whoever is interrupted, cancelled or closed meanwhile."""
+"""No message waits while a consumer sleeps, whichever consumer is interrupted, cancelled or closed."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def settle_all(messages: Sequence[Message[Any]], outcome: Outcome, delay: float 
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for a state that no event tells of."""
+    """Wait for a state that no event reports."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

@@ -43,7 +43,7 @@ async def test_ensure_may_be_repeated_and_describes(backend: JetStreamBackend, t
         await admin.describe_topic(topic)
 
 
-async def test_a_topic_made_anew_has_another_identity(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_recreated_topic_has_another_identity(backend: JetStreamBackend, topic: str) -> None:
     admin = backend.admin()
     made = await admin.ensure_topic(topic, partitions=1, retention=None, options={})
     assert made.identity
@@ -117,7 +117,7 @@ async def test_what_the_server_cannot_count_is_refused_before_it(
         await backend.admin().ensure_topic(topic, partitions=None, retention=retention, options=options)
 
 
-async def test_bad_input_is_told(backend: JetStreamBackend, topic: str) -> None:
+async def test_bad_input_is_reported(backend: JetStreamBackend, topic: str) -> None:
     admin = backend.admin()
     with pytest.raises(UnknownSetting, match="'max_age'"):
         await admin.ensure_topic(topic, partitions=None, retention=None, options={"max_age": 1})
@@ -135,8 +135,8 @@ async def test_bad_input_is_told(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     for call in (admin.describe_subscription, admin.lag):
         with pytest.raises(SubscriptionNotFound):
-            await call(topic, "nobody")
-    await admin.delete_subscription(topic, "nobody")
+            await call(topic, "absent")
+    await admin.delete_subscription(topic, "absent")
 
 
 async def test_subscriptions(backend: JetStreamBackend, topic: str) -> None:

@@ -32,7 +32,7 @@ async def unsettled(backend: JetStreamBackend, topic: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-async def test_acks_that_the_server_refuses_are_told(topic: str, number: int) -> None:
+async def test_acks_that_the_server_refuses_are_reported(topic: str, number: int) -> None:
     forbidden = 'permissions: { publish: { deny: ["$JS.ACK.>"] } }'
     with NatsServer.with_user("ann", "x", forbidden) as server:
         settings = JetStreamSettings(servers=(server.url,), user="ann", password=SecretStr("x"))
@@ -80,7 +80,7 @@ async def test_one_answer_stands_for_all_that_was_sent_before(both_ways: JetStre
     assert await unsettled(both_ways, topic) == (0, 0)
 
 
-async def test_what_is_lost_is_told_beside_what_is_confirmed(backend: JetStreamBackend, topic: str) -> None:
+async def test_lost_acks_are_reported_beside_confirmed_ones(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(4))
     source = await subscribe(backend, topic, confirm_acks=True)
@@ -92,7 +92,7 @@ async def test_what_is_lost_is_told_beside_what_is_confirmed(backend: JetStreamB
     assert await unsettled(backend, topic) == (0, 2)
 
 
-async def test_a_subscription_that_is_gone_is_told_for_all(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_deleted_subscription_is_reported_for_all_messages(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(3))
     source = await subscribe(backend, topic, confirm_acks=True)

@@ -22,7 +22,7 @@ from tests.servers.nats import NatsServer
 from tests.servers.proxy import Proxy
 
 
-async def test_connecting_and_breaking_are_told(
+async def test_connecting_and_breaking_are_reported(
     open_backend: Open, nats_server: NatsServer, events: list[Event]
 ) -> None:
     with Proxy(nats_server.port) as proxy:
@@ -103,7 +103,7 @@ async def test_a_client_that_gave_up_is_replaced(open_backend: Open, topic: str,
 
 
 @pytest.mark.deep
-async def test_credentials_that_are_refused_later_are_told(topic: str) -> None:
+async def test_credentials_that_are_refused_later_are_reported(topic: str) -> None:
     with NatsServer.with_token("right") as server:
         settings = JetStreamSettings(servers=(server.url,), token=SecretStr("right"), reconnect_wait=0.05)
         backend = JetStreamBackend(settings, Hooks())

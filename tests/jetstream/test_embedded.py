@@ -57,7 +57,7 @@ class Owner:
         self._told: tuple[int, str] | None = None
 
     def told(self) -> tuple[int, str]:
-        """The server's process, or 0 if it is somebody else's, and its URL."""
+        """The server's process, or 0 if another process owns it, and its URL."""
         if self._told is None:
             assert self.process.stdout is not None
             number, url = self.process.stdout.readline().split()
@@ -99,7 +99,7 @@ def alive(process: int) -> bool:
     try:
         stats = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
     except OSError:
-        # A thread ended meanwhile: whoever waits asks again.
+        # A thread ended meanwhile: the caller checks again.
         return Path(f"/proc/{process}").exists()
     return any(stat.rpartition(")")[2].split()[0] != "Z" for stat in stats)
 
@@ -230,7 +230,7 @@ async def test_another_port_is_found_when_the_old_one_is_taken(open_url: Any, to
     await make_topic(owner, topic)
     source = await subscribe(joiner, topic)
     before = joiner._connection.server
-    # The next server is told a port that is not the old one.
+    # The next server gets another port than the old one.
     (tmp_path / "port").write_text("1")
     await owner.close()
     await publish(joiner, topic, OutboundMessage(b"x"))

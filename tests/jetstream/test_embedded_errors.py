@@ -14,7 +14,7 @@ from broker_jetstream.connection import Connection
 from broker_jetstream.settings import JetStreamSettings
 
 
-async def test_a_temporary_directory_that_cannot_be_made_is_told(
+async def test_a_temporary_directory_that_cannot_be_created_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(server_module.tempfile, "tempdir", str(tmp_path / "gone"))
@@ -25,7 +25,7 @@ async def test_a_temporary_directory_that_cannot_be_made_is_told(
     assert backend._server._thread is None
 
 
-async def test_a_missing_server_tells_the_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_missing_server_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(server_module.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setattr(server_module.sys, "executable", str(tmp_path / "python"))
@@ -34,7 +34,7 @@ async def test_a_missing_server_tells_the_pip_line(monkeypatch: pytest.MonkeyPat
         await backend.open()
 
 
-async def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     backend = JetStreamBackend(JetStreamSettings.from_url(f"embedded://{file}/store"), Hooks())

@@ -63,7 +63,7 @@ async def test_one_chunk_is_fetched_ahead(backend: JetStreamBackend, topic: str)
     reader = CountingReader(backend)
     chunks = aiter(reader.read(topic, 0, 1, 51, 10))
     assert [record.offset for record in await anext(chunks)] == list(range(1, 11))
-    # Nobody asked for it yet.
+    # No read has requested it yet.
     await reader.until(2)
     assert [record.offset async for batch in chunks for record in batch] == list(range(11, 51))
     assert reader.answers == 5

@@ -41,7 +41,7 @@ async def until_cut(source: MessageSource, proxy: Proxy, number: int) -> list[Me
     found: list[Message[bytes]] = []
     async with asyncio.timeout(5):
         while not proxy.cuts:
-            # The break itself is told by an error.
+            # The break itself raises an error.
             with contextlib.suppress(ConnectionFailed):
                 found += await source.fetch(number, 1 << 20, 0.2)
     return found

@@ -175,7 +175,7 @@ async def test_what_waits_in_the_source_keeps_its_lease(open_backend: Open, topi
     await publish(backend, topic, *bodies(*map(str, range(10))))
     source = await subscribe(backend, topic)
     await until_buffered(source, 10)
-    await asyncio.sleep(4.8)  # longer than the lease, while nobody fetches
+    await asyncio.sleep(4.8)  # longer than the lease, without a fetch
     found = await receive(source, 10)
     assert [message.delivery_attempt for message in found] == [1] * 10
     assert await source.settle(settle_all(found, Outcome.ACK)) == [None] * 10

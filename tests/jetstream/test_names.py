@@ -135,7 +135,7 @@ def test_ack_subjects_with_domain_and_account() -> None:
 
 
 @pytest.mark.parametrize("domains", [(False, False), (True, True), (True, False, False)])
-def test_many_ack_subjects_tell_what_each_tells(domains: tuple[bool, ...]) -> None:
+def test_ack_subjects_parsed_together_give_the_same_as_one_by_one(domains: tuple[bool, ...]) -> None:
     replies = [
         b"$JS.ACK.%borders.billing.1.%d.7.%d.5%b"
         % (b"hub.ACCHASH." if domain else b"", 40 + n, 1795258770448526345 + n, b".token" if domain else b"")
@@ -196,7 +196,7 @@ async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject
     assert not client._ps.buf
 
 
-async def test_a_handler_that_fails_makes_the_client_connect_anew() -> None:
+async def test_a_handler_that_fails_makes_the_client_reconnect() -> None:
     client = transport._RawClient()
 
     def fail(*_message: bytes) -> None:

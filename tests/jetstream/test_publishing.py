@@ -196,7 +196,7 @@ async def test_time_to_live(backend: JetStreamBackend, topic: str) -> None:
     assert message.data == b"long"
 
 
-async def test_a_missing_topic_is_told(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_a_missing_topic_is_reported(both_ways: JetStreamBackend, topic: str) -> None:
     target = both_ways.publish_target(topic)
     with pytest.raises(TopicNotFound, match="does not exist"):
         await target.publish([OutboundMessage(b"x")])

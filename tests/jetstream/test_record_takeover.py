@@ -66,7 +66,7 @@ async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
         source = await join(backend, (topic,), listener)
         assert source.assignment() == listener.given == []
         found = await read(source, 3)
-        # Partition 1 was free, and is told with the one that was not: who is told of it alone would count as idle.
+        # Partition 1 was free, and is reported with partition 0: alone, it would make the member count as idle.
         assert listener.given == source.assignment() == [TopicPartition(topic, 0), TopicPartition(topic, 1)]
         assert [record.data for record in found] == [b"0", b"1", b"2"]
     finally:
@@ -74,7 +74,7 @@ async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
 
 
 @pytest.mark.deep
-async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_a_while_only(
+async def test_a_partition_that_another_member_keeps_delays_the_free_ones_briefly(
     open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a server that forbids members to hear each other."""

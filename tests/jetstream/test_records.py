@@ -180,7 +180,7 @@ async def test_partitions_move_as_members_come_and_go(open_backend: Open, topic:
     await until(lambda: len(first.assignment()) == len(second.assignment()) == len(third.assignment()) == 2)
     everything = {*first.assignment(), *second.assignment(), *third.assignment()}
     assert len(everything) == 6
-    # What was committed while it was revoked is not read again, and nobody lost anything without being asked.
+    # What was committed while it was revoked is not read again, and no member lost a partition without a revocation.
     assert await second.fetch(10, 1 << 20, 0.2) == []
     assert not any(listener.gone for listener in listeners)
     await publish(backends[0], topic, *numbered(60, 60))
@@ -246,7 +246,7 @@ async def test_an_ephemeral_group_leaves_nothing(backend: JetStreamBackend, topi
     assert not (await backend._connection.api(f"CONSUMER.NAMES.{stream}", {}, what="x"))["consumers"]
 
 
-async def test_a_missing_topic_is_told(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_missing_topic_is_reported(backend: JetStreamBackend, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         await join(backend, topic)
     reader = backend.log_reader()

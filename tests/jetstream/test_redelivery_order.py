@@ -22,7 +22,7 @@ async def test_redelivered_messages_come_in_order_whenever_their_leases_ended(op
     held = await receive(source, 150)
     await asyncio.sleep(LEASE / 2)
     assert not any(await source.extend(held[:50]))
-    # From here on nobody renews, as after a crash; the leases of the first fifty end last.
+    # From here on no lease is renewed, as after a crash; the leases of the first fifty end last.
     await asyncio.sleep(LEASE * 1.3)
     found = await receive(await subscribe(heir, topic, ordered_by_key=True), 200)
     assert [int(message.data or b"") for message in found] == list(range(200))

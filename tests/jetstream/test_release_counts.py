@@ -111,7 +111,7 @@ async def test_deliveries_that_a_process_died_with_count(open_backend: Open, top
     source = await subscribe(dead, topic)
     await source.settle(settle_all(await receive(source, 3), Outcome.RELEASE))
     assert attempts(await receive(source, 3)) == [1] * 3
-    # Nobody renews these, as after a crash.
+    # These leases are not renewed, as after a crash.
     found = await receive(await subscribe(heir, topic), 3)
     assert attempts(found) == [2] * 3
 
@@ -188,7 +188,7 @@ async def test_nothing_given_back_writes_nothing(open_backend: Open, topic: str)
     await source.settle([s for message, outcome in outcomes for s in settle_all([message], outcome)])
     await source.settle(settle_all(await receive(source, 1), Outcome.ACK))
     await source.close()
-    # Nobody comes after one consumer's own subscription, which knows its give-backs by itself.
+    # An ephemeral subscription has no later consumer, and its own one knows its give-backs.
     lonely = MessageSubscription(topic=topic, subscription=EPHEMERAL, start="earliest")
     alone = await backend.subscribe(lonely, Listener())
     for _ in range(3):
@@ -220,7 +220,7 @@ async def test_a_server_that_does_not_answer_holds_up_no_close(topic: str) -> No
         await backend.close()
 
 
-async def test_a_user_without_the_rights_is_told_once_and_goes_on(topic: str) -> None:
+async def test_a_user_without_the_rights_gets_one_report_and_goes_on(topic: str) -> None:
     subjects = f'"anybroker.given-back.>", "$JS.API.STREAM.*.{RELEASE_COUNTS_STREAM}"'
     forbidden = f"permissions: {{ publish: {{ deny: [{subjects}] }} }}"
     events: list[Event] = []

@@ -27,7 +27,7 @@ from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
 from tests.servers.nats import Certificates, Jwt, NatsServer, make_nkey
 
-# So that what waits for a time-out is told from what a busy machine takes.
+# Long enough to tell a timeout from a busy machine.
 PATIENT: dict[str, Any] = {"connect_timeout": 30.0, "request_timeout": 30.0}
 
 
@@ -222,7 +222,7 @@ async def test_files_that_cannot_be_used(
         assert name in str(error)
 
 
-async def test_what_the_server_forbids_is_told(topic: str) -> None:
+async def test_what_the_server_forbids_is_reported(topic: str) -> None:
     forbidden = 'permissions: { publish: { deny: ["secret-topic.>", "$JS.API.STREAM.PURGE.>"] } }'
     with NatsServer.with_user("ann", "x", forbidden) as server:
         backend = JetStreamBackend(at(server, user="ann", password="x"), Hooks())
@@ -241,7 +241,7 @@ async def test_what_the_server_forbids_is_told(topic: str) -> None:
             await backend.close()
 
 
-async def test_a_server_without_jetstream_is_told() -> None:
+async def test_a_server_without_jetstream_is_reported() -> None:
     with NatsServer(jetstream=False) as server:
         backend = JetStreamBackend(at(server, request_timeout=0.5), Hooks())
         with pytest.raises(Unsupported, match="no JetStream"):

@@ -284,9 +284,9 @@ async def test_only_messages_with_markers_of_the_same_bus_are_acked(kafka: Kafka
     async with opened(kafka, topic, group) as (bus, _, publisher), publisher.transaction() as tx:
         await bus.topic(topic).publish(b"x")
         for engine, url, said in (
-            ("offsets", f"{kafka.url}?{QUICK}", "queue=offsets are acked by the positions"),
-            ("share", f"{kafka.url}?queue=share", "does not take acks of share groups in a transaction"),
-            ("markers", f"{kafka.url}?{OPTIONS}", "of another bus"),
+            ("offsets", f"{kafka.url}?{QUICK}", "queue=offsets are acked by committing group offsets"),
+            ("share", f"{kafka.url}?queue=share", "does not support acks of share groups in a transaction"),
+            ("markers", f"{kafka.url}?{OPTIONS}", "on another bus"),
         ):
             async with connect(url) as other, other.messages(topic, subscription=f"{group}-{engine}") as inbox:
                 await other.topic(topic).publish(b"y")
@@ -302,7 +302,7 @@ async def test_only_messages_with_markers_of_the_same_bus_are_acked(kafka: Kafka
             await memory.topic(topic).publish(b"x")
             async with memory.messages(topic, subscription="readers") as inbox:
                 (message,) = await take(inbox, 1, PATIENCE)
-                with pytest.raises(Unsupported, match="of another broker"):
+                with pytest.raises(Unsupported, match="from another broker"):
                     await tx.ack(message)
                 async with memory.transactional_publisher("local") as local, local.transaction() as inner:
                     with pytest.raises(Unsupported, match="backend 'inmem' ack no messages"):

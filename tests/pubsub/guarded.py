@@ -1,6 +1,6 @@
 """The emulator behind TLS and tokens, as the service is: a front that demands them, and who gives them.
 
-The front answers a call as it was told to, by the call's name, and passes all others on.
+The front answers a call as configured for its name, and passes all others on.
 """
 
 from __future__ import annotations

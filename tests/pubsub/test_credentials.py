@@ -58,7 +58,7 @@ async def inbox(guarded: str, topic: str) -> AsyncIterator[Inbox]:
         yield made
 
 
-async def test_refused_credentials_are_told_at_open(guarded: str, giver: TokenGiver):
+async def test_refused_credentials_are_reported_at_open(guarded: str, giver: TokenGiver):
     giver.answer = DENIED
     with pytest.raises(errors.AuthenticationFailed, match="account not found"):
         async with broker.connect(guarded):
@@ -77,7 +77,7 @@ async def test_credentials_that_are_refused_later_end_publishes_and_consumers(in
         await inbox.next()
 
 
-async def test_a_token_that_the_server_refuses_is_told(inbox: Inbox, front: Front):
+async def test_a_token_that_the_server_refuses_is_reported(inbox: Inbox, front: Front):
     front.token = "another"
     with pytest.raises(errors.AuthenticationFailed):
         await inbox.publish(b"second")
@@ -110,7 +110,7 @@ async def test_tokens_that_cannot_be_had_for_now_are_waited_for(inbox: Inbox, gi
         (ValueError("no key"), False),
     ],
 )
-def test_what_is_refused_and_what_may_be_had_later_are_told_apart(error: Exception, passing: bool):
+def test_permanent_and_temporary_refusals_are_distinguished(error: Exception, passing: bool):
     assert is_transient(error) is passing
 
 
@@ -163,7 +163,7 @@ async def test_throttled_calls_that_may_be_repeated_are(inbox: Inbox, front: Fro
         (None, errors.ConnectionFailed),
     ],
 )
-async def test_a_lag_that_cannot_be_had_is_told_as_what_it_is(
+async def test_an_unavailable_lag_raises_the_cause(
     inbox: Inbox, answer: tuple[int, Any] | None, expected: type[errors.BrokerError], monkeypatch: pytest.MonkeyPatch
 ):
     monitoring = TokenGiver()

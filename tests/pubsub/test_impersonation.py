@@ -26,7 +26,7 @@ CLOUD = "https://www.googleapis.com/auth/cloud-platform"
 
 def gives(token: str) -> tuple[int, Any]:
     """What Google answers who may act as an account."""
-    # A token that ends now is asked for anew for each call.
+    # A token that expires now is requested again for each call.
     return 200, {"accessToken": token, "expireTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
 
 
@@ -71,14 +71,14 @@ async def test_work_is_done_as_the_account_that_is_impersonated(bus: broker.Bus,
     assert json.loads(body)["lifetime"] == "3600s"
 
 
-async def test_who_may_not_impersonate_is_told_at_open(acting: str, google: TokenGiver):
+async def test_a_forbidden_impersonation_is_reported_at_open(acting: str, google: TokenGiver):
     google.answer = denies(403, "Permission 'iam.serviceAccounts.getAccessToken' denied")
     with pytest.raises(errors.AuthenticationFailed, match="getAccessToken"):
         async with broker.connect(acting):
             pass
 
 
-async def test_who_may_not_impersonate_any_more_is_told(bus: broker.Bus, topic: str, google: TokenGiver):
+async def test_a_revoked_impersonation_is_reported(bus: broker.Bus, topic: str, google: TokenGiver):
     async with bus.messages(topic, subscription="readers") as inbox:
         google.answer = denies(403, "Permission 'iam.serviceAccounts.getAccessToken' denied")
         with pytest.raises(errors.AuthenticationFailed, match="getAccessToken"):

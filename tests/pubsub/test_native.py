@@ -49,7 +49,7 @@ class Listener:
         pass
 
 
-async def test_a_refused_ack_is_told_of_its_message_alone(bus: broker.Bus, topic: str):
+async def test_a_refused_ack_is_reported_for_its_message_only(bus: broker.Bus, topic: str):
     await bus.admin.ensure_subscription(topic, "readers", exactly_once=True)
     await bus.topic(topic).publish_batch(numbered(6))
     source = await bus.backend.subscribe(
@@ -185,7 +185,7 @@ async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):
     await admin.delete_snapshot(f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_seek_to_what_is_no_place_is_told(bus: broker.Bus, topic: str):
+async def test_a_seek_to_an_invalid_place_raises(bus: broker.Bus, topic: str):
     await bus.admin.ensure_subscription(topic, "readers")
     admin: Any = bus.backend.admin()
     for place in (datetime.now(UTC).replace(tzinfo=None), 5, None):
@@ -265,15 +265,15 @@ async def test_a_consumer_that_waits_costs_next_to_nothing(connect: Connect, top
 
 
 async def test_a_server_that_is_slow_to_answer_has_the_whole_time(connect: Connect):
-    # The kernel connects for a socket that listens, and nobody ever answers.
+    # The kernel accepts connections for a listening socket, and no server ever answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        # gRPC gives a single attempt a second, unless it is told otherwise.
+        # gRPC gives a single attempt a second, by default.
         with pytest.raises(ConnectionFailed, match="no answer in time"):
             await connect("connect_timeout=1.5", f"pubsub://my-project?emulator_host=127.0.0.1:{port}")
 
 
-async def test_entities_that_go_while_consuming_are_told(bus: broker.Bus, topic: str):
+async def test_entities_deleted_while_consuming_are_reported(bus: broker.Bus, topic: str):
     async with bus.messages(topic, subscription="readers") as inbox:
         await bus.admin.delete_subscription(topic, "readers")
         with pytest.raises(SubscriptionNotFound):

@@ -168,7 +168,7 @@ async def test_an_exactly_once_ack_after_the_deadline_is_taken_by_both(connect: 
             await late[0].ack()
     while len(held) < 2:
         held += await raw.pull_some()
-    await asyncio.sleep(1.3)  # the deadline is over, and nobody asked for what is free now
+    await asyncio.sleep(1.3)  # the deadline is over, and no pull asked for the free messages
     await raw.acknowledge(held[0].ack_id)
     assert _data(await raw.pull_some()) == _data(held[1:2])
 

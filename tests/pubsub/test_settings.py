@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_refused(url: str, told: str, monkeypatch: pytest.M
         PubSubSettings.from_url(url)
 
 
-def test_no_project_is_told_before_any_io(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_project_is_reported_before_any_io(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     with pytest.raises(InvalidSetting, match="pubsub://my-project"):
         broker.connect("pubsub:")
@@ -65,7 +65,7 @@ async def test_a_credentials_file_that_is_not_there_is_named(tmp_path: Path, mon
             pass
 
 
-async def test_no_default_credentials_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_missing_default_credentials_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("PUBSUB_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))

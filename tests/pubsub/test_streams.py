@@ -111,7 +111,7 @@ async def test_what_was_on_its_way_at_close_is_given_back(
 
 
 class Ending(grpc.GenericRpcHandler):
-    """A server that ends each stream as soon as it is opened, and has nothing to say otherwise."""
+    """A server that ends each stream once it opens, and has nothing to say otherwise."""
 
     def __init__(self) -> None:
         self.opened = 0

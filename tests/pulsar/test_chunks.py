@@ -115,7 +115,7 @@ async def test_the_first_of_large_chunks_may_be_far_before(
 
 
 @pytest.mark.deep
-async def test_a_message_that_never_ends_is_told_of_at_the_end_of_a_log_alone(
+async def test_an_incomplete_message_is_reported_only_at_the_end_of_a_log(
     pulsar_server: PulsarServer, topic: str, write: Write
 ) -> None:
     async with broker.connect(f"{pulsar_server.url}&request_timeout=2") as bus:

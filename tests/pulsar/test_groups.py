@@ -27,7 +27,7 @@ SLOW = "&rebalance_interval=2"
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second member's name makes the broker give it the partition as long as it is there."""
+    """The second member's name makes the broker give it the partition while the member is connected."""
     left = iter("ba")
     monkeypatch.setattr("broker_pulsar.records.token_hex", lambda _size: next(left))
 
@@ -102,7 +102,7 @@ async def test_the_rest_of_a_batch_comes_again(bus: Bus, pulsar_server: PulsarSe
 async def test_a_delivery_that_the_broker_forgets_is_asked_for_again(
     bus: Bus, pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a change of consumers the broker may drop what it is asked for; here nobody hears of what it sends for it."""
+    """At a change of consumers the broker may drop a redelivery request; here the client never sees its messages."""
     asked = 0
     redeliver, arrived = pulsar.Consumer.redeliver_unacknowledged_messages, AssignedPartition.arrived
 

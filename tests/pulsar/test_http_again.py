@@ -140,7 +140,7 @@ async def test_a_missing_namespace_is_named(pulsar_server: PulsarServer) -> None
             assert not isinstance(caught.value, TopicNotFound)
 
 
-async def test_what_is_missing_is_told_at_once(through: Bus) -> None:
+async def test_what_is_missing_is_reported_at_once(through: Bus) -> None:
     began = time.monotonic()
     with pytest.raises(TopicNotFound) as caught:
         await through.admin.describe_topic("own-missing")

@@ -1,4 +1,4 @@
-"""Reads that retention overtakes: what is removed before a read has come to it is told, and never passed over."""
+"""Reads that retention overtakes: records removed before a read raise an error, and are never skipped silently."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def shorten(bus: Bus, topic: str) -> None:
 
 
 @pytest.mark.parametrize("later", [0, 10])
-async def test_what_is_purged_ahead_of_a_read_is_told(bus: Bus, topic: str, later: int) -> None:
+async def test_records_purged_ahead_of_a_read_are_reported(bus: Bus, topic: str, later: int) -> None:
     await in_two_ledgers(bus, topic)
     bounds = (await bus.log.bounds(topic))[0]
     batches = bus.log.read(topic, 0, bounds.first, bounds.next, max_records=100)

@@ -1,4 +1,4 @@
-"""What a wrong URL is told as, when a bus is opened on it."""
+"""Errors of a wrong URL when a bus opens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_the_port_of_the_web_service_is_no_broker(pulsar_server: PulsarSer
     assert "6650" in error.advice
 
 
-async def test_a_port_without_tls_is_told(pulsar_server: PulsarServer) -> None:
+async def test_a_port_without_tls_is_reported(pulsar_server: PulsarServer) -> None:
     error = await refused(f"{pulsar_server.service_url}?admin_url={pulsar_server.admin_url.replace('http', 'https')}")
     assert isinstance(error, ConnectionFailed)
     assert "does not speak TLS" in error.message
@@ -62,7 +62,7 @@ async def test_a_token_that_is_none_is_not_shown(pulsar_server: PulsarServer, tm
         assert "secret" not in str(error)
 
 
-async def test_a_log_that_cannot_be_written_is_told(pulsar_server: PulsarServer, tmp_path: Path) -> None:
+async def test_a_client_log_that_cannot_be_written_is_reported(pulsar_server: PulsarServer, tmp_path: Path) -> None:
     error = await refused(f"{pulsar_server.url}&client_log={tmp_path}/missing/client.log")
     assert isinstance(error, InvalidSetting)
     assert "client_log" in error.message

@@ -54,7 +54,7 @@ async def test_a_subscription_that_was_half_made_begins_at_its_time(
     await asyncio.sleep(0.05)
     await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(5, "new")])
     for next_position in range(1, 1600, 100):
-        # Whoever makes it dies where so many bytes have come from the broker: at any of its requests.
+        # The creator loses its connection after this many bytes from the broker, so at any of its requests.
         name, cuts = f"late{next_position}", web.cuts
         web.cut(after_bytes=next_position, for_good=True)
         making = asyncio.ensure_future(through.admin.ensure_subscription(topic, name, start=moment))
@@ -97,7 +97,7 @@ async def test_two_processes_make_a_subscription_at_once(
                 return seen
 
         for turn in range(5):
-            # Nobody knows which of the two makes it; the other is refused while the broker puts it to its start.
+            # Either of the two can create it; the other is refused while the broker puts it to its start.
             parts = await asyncio.gather(consume(bus, f"at-once-{turn}"), consume(other, f"at-once-{turn}"))
             assert sorted(body for part in parts for body in part if body is not None) == sorted(sent)
 
@@ -219,7 +219,7 @@ async def test_an_ephemeral_subscription_is_known_to_be_there(
 
 @pytest.mark.parametrize("name", ["a%20b", "a+b", "100%"])
 async def test_a_name_that_the_api_takes_for_another_is_refused(bus: Bus, topic: str, name: str) -> None:
-    """It made the subscription `a b` too, which nobody reads."""
+    """It made the subscription `a b` too, which has no reader."""
     with pytest.raises(InvalidName, match=re.escape(name)):
         await bus.admin.ensure_subscription(topic, native_name(name))
     with pytest.raises(InvalidName, match=re.escape(name)):

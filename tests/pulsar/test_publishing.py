@@ -177,7 +177,7 @@ async def test_who_waits_for_access_gets_it_after_the_timeouts(
 
 
 @pytest.mark.deep
-async def test_who_waits_for_access_is_told_of_a_broker_that_is_gone_and_of_a_close(topic: str) -> None:
+async def test_a_wait_for_access_reports_a_lost_broker_and_a_close(topic: str) -> None:
     with PulsarServer() as server:
         waiting_url = f"{server.url}&request_timeout=1&connect_timeout=10&access_mode=wait_for_exclusive"
         async with (

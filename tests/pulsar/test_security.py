@@ -1,4 +1,4 @@
-"""Ways into a broker that demands them: token, OAuth 2.0, TLS and mutual TLS; what is wrong is told as such."""
+"""Ways into a broker that demands them: token, OAuth 2.0, TLS and mutual TLS; each error names its cause."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_token_opens(guarded: Guarded, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("credential", ["", "&token=garbage"])
-async def test_a_missing_or_wrong_token_is_told_as_one(guarded: Guarded, credential: str) -> None:
+async def test_a_missing_or_wrong_token_is_reported(guarded: Guarded, credential: str) -> None:
     began = time.monotonic()
     with pytest.raises(AuthenticationFailed):
         async with broker.connect(f"{guarded.plain}{credential}"):
@@ -112,14 +112,14 @@ async def test_a_missing_or_wrong_token_is_told_as_one(guarded: Guarded, credent
     assert time.monotonic() - began < 10, "It took a time-out"
 
 
-async def test_an_expired_token_is_told_as_one(guarded: Guarded) -> None:
+async def test_an_expired_token_is_reported(guarded: Guarded) -> None:
     with pytest.raises(AuthenticationFailed):
         async with broker.connect(f"{guarded.plain}&token={token('admin', -60)}"):
             pass
 
 
 @pytest.mark.deep
-async def test_a_token_that_expires_meanwhile_is_told_as_one(guarded: Guarded, tmp_path: Path) -> None:
+async def test_a_token_that_expires_meanwhile_is_reported(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     file.write_text(token("admin", 30))
     async with broker.connect(f"{guarded.plain}&token_file={file}&publish_timeout=10") as bus:
@@ -193,13 +193,13 @@ async def test_tls_without_a_certificate_of_ours(tmp_path: Path) -> None:
             await passes(url)
 
 
-async def test_a_missing_certificate_is_told_as_one(guarded: Guarded) -> None:
+async def test_a_missing_certificate_is_reported(guarded: Guarded) -> None:
     with pytest.raises(AuthenticationFailed):
         async with broker.connect(f"{guarded.tls}&tls_ca={guarded.authority.file}&token={token('admin')}"):
             pass
 
 
-async def test_an_unknown_authority_is_told(guarded: Guarded) -> None:
+async def test_an_unknown_authority_is_reported(guarded: Guarded) -> None:
     with pytest.raises(ConnectionFailed, match="certificate") as caught:
         async with broker.connect(f"{guarded.tls}&token={token('admin')}"):
             pass
@@ -257,7 +257,7 @@ async def test_oauth2_opens(guarded: Guarded, issuer: Issuer) -> None:
     assert issuer.asked == 1
 
 
-async def test_a_wrong_oauth2_secret_is_told_as_one(guarded: Guarded, issuer: Issuer) -> None:
+async def test_a_wrong_oauth2_secret_is_reported(guarded: Guarded, issuer: Issuer) -> None:
     client = "oauth2_client_id=shop&oauth2_client_secret=wrong&oauth2_audience=pulsar"
     with pytest.raises(AuthenticationFailed, match="OAuth"):
         async with broker.connect(f"{guarded.plain}&oauth2_issuer={issuer.url}&{client}"):

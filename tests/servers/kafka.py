@@ -58,7 +58,7 @@ TEST_OPTIONS: Mapping[str, str] = {
     "broker.session.timeout.ms": "4500",
     # Else a controller with nothing to write writes that twice a second, a third of what an idle broker costs.
     "metadata.max.idle.interval.ms": "10000",
-    # A broker that nobody asks for anything should cost next to nothing: three run beside all the tests.
+    # An idle broker should cost next to nothing: three run beside all the tests.
     "num.io.threads": "2",
     "num.network.threads": "1",
 }
@@ -113,7 +113,7 @@ class KafkaServer(ServerProcess):
         self._held = {name: hold_port() for name in (*(each.name for each in listeners), "CONTROLLER")}
         self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
         self.advertised = {each.name: self.ports[each.name] for each in listeners}
-        """The ports that clients are told to use; to be changed before the start for a proxy in between."""
+        """The advertised ports; change them before the start to put a proxy in between."""
         self.voters = {node: self.ports["CONTROLLER"]}
         """Node and controller's port of every member of the quorum."""
         self._log_read = 0
@@ -153,7 +153,7 @@ class KafkaServer(ServerProcess):
     def wait_until_started(self) -> Self:
         """For a start that did not wait.
 
-        :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
+        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
         """
         child = self._running_child()
         deadline = time.monotonic() + START_SECONDS

@@ -1,7 +1,7 @@
 """Several real brokers that are one cluster, for what needs a leader to be lost. Blocking, as `KafkaServer` is.
 
 Every broker is a member of the controllers' quorum too; topics have a copy on up to three of them and are written to
-while a majority of these is there. Brokers are told apart by index, from 0; Kafka's node id is the index plus one.
+while a majority of these is there. Brokers have an index, from 0; Kafka's node id is the index plus one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KafkaCluster(Servers):
 
     def start(self) -> Self:
         """Start all that do not run, and wait until each serves clients."""
-        # A controller is ready when a majority is there, so nobody waits before all are on their way.
+        # A controller is ready when a majority is there, so all are started before the first wait.
         started = [broker.start(wait=False) for broker in self.brokers if not broker.running]
         for broker in started:
             broker.wait_until_started()

@@ -1,6 +1,6 @@
 """Apache Kafka's jars, by Maven, in a cache outside the tree: `$XDG_CACHE_HOME/anybroker` or `~/.cache/anybroker`.
 
-`distribution()` fills the cache at its first call on a machine (some 20 seconds) and asks nobody afterwards. The
+`distribution()` fills the cache at its first call on a machine (some 20 seconds) and downloads nothing afterwards. The
 cache's name is a hash of `pom.xml`, of the Java version and of what else is kept, so another version is another cache.
 It is filled beside its place, under a lock, and renamed when it is whole: processes that start together wait for one
 of them, and what an interrupted one leaves is never used. What fails says what to install; nothing is skipped.

@@ -184,7 +184,7 @@ class SecureBroker(Servers):
         if door == "OIDC":
             options |= {
                 f"{prefix}.sasl.server.callback.handler.class": _VALIDATOR,
-                # Connections end with their token unless they log in anew.
+                # Connections end with their token unless they log in again.
                 f"{prefix}.connections.max.reauth.ms": "3600000",
                 "sasl.oauthbearer.jwks.endpoint.url": self.tokens.keys_url,
                 "sasl.oauthbearer.expected.issuer": ISSUER,

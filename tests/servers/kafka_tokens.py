@@ -54,7 +54,7 @@ class TokenServer:
         return self.url().replace("/token", "/keys")
 
     def make_token(self, subject: str, lifetime: float | None = None, *, forged: bool = False, **claims: Any) -> str:
-        """A token as the server would give it; `forged` is signed by a key that nobody knows."""
+        """A token as the server would give it; `forged` is signed by an unknown key."""
         now = int(time.time())
         body: dict[str, Any] = {
             "iss": ISSUER,
@@ -90,7 +90,7 @@ class TokenServer:
         if certificate is not None:
             context = SSLContext(PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
-            # The handshake belongs to the connection's thread, so that a silent client keeps nobody waiting.
+            # The handshake belongs to the connection's thread, so that a silent client delays no other.
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.05,), name="test-tokens", daemon=True).start()
         return server

@@ -48,7 +48,7 @@ class NatsServer(ServerProcess):
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def told(self, what: str) -> dict[str, Any]:
-        """What it tells of itself, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
+        """A page of its monitoring API, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
         ports = json.loads((self.directory / f"nats-server_{self.process_id}.ports").read_text())
         asked = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
         with contextlib.closing(asked):

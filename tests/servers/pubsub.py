@@ -51,7 +51,7 @@ class PubSubServer(ServerProcess):
     def start(self) -> Self:
         """Start and wait until it serves.
 
-        :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
+        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
         """
         command = (self._command or emulator().command)(self.port)
         self._log_read = len(self.log)

@@ -80,7 +80,7 @@ TEST_OPTIONS: Mapping[str, str] = {
     # Members and connections that find out in seconds what takes Pulsar's defaults minutes.
     "activeConsumerFailoverDelayTimeMillis": "500",
     "keepAliveIntervalSeconds": "1",
-    # A load that a kill of the broker before has stuck is begun anew, and else fails after a minute.
+    # A topic load that is stuck after a kill of the broker fails after this time instead of a minute.
     "topicLoadTimeoutSeconds": "20",
     # One topic that does not close must not keep it from its end longer than `stop_seconds`.
     "namespaceBundleUnloadingTimeoutMs": "20000",
@@ -165,7 +165,7 @@ class PulsarServer(ServerProcess):
     def start(self) -> Self:
         """Start and wait until clients are served.
 
-        :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
+        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
         """
         (self.directory / "log4j2.xml").write_text(_LOGGING)
         config = self.directory / "standalone.conf"
@@ -224,7 +224,7 @@ class PulsarServer(ServerProcess):
         return can
 
     def request(self, method: str, path: str, *, seconds: float = 5.0) -> tuple[int, bytes]:
-        """One call of its HTTP API: status and body. :raises OSError: nobody answers."""
+        """One call of its HTTP API: status and body. :raises OSError: the server does not answer."""
         if self._tls is None:
             connection = http.client.HTTPConnection(_HOST, self.ports["web"], timeout=seconds)
         else:

@@ -29,7 +29,7 @@ class Servers(ABC):
     def start(self) -> Self:
         """Start and wait until clients are served.
 
-        :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
+        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class ServerProcess(Servers):
             child.end(how, self.stop_seconds if seconds is None else seconds)
 
     def restart(self) -> None:
-        """End it orderly and start it anew, also if it had to be killed: others may share it.
+        """Stop it and start it again, also if it had to be killed: other tests may share it.
 
         :raises RuntimeError: it had to be killed, or does not start.
         """
@@ -128,7 +128,7 @@ class ServerProcess(Servers):
 
 
 def hold_port() -> socket.socket:
-    """A free port, bound and not listened on: nobody is given it, and the server can still bind and listen."""
+    """A free port, bound and not listened on: no other process gets it, and the server can still bind and listen."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

@@ -1,9 +1,9 @@
 """Python processes for Spark that are there at once, and not after a second or two of CPU for their imports.
 
-Spark starts a process for each plan, source and sink, and each imports PySpark, pyarrow and this package anew. Here one
+Spark starts a process for each plan, source and sink, and each imports PySpark, pyarrow and this package. Here one
 process has imported it all and forks for them. Spark's Python is then `spark_python_client`, which hands its arguments,
 environment and standard streams over, and starts what forks where there is none. What was forked gets SIGTERM when its
-client is killed; what forks ends when nobody has used it for a while.
+client is killed; the forking process ends after a while without use.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def quick_python() -> Generator[None]:
 
 @cache
 def spark_home() -> Path:
-    """Where JVMs find Spark's jars, unless somebody says otherwise."""
-    # Not above: what forks Python processes imports this too, and then what it is told.
+    """Where JVMs find Spark's jars, unless SPARK_HOME is set."""
+    # Not at the top: the forking process imports this module too, before its first request.
     from pyspark.find_spark_home import _find_spark_home
 
     from broker_spark.runtime.local import _caches, home_without_archive
@@ -99,7 +99,7 @@ def _python() -> Path:
 
 
 class _Wanted(NamedTuple):
-    """A process as somebody wants it; `streams` are 0, 1 and 2."""
+    """A requested process; `streams` are 0, 1 and 2."""
 
     arguments: tuple[str, ...]
     directory: str
@@ -122,7 +122,7 @@ class _Forking:
             self._selector.register(each, selectors.EVENT_READ)
 
     def serve(self) -> _Wanted | None:
-        """In a process that was forked, what it is to be; None when nobody uses it any more."""
+        """In a forked process, the request to serve; None after a while without clients."""
         while events := self._selector.select(None if self._clients else _IDLE_SECONDS):
             for key, _ in events:
                 if key.fileobj == self._ended:

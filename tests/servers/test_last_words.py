@@ -1,4 +1,4 @@
-"""A worker that dies is told of with its signal and what it wrote, also when no handler of Python ran."""
+"""The death of a worker is reported with its signal and output, even if no Python handler ran."""
 
 from __future__ import annotations
 

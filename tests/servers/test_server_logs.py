@@ -48,7 +48,7 @@ def test_that_passes(harness):
 """
 
 
-def test_a_failure_is_told_with_what_the_servers_said(tmp_path: Path) -> None:
+def test_a_failure_is_reported_with_the_logs_of_the_servers(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.server_logs import pytest_runtest_makereport\n")
     (tmp_path / "test_failing.py").write_text(_FAILING)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -1,4 +1,4 @@
-"""A server of the tests that does not end in time fails the test that asked it to, and nobody who shares it."""
+"""A server that does not stop in time fails the test that stopped it, and no other test that shares it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stubborn(ServerProcess):
         return self
 
 
-def test_one_that_has_to_be_killed_is_started_anew_all_the_same() -> None:
+def test_a_server_that_has_to_be_killed_is_restarted_all_the_same() -> None:
     with Stubborn("stubborn") as server:
         before = server.process_id
         with pytest.raises(RuntimeError, match=f"Process {before} did not end within 0.2 s of SIGTERM"):

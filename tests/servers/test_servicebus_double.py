@@ -76,7 +76,7 @@ def test_maps_grow():
     assert grown.endswith(b"\xa1\x01a\xa1\x01b\xa1\x01c\xa1\x01d")
 
 
-def test_batches_are_told_from_messages():
+def test_batches_are_distinguished_from_messages():
     message = b"\x00\x53\x75\xa0\x02hi"
     batch = b"\x00\x53\x75\xa0" + bytes([len(message)]) + message
     assert is_batch(batch) == [message]

@@ -38,7 +38,7 @@ async def provisioned(bus: Bus, topic: str) -> None:
     await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
 
 
-async def test_the_dead_letters_of_a_subscription_that_is_not_there_are_told(open_bus: Open, topic: str):
+async def test_dead_letters_of_a_missing_subscription_raise(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
@@ -63,7 +63,7 @@ async def test_an_answer_for_a_moment_is_asked_for_again(
         await message.ack()
 
 
-async def test_throttling_that_does_not_end_is_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_throttling_that_does_not_end_is_reported(open_bus: Open, topic: str, double: ServiceBusDouble):
     await provisioned(await open_bus(), topic)
     bus = await open_bus(request_timeout=1)
     double.fault(refuse="admin", times=1000, condition="busy", text="The server is busy.", code=429)
@@ -73,7 +73,7 @@ async def test_throttling_that_does_not_end_is_told(open_bus: Open, topic: str, 
     assert raised.value.retriable
 
 
-async def test_no_answer_is_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_missing_answer_is_reported(open_bus: Open, topic: str, double: ServiceBusDouble):
     with Proxy(double.admin_port) as proxy:
         url = double.url.replace(f"127.0.0.1:{double.admin_port}", f"127.0.0.1:{proxy.port}")
         await provisioned(await open_bus(), topic)
@@ -98,7 +98,7 @@ async def test_an_endpoint_that_comes_back_is_waited_for(open_bus: Open, topic: 
         await (await opening).close()
 
 
-async def test_refused_credentials_are_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_refused_credentials_are_reported(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await provisioned(bus, topic)
     double.fault(refuse="admin", times=1000, condition="refused", text="InvalidSignature", code=401)
@@ -122,7 +122,7 @@ async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, top
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-async def test_who_may_not_ask_for_sessions_is_told_that_they_differ(
+async def test_a_user_without_rights_gets_an_error_of_differing_sessions(
     open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
 ):
     bus = await open_bus()
@@ -177,7 +177,7 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
     assert await bus.admin.subscriptions(topic) == []
 
 
-async def test_a_number_of_no_schedule_is_told_at_once(open_bus: Open, topic: str):
+async def test_an_unknown_schedule_number_is_reported_at_once(open_bus: Open, topic: str):
     bus = await open_bus()
     with pytest.raises(ConfigurationError, match=r"'a'\. Use the offset of its receipt"):
         await bus.backend.cancel_scheduled(topic, ["a"])

@@ -1,4 +1,4 @@
-"""Links and connections that end in the ways that trip the client: told as breaks, and made anew."""
+"""Links and connections that end in the ways that trip the client: they are reported as breaks and recreated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 30.0
 
 
 async def test_a_management_link_that_was_ended_costs_no_ack(open_bus: Open, topic: str, double: ServiceBusDouble):
-    """The service ends links that nobody has used for some minutes, and those for requests before the others."""
+    """The service ends links that are idle for some minutes, and those for requests before the others."""
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:

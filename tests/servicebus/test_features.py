@@ -196,7 +196,9 @@ async def test_schedules_are_split_by_size(open_bus: Open, topic: str, double: S
     assert len({receipt.offset for receipt in receipts} - {None}) == 10
 
 
-async def test_a_refused_schedule_is_told_of_its_message_alone(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_refused_schedule_is_reported_for_its_message_only(
+    open_bus: Open, topic: str, double: ServiceBusDouble
+):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     later = datetime.now(UTC) + timedelta(hours=1)
@@ -224,7 +226,7 @@ async def test_a_connection_string_is_enough(double: ServiceBusDouble, topic: st
             assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"x"]
 
 
-async def test_a_full_entity_is_told_at_once(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_full_entity_is_reported_at_once(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     double.fault(refuse="send", times=100, address=topic, condition="amqp:resource-limit-exceeded", text="It is full.")
@@ -307,7 +309,7 @@ async def test_purge(open_bus: Open, topic: str):
 
 
 @pytest.mark.deep
-async def test_a_purge_waits_out_throttling_and_tells_what_it_cannot(
+async def test_a_purge_waits_out_throttling_and_reports_what_it_cannot(
     open_bus: Open, topic: str, double: ServiceBusDouble
 ):
     bus = await open_bus(request_timeout=2)
@@ -370,7 +372,7 @@ async def test_ephemeral_subscriptions_go(open_bus: Open, topic: str):
     assert await bus.admin.subscriptions(topic) == []
 
 
-async def test_what_is_missing_is_told(open_bus: Open, topic: str):
+async def test_what_is_missing_is_reported(open_bus: Open, topic: str):
     bus = await open_bus()
     with pytest.raises(NotFound):
         await bus.topic(topic).publish(b"x")

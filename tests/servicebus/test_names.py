@@ -16,7 +16,7 @@ def test_topics_come_back(name: str):
     assert topic_of(entity) == name
 
 
-def test_topics_are_told_apart():
+def test_topics_are_distinguished():
     names = ["abc", "Abc", "aBc", "ABC", "abc.", "Abc.", "abc..", "abc_", "abc-", "abc.-"]
     assert len({entity_name(name).lower() for name in names}) == len(names)
 

@@ -85,7 +85,7 @@ async def test_a_gateway_that_is_away_is_waited_for(gates: Gates, double: Servic
                 assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"after"]
 
 
-async def test_a_certificate_of_nobody_is_told(gates: Gates, double: ServiceBusDouble):
+async def test_a_certificate_of_an_unknown_authority_is_reported(gates: Gates, double: ServiceBusDouble):
     url = f"servicebus://RootManageSharedAccessKey:{double.key}@127.0.0.1?{gates.common}"
     with pytest.raises(ConnectionFailed) as raised:
         async with broker.connect(f"{url}&custom_endpoint=127.0.0.1:{gates.amqps}"):
@@ -93,14 +93,14 @@ async def test_a_certificate_of_nobody_is_told(gates: Gates, double: ServiceBusD
     assert "certificate" in str(raised.value).lower()
 
 
-async def test_a_wrong_key_is_told_over_tls(gates: Gates):
+async def test_a_wrong_key_is_reported_over_tls(gates: Gates):
     url = f"servicebus://RootManageSharedAccessKey:wrong@127.0.0.1?{gates.common}&tls_ca={gates.authority}"
     with pytest.raises(AuthenticationFailed):
         async with broker.connect(f"{url}&custom_endpoint=127.0.0.1:{gates.amqps}"):
             pass
 
 
-async def test_no_default_credential_is_told(gates: Gates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+async def test_a_missing_default_credential_is_reported(gates: Gates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     # Nothing of the developer's own, and no asking around for an identity of the machine.
     for name in ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"):
         monkeypatch.delenv(name, raising=False)

@@ -144,7 +144,7 @@ async def test_a_session_is_renewed_while_a_handler_works(open_bus: Open, topic:
         head = first.result()
         assert head is not None
         await asyncio.wait({idle}, timeout=2 * lock)
-        assert not idle.done(), "the session went to somebody else"
+        assert not idle.done(), "the session went to another consumer"
         assert not head.lease_lost
         await head.ack()
         holder = inbox if first is waiting[0] else other
@@ -216,7 +216,7 @@ async def test_no_more_sessions_are_held_than_messages_may_be_out(open_bus: Open
     busy = await bus.backend.subscribe(asked, Listener())
     await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % number, key=f"key-{number}") for number in range(4)])
     (held,) = await busy.fetch(1, 1_000_000, SECONDS)
-    # It has as much as it may have, so that the other keys are for whoever comes.
+    # It has as much as it may have, so the other keys go to the next consumer.
     other = await bus.backend.subscribe(asked, Listener())
     seen: set[bytes | None] = set()
     async with asyncio.timeout(SECONDS):

@@ -99,7 +99,7 @@ async def test_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str
         assert letter.native.dead_letter_reason == "worthless"
 
 
-async def test_a_native_dead_letter_tells_what_the_handler_raised(both_ways: Bus, topic: str):
+async def test_a_native_dead_letter_has_the_error_of_the_handler(both_ways: Bus, topic: str):
     bus = both_ways
 
     async def handle(message: Message[bytes]) -> None:
@@ -148,7 +148,7 @@ async def test_one_lost_lock_of_many_costs_few_requests(open_bus: Open, topic: s
         messages = await take(inbox, 200, SECONDS)
         receiver = bus.backend.client.get_subscription_receiver(topic, "billing")
         async with receiver:
-            # Somebody else settles one of them behind our back.
+            # Another client settles one of them.
             await receiver._settle_message_via_mgmt_link("completed", [messages[77].native.lock_token])
         double.fault()
         results = await asyncio.gather(*(message.ack() for message in messages), return_exceptions=True)
@@ -191,7 +191,7 @@ async def test_answer_to_an_ack_is_lost(open_bus: Open, topic: str, double: Serv
         await bus.topic(topic).publish(b"x")
         (message,) = await take(inbox, 1, SECONDS)
         double.fault(swallow="com.microsoft:update-disposition")
-        # It was carried out, and nobody can know.
+        # It was carried out, and the client cannot know.
         with pytest.raises(SettleError):
             await message.ack()
         assert await empty(bus, topic)
@@ -278,7 +278,9 @@ async def test_surplus_comes_back(open_bus: Open, topic: str):
         assert sorted(message.data or b"" for message in messages) == numbered(50)
 
 
-async def test_a_dropped_connection_is_told_as_connected_again(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_dropped_connection_is_reported_as_connected_again(
+    open_bus: Open, topic: str, double: ServiceBusDouble
+):
     bus = await open_bus()
     events: list[Event] = []
     bus.hooks.listen(events.append)
@@ -351,7 +353,7 @@ async def test_a_close_that_is_cut_off_still_lets_go(open_bus: Open, topic: str,
         assert await take(inbox, 1, SECONDS)
 
 
-async def test_what_comes_while_nobody_fetches_is_for_others(open_bus: Open, topic: str):
+async def test_messages_that_arrive_between_fetches_go_to_other_consumers(open_bus: Open, topic: str):
     bus = await open_bus(lease_seconds=5.0)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -389,7 +391,7 @@ async def test_giving_back_costs_a_slow_consumer_little(open_bus: Open, topic: s
             await batch.ack()
         await publishing
         asked = double.requests()
-    # Each once, as its first delivery; a round trip and a few dispositions for what came while nobody fetched.
+    # Each once, as its first delivery; a round trip and a few dispositions for messages that arrived between fetches.
     assert seen == Counter({(body, 1): 1 for body in numbered(60)})
     assert asked.get("peek-message", 0) <= 10
     assert asked.get("settle", 0) <= 30

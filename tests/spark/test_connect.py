@@ -104,7 +104,7 @@ def test_streams_of_the_kafka_connector_work_with_spark_connect(found: Found) ->
     assert ".PythonMicroBatchStream" in ours
     assert first["columns"][:3] == ["topic", "partition", "offset"]
     assert found.copies["connector"] == [b"one", b"three", b"two"]
-    assert found.said["ids"].startswith("Which topics a checkpoint is of cannot be looked up over Spark Connect")
+    assert found.said["ids"].startswith("The topics of a checkpoint cannot be checked over Spark Connect")
 
 
 def test_queues_work_with_spark_connect(found: Found) -> None:

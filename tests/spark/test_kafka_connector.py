@@ -224,16 +224,16 @@ def test_a_stream_is_the_connectors_where_all_that_its_checkpoint_is_of_can_be_k
     assert not caplog.messages
     assert not is_connectors()
     assert caplog.messages == [
-        "Reading by the Python source, since checkpoint is not given, which is to be looked into"
+        "Reading with the Python source: checkpoint is not given, so its topics cannot be checked"
     ]
 
 
 def test_what_the_connector_cannot_do_is_ours_or_an_error(spark: SparkSession, url: str, topic: str) -> None:
     assert read(spark, url=url, topic=topic, arrowRows=10).count() == 0
     for options, reason in (
-        ({"arrowRows": 10}, "nothing like option arrowRows"),
-        ({"url": nats.shared_server().url}, "is no Kafka"),
-        ({"url": f"{url}?debug=broker"}, "property 'debug' is librdkafka's"),
+        ({"arrowRows": 10}, "no counterpart of option arrowRows"),
+        ({"url": nats.shared_server().url}, "is not Kafka"),
+        ({"url": f"{url}?debug=broker"}, "'debug' is a property of librdkafka"),
     ):
         given: dict[str, Any] = {"url": url, "topic": topic, **options}
         with pytest.raises(ConfigurationError, match=reason):
@@ -279,8 +279,8 @@ def test_security_reaches_java() -> None:
     ("query", "reason"),
     [
         ("sasl_mechanism=GSSAPI&sasl_kerberos_service_name=kafka", "sasl_mechanism GSSAPI"),
-        ("security_protocol=SSL&enable_ssl_certificate_verification=false", "checks certificates always"),
+        ("security_protocol=SSL&enable_ssl_certificate_verification=false", "always verifies certificates"),
     ],
 )
-def test_security_that_java_has_not_is_told(query: str, reason: str) -> None:
+def test_security_that_java_does_not_support_is_reported(query: str, reason: str) -> None:
     assert reason in java_properties(KafkaSettings.from_url(f"kafka://host?{query}"))[1]

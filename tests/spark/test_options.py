@@ -67,7 +67,10 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
         ({"columns": "key,key"}, "Option columns names 'key' twice"),
         ({"start": "soon"}, "Option start is 'soon'. It takes \"earliest\""),
         ({"start": "2026-01-31T12:00:00"}, "Option start is '2026-01-31T12:00:00', which has no timezone"),
-        ({"start": "2026-01-31"}, "which has no timezone. Write it as 2026-01-31T00:00:00+00:00, if it is UTC"),
+        (
+            {"start": "2026-01-31"},
+            "which has no timezone. Add the offset, for instance 2026-01-31T00:00:00+00:00 for UTC",
+        ),
         ({"start": '{"0": -1}'}, "Option start has -1 for partition '0'"),
         ({"start": '{"refunds": {"0": 1}}'}, "an offset of topic 'refunds'"),
         ({"topicPattern": "x.*"}, "topic and topicPattern are both given"),

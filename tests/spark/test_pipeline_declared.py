@@ -41,7 +41,7 @@ class Undecoded:
                 "sources": {"a": Source("orders,refunds", Undecoded, options={"columns": "value"})},
                 "dead_letters": TopicSink("dead"),
             },
-            "sources.a: Option columns leaves out topic, and a dead letter tells of which topic it is",
+            "sources.a: Option columns has no topic, and a dead letter needs the topic of its row",
         ),
         ({"url": "nowhere://x"}, "url: "),
         ({"sinks": {"a": FileSink("/checkpoint/a")}}, "sinks.a has the path of checkpoint, or one within the other"),

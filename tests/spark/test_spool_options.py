@@ -38,7 +38,7 @@ def test_wrong_options(options: dict[str, str], told: str) -> None:
 
 
 def test_options_that_need_each_other() -> None:
-    with pytest.raises(ConfigurationError, match=r"Option spool is not given. A subscription needs one"):
+    with pytest.raises(ConfigurationError, match=r"Option spool is not given. Give a directory of this query"):
         SourceOptions.parse({"url": URL, "topic": "orders", "subscription": "spark"})
     with pytest.raises(ConfigurationError, match="Option spool is for a subscription only"):
         SourceOptions.parse({"url": URL, "topic": "orders", "spool": "/spool"})

@@ -169,9 +169,9 @@ def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
 
     assert read("always", "connector") == (10, True)
     assert read("never", "python") == (10, False)
-    with pytest.raises(ConfigurationError, match="that the Python source reads, and Spark's Kafka connector reads now"):
+    with pytest.raises(ConfigurationError, match="on the Python source, and this query uses Spark's Kafka connector"):
         read("always", "python")
-    with pytest.raises(ConfigurationError, match="that Spark's Kafka connector reads, and the Python source"):
+    with pytest.raises(ConfigurationError, match="on Spark's Kafka connector, and this query uses the Python source"):
         read("never", "connector")
     # Nor does a swap of the broker go on with it.
     with pytest.raises(ConfigurationError, match=f"another kind of source: Spark's own of Kafka, of '{topic}'"):

@@ -1,6 +1,6 @@
 """An application that knows no broker: it bills orders, in the order of each customer, from whatever is at a URL.
 
-An order may be broken, and becomes a dead letter; it may be early, and is brought back; when the cause is mended the
+An order may be broken, and becomes a dead letter; it may be early, and is brought back; when the cause is fixed, the
 dead letters are redriven. All that the application does is counted in `Books`.
 """
 
@@ -69,16 +69,16 @@ async def publish(bus: broker.Bus, topic: str, orders: list[Order]) -> None:
     await bus.topic(topic).publish_batch(messages)
 
 
-async def bill_all(bus: broker.Bus, topic: str, books: Books, until: Callable[[], bool], *, mended: bool) -> None:
+async def bill_all(bus: broker.Bus, topic: str, books: Books, until: Callable[[], bool], *, fixed: bool) -> None:
     """Bill what comes until that is true.
 
-    :param mended: the cause of broken orders is gone.
+    :param fixed: the cause of broken orders is gone.
     """
 
     async def bill(message: broker.Message[Order]) -> None:
         order = message.payload
         place = order.customer, order.number
-        if order.broken and not mended:
+        if order.broken and not fixed:
             await message.reject("no such article")
         elif order.early and place not in books.brought_back:
             books.brought_back[place] = time.monotonic()

@@ -33,7 +33,7 @@ async def test_an_application_runs_on_every_broker(backend: str) -> None:
         await publish(bus, topic, ORDERS)
 
         fine = len(ORDERS) - len(BROKEN)
-        await bill_all(bus, topic, books, lambda: books.count == fine, mended=False)
+        await bill_all(bus, topic, books, lambda: books.count == fine, fixed=False)
         wanted = {name: [n for n in range(EACH) if (name, n) not in BROKEN] for name in CUSTOMERS}
         assert books.billed == wanted
         assert set(books.waited) == EARLY
@@ -46,7 +46,7 @@ async def test_an_application_runs_on_every_broker(backend: str) -> None:
 
         redriven = await bus.admin.redrive(f"{topic}.dead")
         assert redriven.moved == len(BROKEN)
-        await bill_all(bus, topic, books, lambda: books.count == len(ORDERS), mended=True)
+        await bill_all(bus, topic, books, lambda: books.count == len(ORDERS), fixed=True)
         for customer, number in BROKEN:
             wanted[customer].append(number)
         assert books.billed == wanted

@@ -9,8 +9,8 @@ over gets no marker; the error depends on what the log may hold:
 | no END was ever given to the producer | `LeaseLost`: the message is redelivered |
 | an END was, and was answered too late or not at all | `SettleError`: the message may be redelivered, or be done |
 
-*ENDs in a transaction.* A tracker reads committed markers in the order of the log, and its clock stands still while an
-open transaction hides part of the log. An END that reached the brokers within its lease is therefore read before that
+*ENDs in a transaction.* A tracker reads committed markers in the order of the log, and its clock stops while an open
+transaction hides part of the log. An END that reached the brokers within its lease is therefore read before that
 lease can be due, whenever its transaction commits. A lease is not renewed once its END is written; a KEEPALIVE that was
 already on its way follows the END, and counts only if the transaction is aborted.
 """

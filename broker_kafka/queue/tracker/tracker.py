@@ -5,7 +5,7 @@ It reads the markers of one subscription. Any number of processes may run one; e
 *Concurrency.* On the loop that opened it; its clients live in threads: one that reads, and one per partition that
 writes. *Exactly once.* A redelivery and its END are one transaction, and the new owner of a partition fences the former
 one before it looks up the end of the log: a process that was suspended or cut off writes nothing afterwards.
-*Failure.* While the brokers are unreachable the clocks stand still, and nothing is redelivered. An error that is not
+*Failure.* While the brokers are unreachable the clocks stop, and nothing is redelivered. An error that is not
 retriable becomes `failure`, and `wait` raises it; trouble of a single partition holds up no other. *Close.* Commits and
 leaves the group, within `CLOSE` seconds without brokers too.
 """

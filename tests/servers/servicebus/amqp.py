@@ -118,7 +118,7 @@ class Amqp(Handler):
         event.transport.sasl().allowed_mechs("ANONYMOUS")
         event.transport.idle_timeout = 0
         if not self._connections:
-            # What was due meanwhile is not this client's: it finds all as it is now.
+            # Timers that were due before this client connected must not affect it.
             self._do_what_is_due()
             self._timer.cancel()
             self._timer = self._reactor.schedule(TICK, self)

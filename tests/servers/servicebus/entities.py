@@ -72,7 +72,7 @@ class Held:
         self.source: str | None = None
 
     def encode(self) -> bytes:
-        """As it is sent to a consumer."""
+        """The message in the form that a consumer receives."""
         annotations = {
             "x-opt-sequence-number": long_(self.sequence),
             "x-opt-enqueue-sequence-number": long_(self.sequence),
@@ -262,7 +262,7 @@ class Entity:
     def accept(self, name: str | None, holder: object) -> str | None:
         """Lock a session, the first free one with messages if none is named; None if there is none.
 
-        :raises Refused: somebody else has it.
+        :raises Refused: another receiver has it.
         """
         if name is None:
             for found, session in self.sessions.items():

@@ -1,4 +1,4 @@
-"""What the double is told to do wrong: throttle, refuse, swallow answers, drop links and connections. Thread-safe.
+"""Faults of the double: throttle, refuse, swallow answers, drop links and connections. Thread-safe.
 
 Tests set it through the administration endpoint, `POST /$double/faults`.
 """

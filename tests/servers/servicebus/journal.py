@@ -1,4 +1,4 @@
-"""What the double keeps over restarts: every change is appended to a file before anybody is told that it was made.
+"""What the double keeps over restarts: every change is appended to a file before it is confirmed.
 
 A kill of the process loses nothing that was written; the machine's power is not what is tested. Used under the
 namespace's lock.

@@ -53,7 +53,7 @@ class Topic:
 
 
 class Namespace:
-    """The double's memory; whoever uses it holds `lock`."""
+    """The double's memory; hold `lock` to use it."""
 
     def __init__(self, directory: Path) -> None:
         self.lock = threading.RLock()

@@ -48,7 +48,7 @@ class Sections:
     def encode(
         self, *, count: int, ttl: int | None, annotations: Mapping[str, bytes], application: Mapping[str, str]
     ) -> bytes:
-        """The message as it is delivered.
+        """The message for a delivery.
 
         :param count: earlier deliveries.
         :param ttl: milliseconds, or None.
@@ -134,7 +134,7 @@ def _walk(raw: bytes) -> Iterator[tuple[int, int, int]]:
             raise ValueError("not a section")
         code, kind = raw[at + 2], raw[at + 3]
         if code in (0x76, 0x77) and kind not in (0xA0, 0xB0, 0xA1, 0xB1, 0xC0, 0xC1, 0xD0, 0xD1):
-            # A value of another type; nothing but a footer may follow, which nobody sends.
+            # A value of another type; nothing but a footer may follow, which no client sends.
             yield code, at, len(raw)
             return
         if kind == _EMPTY_LIST:
