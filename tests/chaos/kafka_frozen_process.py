@@ -2,7 +2,7 @@
 
 It takes COUNT records and says `held`, with their offsets; at a line on its input it commits them. What it says is a
 line of words: `refused` if the commit was refused with LeaseLost, `committed` if not, `lost` and `revoked` with the
-partitions, `warned` of standing still, and then `read` with the offset of each record that it is given, which it
+partitions, `warned` of a suspension, and then `read` with the offset of each record that it is given, which it
 commits at once.
 """
 
@@ -21,7 +21,7 @@ def say(*words: object) -> None:
 
 
 def tell(event: Event) -> None:
-    if isinstance(event, Warned) and "stood still" in event.text:
+    if isinstance(event, Warned) and "was suspended" in event.text:
         say("warned", event.text)
     if isinstance(event, PartitionsLost | PartitionsRevoked):
         say("lost" if isinstance(event, PartitionsLost) else "revoked", *(number for _, number in event.partitions))
