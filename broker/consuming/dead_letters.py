@@ -28,7 +28,7 @@ from typing import Any, Final
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
 from broker.driver.backoff import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
-from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, Place, TellsPlace
+from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, HasPlace, Place
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
 from broker.hooks import DeadLetterFailed, Event, Hooks
 from broker.messages import Message
@@ -229,7 +229,7 @@ def _place(original: Envelope) -> dict[str, str]:
     place = None
     if isinstance(original, Record):
         place = Place(original.partition, original.offset)
-    elif isinstance(original, Message) and isinstance(original.view, TellsPlace):
+    elif isinstance(original, Message) and isinstance(original.view, HasPlace):
         place = original.view.place(original.raw)
     return {} if place is None else {name: str(at) for name, at in place._asdict().items() if at is not None}
 

@@ -21,12 +21,12 @@ from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.in_flight import InFlight, enter, leave
-from broker.consuming.leases import tell_not_renewed
+from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
 from broker.driver.contract import KeepsTries, MessageSource, RetryTopic, Settlement
-from broker.driver.leases import TellsLeaseLeft
+from broker.driver.leases import ReportsLeaseLeft
 from broker.driver.retry_message import letter_of
 from broker.driver.tasks import TaskSet
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
@@ -227,7 +227,7 @@ class FailurePolicy:
             check_seconds("delay", delay, optional=True)
             target = self._retry_writer.for_delay(message, delay)
             if message.begin_settling(Outcome.NACK):
-                await _told(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
+                await _wait_for(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
             return
         if self.in_flight.lose_over is not None:
             self.in_flight.lose_over((message,))
@@ -240,7 +240,7 @@ class FailurePolicy:
         if not self._waits_here(delay):
             await self.in_flight.carry_out(message, self._nacked(message, delay))
         elif (kept := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
-            await _told(kept, message)
+            await _wait_for(kept, message)
 
     async def reject(self, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when its letter is written and it is settled.
@@ -248,7 +248,7 @@ class FailurePolicy:
         :raises LeaseLost, SettleError: it comes again, or may, beside its letter.
         """
         if message.begin_settling(Outcome.REJECT):
-            await _told(self._give_up_soon(message, reason, None, self._tries(message)), message)
+            await _wait_for(self._give_up_soon(message, reason, None, self._tries(message)), message)
 
     def give_up_soon(self, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
@@ -443,7 +443,7 @@ class FailurePolicy:
     def _kept_for(self, message: Message[Any]) -> float:
         """The seconds for which the message can wait in memory; infinite where leases are renewed, or unknown."""
         source = self.in_flight.source
-        return max(0.0, source.lease_left(message)) if isinstance(source, TellsLeaseLeft) else inf
+        return max(0.0, source.lease_left(message)) if isinstance(source, ReportsLeaseLeft) else inf
 
     def _keep(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
         """Has the source store the tries and the delay (`KeepsTries`); None if the source cannot.
@@ -466,7 +466,7 @@ class FailurePolicy:
         if isinstance(error, LeaseLost):
             self.in_flight.lost([message])
             raise error
-        tell_not_renewed(self._hooks.emit, [message], [error])
+        emit_not_renewed(self._hooks.emit, [message], [error])
         raise SettleError(
             f"The tries and the delay of message {message.id!r} of {message.topic!r} may not be stored: "
             f"{error.message}",
@@ -476,7 +476,7 @@ class FailurePolicy:
         ) from error
 
 
-async def _told(task: asyncio.Task[None], message: Message[Any]) -> None:
+async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:
     """Wait for what was begun; that the close cuts it off is an error of it, and cancels nobody who waits.
 
     :raises SettleError: it was cut off.

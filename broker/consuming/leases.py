@@ -16,7 +16,7 @@ from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import Event, Hooks, LeasesNotRenewed
 from broker.messages import Message
 
-__all__ = ["LeaseKeeper", "tell_not_renewed"]
+__all__ = ["LeaseKeeper", "emit_not_renewed"]
 
 _IDLE_TICK: Final = 30.0
 
@@ -82,13 +82,13 @@ class LeaseKeeper:
         except Exception as error:
             results = [BackendError(f"The backend failed to extend: {error}", native=error)] * len(messages)
         # The next tick tries again, before the lease ends.
-        tell_not_renewed(self._hooks.emit, messages, results)
+        emit_not_renewed(self._hooks.emit, messages, results)
         lost = [message for message, result in zip(messages, results, strict=True) if isinstance(result, LeaseLost)]
         if lost:
             self._lost(lost)
 
 
-def tell_not_renewed(
+def emit_not_renewed(
     emit: Callable[[Event], object], messages: Sequence[Message[Any]], results: Sequence[BrokerError | None]
 ) -> None:
     """Emit which of these were not renewed and are not lost; nothing if all were."""

@@ -60,6 +60,7 @@ __all__ = [
     "Bounds",
     "FetchesRuns",
     "Finished",
+    "HasTopicIdentity",
     "KeepsFinished",
     "KeepsTries",
     "Lag",
@@ -71,15 +72,14 @@ __all__ = [
     "RecordSource",
     "RecordSubscription",
     "RedeliversInOrder",
+    "ReportsIdle",
+    "ReportsSpans",
     "RetryTopic",
     "Settlement",
     "SourceListener",
     "Span",
     "Start",
     "SubscriptionInfo",
-    "TellsIdentity",
-    "TellsIdle",
-    "TellsSpans",
     "TopicInfo",
     "TopicPartition",
     "TransactionSpi",
@@ -130,7 +130,7 @@ class Lag:
 
 
 @runtime_checkable
-class TellsIdentity(Protocol):
+class HasTopicIdentity(Protocol):
     """Provisioning that asks the broker less for a topic's identity than for its description; optional."""
 
     async def topic_identity(self, name: str) -> str | None:
@@ -148,7 +148,7 @@ class Span(NamedTuple):
 
 
 @runtime_checkable
-class TellsSpans(Protocol):
+class ReportsSpans(Protocol):
     """A log reader whose offsets do not count records; optional."""
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
@@ -362,7 +362,7 @@ class KeepsFinished(Protocol):
 
 
 @runtime_checkable
-class TellsIdle(Protocol):
+class ReportsIdle(Protocol):
     """A source that may give nothing because others hold what is unread; optional."""
 
     async def is_idle(self, seconds: float) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from broker.errors import BrokerError
 from broker.messages import Message
 
-__all__ = ["LosesOver", "TellsLeaseLeft", "WaitingLeases", "lease_time"]
+__all__ = ["LosesOver", "ReportsLeaseLeft", "WaitingLeases", "lease_time"]
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class LosesOver(Protocol):
 
 
 @runtime_checkable
-class TellsLeaseLeft(Protocol):
+class ReportsLeaseLeft(Protocol):
     """A source in lease mode `fixed` that knows when each lease ends; optional."""
 
     def lease_left(self, message: Message[Any]) -> float:

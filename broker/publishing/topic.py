@@ -150,7 +150,7 @@ class TopicFacade(Generic[T]):
         finally:
             self._calls -= 1
             if self._idle is not None:
-                self._tell_idle(self._idle)
+                self._report_idle(self._idle)
         if len(outcomes) != 1:
             raise _wrong_number(outcomes, 1)
         outcome = cast("Receipt | BrokerError", outcomes[0])
@@ -358,7 +358,7 @@ class TopicFacade(Generic[T]):
         finally:
             self._calls -= 1
             if self._idle is not None:
-                self._tell_idle(self._idle)
+                self._report_idle(self._idle)
         if len(outcomes) != len(messages):
             raise _wrong_number(outcomes, len(messages))
         return outcomes
@@ -377,7 +377,7 @@ class TopicFacade(Generic[T]):
             self._hooks.emit(Published(topic=self.name, outcomes=outcomes, seconds=perf_counter() - started))
         return answers
 
-    def _tell_idle(self, idle: asyncio.Future[None]) -> None:
+    def _report_idle(self, idle: asyncio.Future[None]) -> None:
         if not self._calls and not idle.done():
             idle.set_result(None)
 

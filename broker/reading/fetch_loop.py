@@ -438,7 +438,7 @@ class RecordFetchLoop:
             records = await source.fetch(max_records, max_bytes, _WAIT)
             buffer.add(records)
             if records and self._hooks.listening:
-                self._tell(Counter(record.topic for record in records))
+                self._emit_counts(Counter(record.topic for record in records))
             return bool(records)
 
         if not isinstance(source, FetchesRuns):
@@ -451,12 +451,12 @@ class RecordFetchLoop:
                 counts: Counter[str] = Counter()
                 for run in runs:
                     counts[run.topic] += len(run)
-                self._tell(counts)
+                self._emit_counts(counts)
             return bool(runs)
 
         return fetch_runs
 
-    def _tell(self, counts: Counter[str]) -> None:
+    def _emit_counts(self, counts: Counter[str]) -> None:
         for topic, count in counts.items():
             self._hooks.emit(RecordsReceived(topic=topic, count=count))
 

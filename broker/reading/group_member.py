@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.driver.assignments import Assignments, taken_away
 from broker.driver.commits import Committer, Positions
-from broker.driver.contract import Backend, RecordSource, RecordSubscription, TellsIdle, TopicPartition
+from broker.driver.contract import Backend, RecordSource, RecordSubscription, ReportsIdle, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.reading.fetch_loop import RecordFetchLoop
@@ -52,7 +52,7 @@ class GroupMember:
         if not self._assignments.current() and (held := self._source.assignment()):
             self._assignments.assign(held)
             self._pump.joined()
-        if isinstance(self._source, TellsIdle):
+        if isinstance(self._source, ReportsIdle):
             # It knows by itself whether the group has answered.
             self._pump.joined()
         self._pump.start(self._source)
@@ -70,7 +70,7 @@ class GroupMember:
 
     async def is_idle(self, seconds: float) -> bool:
         """Whether nothing is left to read, after so many seconds in which nothing came."""
-        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
+        return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     # -- commits and positions -----------------------------------------------------------------------------
 

@@ -31,10 +31,10 @@ from broker.driver.contract import (
     KeepsFinished,
     RecordSource,
     RecordSubscription,
+    ReportsIdle,
     RetryTopic,
     Settlement,
     SourceListener,
-    TellsIdle,
     TopicPartition,
 )
 from broker.driver.retry_message import Delivery, record_of
@@ -157,7 +157,7 @@ class RecordsAsMessages:
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
-        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
+        return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     async def close(self) -> None:
         if self._closing:
