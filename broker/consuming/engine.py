@@ -78,7 +78,7 @@ class Engine:
         self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.owner: object | None = None
-        """The consumer, which must be known to its bus for as long as anything runs here, whoever forgets it."""
+        """Keeps the consumer alive, for its bus, as long as a task of this engine runs."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_sources: list[ReportsIdle] = []
         self._asking: asyncio.Task[None] | None = None
@@ -294,8 +294,8 @@ class Engine:
                 try:
                     message.decoded = decode(message.data)
                 except Exception as error:
-                    told = error.message if isinstance(error, DecodeError) else describe(error)
-                    policy_of(message).give_up_soon(message, f"cannot be decoded: {told}", error)
+                    text = error.message if isinstance(error, DecodeError) else describe(error)
+                    policy_of(message).give_up_soon(message, f"cannot be decoded: {text}", error)
                     continue
             message.lease_ends = lease_ends
             admitted.append(message)

@@ -166,7 +166,7 @@ class FailurePolicy:
     def handler_failed(self, message: Message[Any], error: Exception) -> None:
         """Settle a message whose handler raised, by the policy; returns at once.
 
-        Where the handler had settled it, or its lease was lost, there is only to tell of the failure.
+        If the handler had settled it, or its lease was lost, the failure is only reported.
         """
         if message.state is not SettleState.OPEN:
             self._failed_late(message, error)
@@ -304,7 +304,7 @@ class FailurePolicy:
         return None if keeping is None else self._tasks.spawn(keeping)
 
     def _check_delay(self, message: Message[Any], delay: float) -> None:
-        """Whether somebody can keep such a delay.
+        """Whether the broker, a retry topic or this process can keep such a delay.
 
         :raises ConfigurationError: it is not a number of seconds.
         :raises Unsupported: neither the broker nor this process can keep it.
@@ -314,7 +314,7 @@ class FailurePolicy:
         if message.state is SettleState.OPEN and (left := self._kept_for(message)) < min(delay, longest):
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than what is left of the message's lease ({left:,.2f} s)",
-                advice="Ask for a shorter delay, or for none; nobody renews this lease",
+                advice="Ask for a shorter delay, or for none; this lease is not renewed",
             )
         if self.in_flight.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
@@ -404,12 +404,12 @@ class FailurePolicy:
         self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
-        told = "" if error is None else describe(error)
-        # Whoever rejects has waited for the letter, and can wait for this too: else nobody hears of a refusal.
-        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=told), surely=True)
+        text = "" if error is None else describe(error)
+        # The caller has waited for the letter and waits for this too: otherwise a refusal would be lost.
+        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=text), surely=True)
 
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
-        """It was given up, and its lease ended before it was settled; tell those who listen, too."""
+        """Emit that it was given up, and that its lease ended before it was settled."""
         error = LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was given up after its lease was lost")
         logger.warning("%s: it comes again", error.message)
         if self._hooks.listening:
@@ -477,7 +477,7 @@ class FailurePolicy:
 
 
 async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:
-    """Wait for what was begun; that the close cuts it off is an error of it, and cancels nobody who waits.
+    """Wait for a task that goes on if the caller is cancelled; a close that cuts it off is an error, no cancellation.
 
     :raises SettleError: it was cut off.
     """

@@ -1,7 +1,7 @@
-"""Keeps the leases of everything held: one ticker over all messages of a source, no timer per message.
+"""Renews the leases of all messages of a source: one ticker, no timer per message.
 
-Renewal begins in the buffer. From hand-over on, a message is renewed for `max_lease` seconds, or as long as
-`extend` asked for; then it is lost, and given back so that it does not wait for the broker's clock.
+Renewal begins when a message is fetched. After hand-over a message is renewed for `max_lease` seconds, or for as long
+as `extend` asked; then the consumer gives it back, without waiting for the lease to end on the broker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a member of a group holds: its partitions, how far each was handed over, and how far committed.
 
 Pure and synchronous: no I/O, no clock, no lock. Positions are "the next offset to read". Each assignment of a partition
-has a generation of its own, so that a commit for an earlier one is told apart after the partition came back.
+has a generation of its own, so that a commit for an earlier generation is recognised after the partition came back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Held:
     :ivar handed: the position after the last record that was handed over or skipped; None before the first.
     :ivar committed: the highest position that the broker has confirmed to this member, -1 if none.
     :ivar revoking: it is about to be given up: nothing more is handed over, commits still count.
-    :ivar gone: it belongs to somebody else by now: commits are refused.
+    :ivar gone: another member has it: commits are refused.
     :ivar unsaved: something above the committed position was finished since the last commit, and can be stored.
     """
 
@@ -96,7 +96,7 @@ class Assignments:
         self._generation = 0
         self._recent: Held | None = None
         self.taken: list[TopicPartition] = []
-        """Partitions that went away with something handed over and not committed; whoever asks, clears it."""
+        """Partitions that went away with something handed over and not committed; reading clears it."""
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._held.values())

@@ -246,7 +246,7 @@ class GroupMember:
             self._hooks.emit(event)
 
     def warn(self, text: str) -> None:
-        """Tell an operator."""
+        """Warn the operator."""
         logger.warning(text)
         self.event(Warned(text=text))
 
