@@ -216,7 +216,7 @@ class Engine:
             self.end()
 
     def end(self) -> None:
-        """Hand nothing more over, give back what was not handed over, and wake everybody who waits."""
+        """Stop the hand-over, give back what was not handed over, and wake all waiters."""
         if self._ended:
             return
         self._ended = True

@@ -522,7 +522,7 @@ class InFlight:
         await self._fetch_loop.stopped(timeout)
 
     async def close(self, deadline: float) -> None:
-        """Settle what was asked for, then close the source; `stop_fetching` came before."""
+        """Carry out the requested settlements, then close the source; call `stop_fetching` before."""
         self.transacted.close()
         await self._settle_loop.close(deadline)
         if self._lease_keeper is not None:

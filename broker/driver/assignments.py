@@ -108,7 +108,7 @@ class Assignments:
         return self._held.get(partition)
 
     def current(self) -> list[TopicPartition]:
-        """The partitions that are ours and stay ours, as far as known."""
+        """The assigned partitions that are not being revoked."""
         return [partition for partition, held in self._held.items() if not held.revoking]
 
     def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
@@ -125,7 +125,7 @@ class Assignments:
                 raise not_assigned(partition, group, self.current())
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are ours from now on; one that is already keeps its generation."""
+        """Assign these; one that is assigned already keeps its generation."""
         for partition in map(TopicPartition._make, partitions):
             held = self._held.get(partition)
             if held is None or held.revoking:
@@ -136,7 +136,7 @@ class Assignments:
                 self._given_up.discard(partition)
 
     def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[Held]:
-        """These are about to go; the ones among them that are ours."""
+        """Mark these as being revoked; return those that are assigned."""
         going = [held for partition in partitions if (held := self._held.get(partition)) is not None]
         for held in going:
             held.revoking = True

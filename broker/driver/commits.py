@@ -71,7 +71,7 @@ class Committer:
                 raise errors[partition]
 
     async def drain(self, deadline: float) -> bool:
-        """Wait, at most until the loop time `deadline`, for the commits asked for; whether all are answered."""
+        """Wait, at most until the loop time `deadline`, for the requested commits; return whether all are answered."""
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=max(0.0, deadline - self._loop.time()))
         return self._task is None

@@ -207,7 +207,7 @@ class MessageSubscription:
     dead_letter: str | None = None
     """The topic for a backend that dead-letters messages itself: one letter each, in the format of the core."""
     retry_topics: Sequence[RetryTopic] = ()
-    """Delivered likewise, each message when it is due; only where `capabilities.messages.retry_topics` says so."""
+    """Also delivered, each message when it is due; only where `capabilities.messages.retry_topics` is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

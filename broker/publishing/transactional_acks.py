@@ -54,7 +54,7 @@ class TransactedAcks:
         """Write them into the transaction, which is to commit now.
 
         :raises TransactionAborted: one was lost, and the transaction must be undone.
-        :raises BrokerError: one could not be written, likewise.
+        :raises BrokerError: one could not be written, and the transaction must be undone.
         """
         lost = [message for owner, messages in self._messages.items() for message in owner.begin(messages)]
         if lost:

@@ -424,7 +424,7 @@ class RecordFetchLoop:
                 if len(self._buffer):
                     self.wake()
             else:
-                # A source that answers without suspending must not keep the loop from everybody else.
+                # A source that answers without suspending must not block the event loop.
                 await asyncio.sleep(0)
 
     def _fetching_by(self, source: RecordSource) -> Callable[[int, int], Awaitable[bool]]:

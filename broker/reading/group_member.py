@@ -1,8 +1,8 @@
-"""One member of a group: what it holds, its commits and its positions. Implements `RecordListener` for its source.
+"""One member of a group: its partitions, commits and positions. Implements `RecordListener` for its source.
 
-*Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A commit that was asked for
-is carried out all the same. *Failure.* Errors of the source are raised to the caller as they are; those of the
-application's `on_revoking` are a warning, and never keep a partition from being released.
+*Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A requested commit is
+carried out anyway. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking` is a
+warning and does not keep a partition from being released.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class GroupMember:
             self._assignments.give_up(list(self._assignments))
 
     async def drain(self, deadline: float) -> None:
-        """Wait, at most until the loop time `deadline`, for the commits that were asked for."""
+        """Wait, at most until the loop time `deadline`, for the requested commits."""
         await self._committer.drain(deadline)
 
     async def is_idle(self, seconds: float) -> bool:

@@ -325,7 +325,7 @@ class RecordConsumer(Generic[T]):
     async def close(self) -> None:
         """Leave the group; the calls that wait raise Closed, iterations end.
 
-        Waits for the commits that were asked for, at most `close_timeout` seconds in all, and commits nothing by
+        Waits for the requested commits, at most `close_timeout` seconds in all, and commits nothing by
         itself. The group stays. May be called twice; cancelling the caller does not stop it.
         """
         if self._state <= _State.OPENING:
