@@ -1,8 +1,8 @@
 """One member of a group: its partitions, commits and positions. Implements `RecordListener` for its source.
 
 *Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A requested commit is
-carried out anyway. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking` is a
-warning and does not keep a partition from being released.
+carried out anyway. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking`
+is a warning and does not keep a partition from being released.
 """
 
 from __future__ import annotations
