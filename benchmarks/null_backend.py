@@ -32,7 +32,7 @@ class NullBackend:
 
     capabilities = Capabilities(
         backend="null",
-        publish=PublishCapabilities(deduplication=True, tells_duplicates=True),
+        publish=PublishCapabilities(deduplication=True, reports_duplicates=True),
         messages=MessageCapabilities(
             lease=LeaseMode.RENEW,
             lease_seconds=30.0,

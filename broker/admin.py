@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from broker.checks import check_callable, check_count, is_whole, refused
-from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TellsIdentity, TopicInfo, check_start
+from broker.driver.contract import AdminSpi, HasTopicIdentity, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.errors import ConfigurationError, Unsupported
 from broker.names import check_name, known_name
@@ -68,7 +68,7 @@ class AdminFacade:
         :raises TopicNotFound: the topic does not exist.
         """
         check_name(name, "topic")
-        if isinstance(self._spi, TellsIdentity):
+        if isinstance(self._spi, HasTopicIdentity):
             return await self._spi.topic_identity(name)
         return (await self._spi.describe_topic(name)).identity
 

@@ -65,7 +65,7 @@ class PublishCapabilities:
     limits: Limits = Limits()
     deduplication: bool = False
     """The broker drops a second message with the same id within its deduplication window."""
-    tells_duplicates: bool = False
+    reports_duplicates: bool = False
     """`Receipt.duplicate` is True for a message that the broker dropped as a duplicate."""
     deliver_at: bool = False
     ttl: bool = False

@@ -14,8 +14,8 @@ __all__ = [
     "RETRY_LETTER_PREFIX",
     "UNSET",
     "Envelope",
+    "HasPlace",
     "Place",
-    "TellsPlace",
     "View",
     "brief",
     "is_letter",
@@ -83,7 +83,7 @@ class Place(NamedTuple):
 
 
 @runtime_checkable
-class TellsPlace(Protocol):
+class HasPlace(Protocol):
     """A `View` that knows the original positions of its messages; optional."""
 
     def place(self, raw: Any, /) -> Place | None: ...

@@ -65,7 +65,7 @@ class BrokerOptions:
                     letter_attributes=8,
                 ),
                 deduplication=True,
-                tells_duplicates=True,
+                reports_duplicates=True,
                 deliver_at=True,
                 ttl=True,
                 tombstones=True,

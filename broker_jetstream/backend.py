@@ -91,7 +91,7 @@ class JetStreamBackend:
                     letter_attributes=8,
                 ),
                 deduplication=True,
-                tells_duplicates=True,
+                reports_duplicates=True,
                 deliver_at=version >= (2, 12),
                 ttl=version >= (2, 11),
                 tombstones=True,

@@ -42,7 +42,7 @@ _REVOKE_SECONDS: Final = 30.0
 
 
 class KafkaRecordSource(Member[Assignment]):
-    """Implements `RecordSource`, `FetchesRuns`, `KeepsFinished` and `TellsIdle`. Positions live in Kafka.
+    """Implements `RecordSource`, `FetchesRuns`, `KeepsFinished` and `ReportsIdle`. Positions live in Kafka.
 
     :param on_close: called when a close is over.
     """

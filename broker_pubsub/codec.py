@@ -142,7 +142,7 @@ class PubSubView:
     def native(self, raw: Any, /) -> Any:
         return raw
 
-    tells_offsets = False
+    has_offsets = False
     """The ids in `stamps` are not offsets: they are unordered."""
 
     def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:

@@ -79,7 +79,7 @@ class PulsarBackend:
                     letter_attributes=8,
                 ),
                 deliver_at=True,
-                tells_duplicates=True,
+                reports_duplicates=True,
                 tombstones=True,
                 partitions=not alone,
                 ordered_calls=True,

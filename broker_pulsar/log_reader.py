@@ -223,7 +223,7 @@ class PulsarLogReader:
         return found
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """Implements `TellsSpans`: an entry is a batch, and each ledger that has entries is a span."""
+        """Implements `ReportsSpans`: an entry is a batch, and each ledger that has entries is a span."""
         logs = await self._connection.logs(topic)
         if not 0 <= partition < len(logs):
             raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Call `partitions(topic)`")

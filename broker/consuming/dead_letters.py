@@ -1,19 +1,13 @@
-"""Writes letters: messages that must be on the broker before their originals may be settled.
+"""Writes dead letters: the full original with the reason, the error and the origin, cut to the broker's limits.
 
-A failed write is repeated until it succeeds or the consumer closes. A letter that the broker refuses as it is, is made
-smaller in steps. Used on one event loop; cancelling a write leaves its outcome unknown.
+The original stays unsettled, its lease renewed, until its letter is on the broker; the handler does not run again. A
+failed write is repeated until it succeeds or the consumer closes. A letter that the broker refuses is made smaller in
+steps.
 
-Writes dead letters: the full original, and why and whence it came, cut to what the broker takes.
+A broker without history drops a message for which no subscription exists. There, `LetterTopic` creates the redrive
+subscription before the first letter, and again after the topic was deleted.
 
-A failed write is repeated until it succeeds or the consumer closes; the handler does not run again for it, and
-the original stays unsettled, its lease renewed, until its letter is on the broker.
-
-
-The topic that a consumer's dead letters go to, and that each is kept there until it is redriven.
-
-A broker without history keeps a message only for the subscriptions that are there when it comes, and drops what none
-waits for. There the subscription that redrives read is made before the first letter is written, and again before the
-next one if the topic was gone meanwhile.
+*Concurrency.* One event loop. *Cancellation.* A cancelled write leaves its outcome unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ from typing import Any, Final
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
 from broker.driver.backoff import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
-from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, Place, TellsPlace
+from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, HasPlace, Place
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
 from broker.hooks import DeadLetterFailed, Event, Hooks
 from broker.messages import Message
@@ -41,7 +35,7 @@ __all__ = ["DeadLetterWriter", "LetterTopic", "LetterWriter", "MakeLetter", "con
 
 
 MakeLetter = Callable[[InvalidMessage | None], OutboundMessage]
-"""Makes one shape of a letter, told why the shape before was refused."""
+"""Makes one shape of a letter; the argument is the refusal of the shape before."""
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 30.0
@@ -120,7 +114,7 @@ _SHORT_TEXT: Final = 128
 _SHORT_ROOM: Final = 1024
 _NUMBERS: Final = frozenset({DEAD_LETTER_PREFIX + name for name in ("attempts", "partition", "offset")})
 _SHAPES: Final = ((False, False), (True, False), (False, True), (True, True))
-"""Whether a letter tells little, and whether it goes without the original's attributes, in the order of trying."""
+"""Whether a letter is brief, and whether it omits the original's attributes; in the order of trying."""
 
 
 def make_dead_letter(
@@ -136,16 +130,15 @@ def make_dead_letter(
     refused: BrokerError | None = None,
 ) -> OutboundMessage:
     """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time, and
-    partition and offset of where it lay first, as far as the broker tells them.
+    the original's partition and offset, if the broker reports them.
 
-    What the broker's limits leave no room for is cut, the least important first; key, body and the
-    original's own attributes are never touched, unless the letter was refused with them: what a foreign
-    producer wrote may be more than we can write, and `dead-letter-cut` tells why they are missing. `brief` cuts
-    reason and error short, and everything told to what brokers keep free for it. The letter has an id of its own,
-    because a broker that deduplicates would drop the letters of a second subscription, or of a second
+    What exceeds the broker's limits is cut, the least important first. Key, body and the original's attributes stay,
+    unless the letter was refused with the attributes: then `dead-letter-cut` says why they are missing. `brief`
+    shortens reason and error, and all added attributes to the room that brokers reserve for letters. The letter has
+    an id of its own: a broker that deduplicates would drop the letter of a second subscription, or of a second
     failure after a redrive.
     """
-    told = {
+    details = {
         "topic": original.topic,
         "cut": "" if refused is None else f"The attributes, with which it was refused: {refused.message}",
         "reason": reason,
@@ -156,7 +149,7 @@ def make_dead_letter(
         "time": datetime.now(UTC).isoformat(),
         **_place(original),
     }
-    added = {DEAD_LETTER_PREFIX + name: text for name, text in told.items() if text}
+    added = {DEAD_LETTER_PREFIX + name: text for name, text in details.items() if text}
     if brief:
         added = _abridge(added, limits.letter_bytes or _SHORT_ROOM)
     kept = {} if refused else {name: text for name, text in original.attributes.items() if name not in added}
@@ -229,7 +222,7 @@ def _place(original: Envelope) -> dict[str, str]:
     place = None
     if isinstance(original, Record):
         place = Place(original.partition, original.offset)
-    elif isinstance(original, Message) and isinstance(original.view, TellsPlace):
+    elif isinstance(original, Message) and isinstance(original.view, HasPlace):
         place = original.view.place(original.raw)
     return {} if place is None else {name: str(at) for name, at in place._asdict().items() if at is not None}
 
@@ -254,19 +247,19 @@ def _abridge(added: Mapping[str, str], room: int) -> dict[str, str]:
     return brief
 
 
-def _fit(told: dict[str, str], room: int) -> None:
-    """Shorten the last of them first, until all together have room."""
-    for name in reversed(list(told)):
-        excess = sum(_size(pair) for pair in told.items()) - room
+def _fit(texts: dict[str, str], room: int) -> None:
+    """Shorten the last texts first, until all fit into `room` bytes."""
+    for name in reversed(list(texts)):
+        excess = sum(_size(pair) for pair in texts.items()) - room
         if excess <= 0:
             break
-        # A part of a number would be another number.
+        # A truncated number would be another number.
         whole = name in _NUMBERS
-        text = "" if whole else _shorten(told[name], max(0, len(told[name].encode()) - excess))
+        text = "" if whole else _shorten(texts[name], max(0, len(texts[name].encode()) - excess))
         if text:
-            told[name] = text
+            texts[name] = text
         else:
-            del told[name]
+            del texts[name]
 
 
 def _size(pair: tuple[str, str]) -> int:
@@ -291,10 +284,10 @@ class LetterTopic:
         self._kept = False
 
     async def open(self) -> None:
-        """Look whether letters can be written: that is better known before the first message is handled.
+        """Check that letters can be written, before the first message is handled.
 
         :raises NotFound: the topic does not exist.
-        :raises BrokerError: nobody knows.
+        :raises BrokerError: the check failed.
         """
         await self._backend.admin().describe_topic(self._name)
         await self._keep()
@@ -302,7 +295,7 @@ class LetterTopic:
     async def publish(self, letter: OutboundMessage) -> None:
         """Return when the letter is on the broker, and kept.
 
-        :raises BrokerError: it is not, or nobody knows.
+        :raises BrokerError: the letter is not on the broker, or its outcome is unknown.
         """
         await self._keep()
         try:
@@ -315,7 +308,7 @@ class LetterTopic:
         if self._kept or not self._forgets:
             return
         if REDRIVE_SUBSCRIPTION not in await self._backend.admin().list_subscriptions(self._name):
-            # Made as a redrive makes it: what it asks for may be fixed then.
+            # The same options as a redrive uses: a broker may fix them at creation.
             asked = MessageSubscription(
                 topic=self._name,
                 subscription=REDRIVE_SUBSCRIPTION,

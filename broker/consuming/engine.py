@@ -21,7 +21,7 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import MessageSource, SourceListener, TellsIdle
+from broker.driver.contract import MessageSource, ReportsIdle, SourceListener
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
@@ -78,9 +78,9 @@ class Engine:
         self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.owner: object | None = None
-        """The consumer, which must be known to its bus for as long as anything runs here, whoever forgets it."""
+        """Keeps the consumer alive, for its bus, as long as a task of this engine runs."""
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._tell_idle: list[TellsIdle] = []
+        self._idle_sources: list[ReportsIdle] = []
         self._asking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -111,8 +111,8 @@ class Engine:
             self.policies.append(policy)
             self._in_flight.append(policy.in_flight)
             policy.start(source, self.capabilities)
-            if isinstance(source, TellsIdle):
-                self._tell_idle.append(source)
+            if isinstance(source, ReportsIdle):
+                self._idle_sources.append(source)
         self.takers.active()
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
@@ -216,7 +216,7 @@ class Engine:
             self.end()
 
     def end(self) -> None:
-        """Hand nothing more over, give back what was not handed over, and wake everybody who waits."""
+        """Stop the hand-over, give back what was not handed over, and wake all waiters."""
         if self._ended:
             return
         self._ended = True
@@ -294,8 +294,8 @@ class Engine:
                 try:
                     message.decoded = decode(message.data)
                 except Exception as error:
-                    told = error.message if isinstance(error, DecodeError) else describe(error)
-                    policy_of(message).give_up_soon(message, f"cannot be decoded: {told}", error)
+                    text = error.message if isinstance(error, DecodeError) else describe(error)
+                    policy_of(message).give_up_soon(message, f"cannot be decoded: {text}", error)
                     continue
             message.lease_ends = lease_ends
             admitted.append(message)
@@ -320,7 +320,7 @@ class Engine:
         idle = self._loop.time() - self.takers.active_at
         if idle < allowed:
             self._arm_idle_timer(allowed - idle)
-        elif self._tell_idle:
+        elif self._idle_sources:
             self._asking = self._loop.create_task(self._ask_idle(idle), name="broker-consumer-idle")
         else:
             self._end_idle()
@@ -330,7 +330,7 @@ class Engine:
         active_at = self.takers.active_at
         try:
             idle = True
-            for source in self._tell_idle:
+            for source in self._idle_sources:
                 idle = idle and await source.is_idle(seconds)
         except BrokerError as error:
             self._asking = None

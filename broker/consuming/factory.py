@@ -1,4 +1,4 @@
-"""Makes message consumers: checks what was asked for before any I/O, and opens sources and dead letters after.
+"""Makes message consumers: checks the options before any I/O, then opens sources and dead letters.
 
 One per bus, on the loop of the bus. Making a consumer does no I/O; a cancelled opening leaves nothing open.
 """

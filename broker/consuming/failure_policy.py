@@ -21,12 +21,12 @@ from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.in_flight import InFlight, enter, leave
-from broker.consuming.leases import tell_not_renewed
+from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
 from broker.driver.contract import KeepsTries, MessageSource, RetryTopic, Settlement
-from broker.driver.leases import TellsLeaseLeft
+from broker.driver.leases import ReportsLeaseLeft
 from broker.driver.retry_message import letter_of
 from broker.driver.tasks import TaskSet
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
@@ -166,7 +166,7 @@ class FailurePolicy:
     def handler_failed(self, message: Message[Any], error: Exception) -> None:
         """Settle a message whose handler raised, by the policy; returns at once.
 
-        Where the handler had settled it, or its lease was lost, there is only to tell of the failure.
+        If the handler had settled it, or its lease was lost, the failure is only reported.
         """
         if message.state is not SettleState.OPEN:
             self._failed_late(message, error)
@@ -227,7 +227,7 @@ class FailurePolicy:
             check_seconds("delay", delay, optional=True)
             target = self._retry_writer.for_delay(message, delay)
             if message.begin_settling(Outcome.NACK):
-                await _told(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
+                await _wait_for(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
             return
         if self.in_flight.lose_over is not None:
             self.in_flight.lose_over((message,))
@@ -240,7 +240,7 @@ class FailurePolicy:
         if not self._waits_here(delay):
             await self.in_flight.carry_out(message, self._nacked(message, delay))
         elif (kept := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
-            await _told(kept, message)
+            await _wait_for(kept, message)
 
     async def reject(self, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when its letter is written and it is settled.
@@ -248,7 +248,7 @@ class FailurePolicy:
         :raises LeaseLost, SettleError: it comes again, or may, beside its letter.
         """
         if message.begin_settling(Outcome.REJECT):
-            await _told(self._give_up_soon(message, reason, None, self._tries(message)), message)
+            await _wait_for(self._give_up_soon(message, reason, None, self._tries(message)), message)
 
     def give_up_soon(self, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
@@ -304,7 +304,7 @@ class FailurePolicy:
         return None if keeping is None else self._tasks.spawn(keeping)
 
     def _check_delay(self, message: Message[Any], delay: float) -> None:
-        """Whether somebody can keep such a delay.
+        """Whether the broker, a retry topic or this process can keep such a delay.
 
         :raises ConfigurationError: it is not a number of seconds.
         :raises Unsupported: neither the broker nor this process can keep it.
@@ -314,7 +314,7 @@ class FailurePolicy:
         if message.state is SettleState.OPEN and (left := self._kept_for(message)) < min(delay, longest):
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than what is left of the message's lease ({left:,.2f} s)",
-                advice="Ask for a shorter delay, or for none; nobody renews this lease",
+                advice="Ask for a shorter delay, or for none; this lease is not renewed",
             )
         if self.in_flight.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
@@ -404,12 +404,12 @@ class FailurePolicy:
         self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
-        told = "" if error is None else describe(error)
-        # Whoever rejects has waited for the letter, and can wait for this too: else nobody hears of a refusal.
-        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=told), surely=True)
+        text = "" if error is None else describe(error)
+        # The caller has waited for the letter and waits for this too: otherwise a refusal would be lost.
+        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=text), surely=True)
 
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
-        """It was given up, and its lease ended before it was settled; tell those who listen, too."""
+        """Emit that it was given up, and that its lease ended before it was settled."""
         error = LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was given up after its lease was lost")
         logger.warning("%s: it comes again", error.message)
         if self._hooks.listening:
@@ -443,7 +443,7 @@ class FailurePolicy:
     def _kept_for(self, message: Message[Any]) -> float:
         """The seconds for which the message can wait in memory; infinite where leases are renewed, or unknown."""
         source = self.in_flight.source
-        return max(0.0, source.lease_left(message)) if isinstance(source, TellsLeaseLeft) else inf
+        return max(0.0, source.lease_left(message)) if isinstance(source, ReportsLeaseLeft) else inf
 
     def _keep(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
         """Has the source store the tries and the delay (`KeepsTries`); None if the source cannot.
@@ -466,7 +466,7 @@ class FailurePolicy:
         if isinstance(error, LeaseLost):
             self.in_flight.lost([message])
             raise error
-        tell_not_renewed(self._hooks.emit, [message], [error])
+        emit_not_renewed(self._hooks.emit, [message], [error])
         raise SettleError(
             f"The tries and the delay of message {message.id!r} of {message.topic!r} may not be stored: "
             f"{error.message}",
@@ -476,8 +476,8 @@ class FailurePolicy:
         ) from error
 
 
-async def _told(task: asyncio.Task[None], message: Message[Any]) -> None:
-    """Wait for what was begun; that the close cuts it off is an error of it, and cancels nobody who waits.
+async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:
+    """Wait for a task that goes on if the caller is cancelled; a close that cuts it off is an error, no cancellation.
 
     :raises SettleError: it was cut off.
     """

@@ -1,12 +1,12 @@
-"""How many messages to hold ready: about two seconds of measured throughput, so that a slow consumer hoards nothing.
+"""Fetches the messages of one source into the buffer, as many as the consumer's throughput calls for.
 
-Pure: the caller tells the time. go-cloud sizes its queue by the same rule; ours starts at one message
-and at most doubles per fetch, so that a single quick hand-over proves nothing.
+`Prefetch` sets the size of the buffer: about two seconds of measured throughput, as in go-cloud. It starts at one
+message and at most doubles per fetch, so that a slow consumer does not hoard messages. Pure; the caller passes the
+time.
 
-Keeps one source's messages coming: a task that fetches whenever there is demand, and is never cancelled.
-
-It stops when told to, by `interrupt`, so that nothing the broker sent is lost between a fetch and a cancellation.
-Retriable errors are reported and the fetch is repeated after a growing pause; any other error ends the pump.
+`FetchLoop` is the task that fetches while there is demand. *Cancellation.* The fetch is never cancelled: `stop` ends it
+by `interrupt`, and its messages are delivered. *Failure.* A retriable error is reported and the fetch is repeated after
+a growing pause; any other error ends the loop.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _WINDOW: Final = 1.0
 class Prefetch:
     """The target of one consumer's buffer.
 
-    Demand is measured by requests, not by arrivals: a request for the next message shows that the one before
-    is off the consumer's hands. The first requests of idle workers show nothing and are not counted.
+    Demand is measured by requests, not by arrivals: a request for the next message shows that the previous one is done.
+    The first requests of idle workers are not counted.
     """
 
     __slots__ = ("_count", "_fresh", "_idle_workers", "_rate", "_started", "limit", "target")
@@ -46,7 +46,7 @@ class Prefetch:
         self._rate = 0.0
 
     def requested(self, count: int, workers: int) -> None:
-        """The consumer, which works on `workers` messages at once, was given so many."""
+        """A consumer that works on `workers` messages at once got `count` messages."""
         if self._idle_workers is None:
             self._idle_workers = max(count, workers)
         if self._idle_workers:
@@ -58,7 +58,7 @@ class Prefetch:
             self._fresh = True
 
     def update(self, now: float) -> int:
-        """The number of messages that should be ready, as of now; called before each fetch."""
+        """The number of messages that should be ready at the time `now`; called before each fetch."""
         if self._started is None:
             self._started = now
             return self.target
@@ -89,9 +89,9 @@ class FetchLoop:
 
     :param demand: how many messages and bytes may be fetched now; no messages means wait for `poke`.
     :param deliver: takes what was fetched; called on the loop.
-    :param retrying: told of a retriable error and of the pause before the next try.
-    :param failed: told, once, of the error that ended the pump.
-    :param blocked: told, every `blocked_after` seconds, when there has been no demand for at least that long.
+    :param retrying: called with a retriable error and the seconds until the next try.
+    :param failed: called once, with the error that ended the loop.
+    :param blocked: called every `blocked_after` seconds while there has been no demand for at least that long.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class FetchLoop:
             if messages:
                 self._deliver(messages)
             else:
-                # A source that answers without suspending must not keep the loop from everybody else.
+                # A source that answers without suspending must not block the event loop.
                 await asyncio.sleep(0)
 
     async def _wait_for_demand(self) -> None:
@@ -185,7 +185,7 @@ class FetchLoop:
         await wake
 
     def _look(self) -> None:
-        """Every now and then, instead of a timer per wait."""
+        """Runs periodically, instead of one timer per wait."""
         now = self._loop.time()
         if self._no_demand_since is not None and now - self._no_demand_since >= self._blocked_after:
             self._blocked(now - self._no_demand_since)

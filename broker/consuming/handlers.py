@@ -1,15 +1,11 @@
-"""Runs a handler in a context of its own, without the price of a task per message.
+"""The workers behind `receive` and `receive_batches`: take messages, run the handler, settle what it leaves open.
 
-A worker task handles many messages; context variables set by one handler must not be seen by the next. The
-steps of the handler's coroutine are run in a copied context, while it stays part of the worker's task, so
-that cancellation and timeouts act on it as usual.
+One worker handles one message, or one batch, at a time. The handler runs in a copy of the context (`Isolated`), without
+a task of its own, so that one handler's context variables are not seen by the next.
 
-Runs one handler and settles what it leaves open. It may raise anything; only cancellation and the like go on.
-
-The workers behind `receive` and `receive_batches`: tasks that take from an engine, run the handler and settle.
-
-One worker handles one message, or one batch, at a time. A worker that ends by an error ends the others, after
-`close_timeout` seconds at the latest; what a cancelled handler held is given back.
+*Cancellation.* Cancellation and `timeout` act on the handler as on any awaited call; the messages of a cancelled
+handler are released. *Failure.* A handler may raise any `Exception`: the message goes to the retry policy. Any other
+error ends the worker and with it all workers, after at most `close_timeout` seconds.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ class Isolated:
 
 
 class NotAsync(ConfigurationError):
-    """The handler is no coroutine function: no message is to be blamed for that."""
+    """The handler is not a coroutine function; this is no failure of the message."""
 
 
 def check_handler(handler: object) -> None:
@@ -66,7 +62,7 @@ def check_handler(handler: object) -> None:
 
 
 async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
-    """Run a handler in a context of its own, for so many seconds at most."""
+    """Run a handler in a copy of the context, for at most `timeout` seconds."""
     if not hasattr(handling, "__await__"):
         raise NotAsync(
             f"The handler returned {handling!r} instead of an awaitable",
@@ -85,7 +81,7 @@ async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
 
 
 def conclude(message: Message[Any], error: BaseException | None) -> BaseException | None:
-    """Settle what a handler left open; the error that is to go on, such as a cancellation."""
+    """Settle what a handler left open; return the error to raise, such as a cancellation."""
     policy = policy_of(message)
     in_flight = policy.in_flight
     message.in_use = False
@@ -115,9 +111,9 @@ LAST_CHANCE = 1.0
 
 
 async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Let so many workers work until they end or the engine does, and raise the first error of theirs.
+    """Run so many workers until they or the engine end; raise their first error.
 
-    Cancelling it cancels them, and gives them `LAST_CHANCE`.
+    Cancelling the call cancels the workers, which get `LAST_CHANCE` seconds to clean up.
     """
     engine.check()
     cancelled = True
@@ -149,7 +145,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
 
 
 async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
-    """One worker that handles message by message, until the engine has no more to give."""
+    """One worker that handles message by message, until the engine ends."""
     handling = engine.hooks.handling
     timeout = engine.retry.timeout
     while True:
@@ -176,7 +172,7 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
 
 
 async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_messages: int) -> None:
-    """One worker that handles batch by batch, likewise."""
+    """One worker that handles batch by batch, until the engine ends."""
     handling = engine.hooks.handling
     timeout = engine.retry.timeout
     while True:
@@ -208,14 +204,14 @@ def _still(engine: Engine) -> bool:
     try:
         return engine.check()
     except Closed as closed:
-        # Another worker has raised the fatal error, or somebody closed the consumer: both end this one.
+        # Another worker has raised the fatal error, or the consumer was closed: both end this worker.
         if closed.__cause__ is None or engine.takers.workers:
             return False
         raise
 
 
 def _first_error(workers: set[asyncio.Task[None]]) -> BaseException | None:
-    # All are asked, since asyncio complains of those that nobody asked.
+    # Retrieve all exceptions: asyncio logs those that were never retrieved.
     errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
     return next((error for error in errors if error is not None), None)
 

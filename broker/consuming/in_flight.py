@@ -95,8 +95,8 @@ class Flow:
 
 
 def _blocked(topic: str, held: Iterable[Message[Any]], flow: Flow, seconds: float) -> FlowBlocked | None:
-    """Nothing was fetched for so long: who is to blame, if messages were handed over and nobody works on them."""
-    # Buffered messages have not been given to anybody, so nobody forgot them.
+    """No fetch for so long: warn if messages were handed over and no handler works on them."""
+    # Buffered messages were not handed over, so no handler forgot them.
     forgotten = (m for m in held if m.lease_ends is not None and m.state is SettleState.OPEN and not m.in_use)
     oldest = [message for message, _ in zip(forgotten, range(_SHOWN), strict=False)]
     if not oldest:
@@ -128,7 +128,7 @@ def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], s
 def _emit_settled(
     hooks: Hooks, topic: str, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]
 ) -> None:
-    """These were carried out, or refused, which is told elsewhere; nothing if all were refused."""
+    """Report the settlements that were carried out; nothing if all were refused, which is reported elsewhere."""
     nacked = released = refused = 0
     handled: list[Message[Any]] = []
     for settlement, error in zip(settlements, results, strict=True):
@@ -159,7 +159,7 @@ def enter(
 
 
 def leave(message: Message[Any], error: BaseException | None) -> None:
-    """Leave the contexts that were entered, telling them how the handling ended."""
+    """Leave the contexts that were entered, with the error of the handling."""
     scope: ExitStack | None = message.scope
     if scope is None:
         return
@@ -320,7 +320,7 @@ class InFlight:
         self._settle_loop.put(settlement)
 
     def ack_soon(self, message: Message[Any]) -> None:
-        """Ack what a handler that has returned left open; a refusal is an event, since nobody awaits it."""
+        """Ack what a handler that has returned left open; a refusal is an event, since no caller awaits it."""
         if message.state is _OPEN:
             message.state = _SETTLING
             message.outcome = _ACK
@@ -329,7 +329,7 @@ class InFlight:
             self.returned(message)
 
     def returned(self, message: Message[Any]) -> None:
-        """Nobody works on it any more: if it was settled before, the next of its key may follow."""
+        """The handler has returned: if the message was settled before, the next of its key may follow."""
         if self._lanes is not None and self._lanes.returned(message):
             self._takers.settled(len(self.ready))
 
@@ -435,7 +435,7 @@ class InFlight:
                 self._flow.freed(1, bytes_held)
             if message.state is _SETTLED or message.state is _LOST:
                 continue
-            # Before its state is told: an ack that is on its way may be carried out yet.
+            # Before its state is reported: an ack in flight may still be carried out.
             self._give_back_followers(message)
             if self.capabilities.lease is LeaseMode.NONE:
                 # It went with its partition, whose new owner need not leave anything of it to us.
@@ -522,7 +522,7 @@ class InFlight:
         await self._fetch_loop.stopped(timeout)
 
     async def close(self, deadline: float) -> None:
-        """Settle what was asked for, then close the source; `stop_fetching` came before."""
+        """Carry out the requested settlements, then close the source; call `stop_fetching` before."""
         self.transacted.close()
         await self._settle_loop.close(deadline)
         if self._lease_keeper is not None:

@@ -1,7 +1,7 @@
-"""Keeps the leases of everything held: one ticker over all messages of a source, no timer per message.
+"""Renews the leases of all messages of a source: one ticker, no timer per message.
 
-Renewal begins in the buffer. From hand-over on, a message is renewed for `max_lease` seconds, or as long as
-`extend` asked for; then it is lost, and given back so that it does not wait for the broker's clock.
+Renewal begins when a message is fetched. After hand-over a message is renewed for `max_lease` seconds, or for as long
+as `extend` asked; then the consumer gives it back, without waiting for the lease to end on the broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import Event, Hooks, LeasesNotRenewed
 from broker.messages import Message
 
-__all__ = ["LeaseKeeper", "tell_not_renewed"]
+__all__ = ["LeaseKeeper", "emit_not_renewed"]
 
 _IDLE_TICK: Final = 30.0
 
@@ -82,13 +82,13 @@ class LeaseKeeper:
         except Exception as error:
             results = [BackendError(f"The backend failed to extend: {error}", native=error)] * len(messages)
         # The next tick tries again, before the lease ends.
-        tell_not_renewed(self._hooks.emit, messages, results)
+        emit_not_renewed(self._hooks.emit, messages, results)
         lost = [message for message, result in zip(messages, results, strict=True) if isinstance(result, LeaseLost)]
         if lost:
             self._lost(lost)
 
 
-def tell_not_renewed(
+def emit_not_renewed(
     emit: Callable[[Event], object], messages: Sequence[Message[Any]], results: Sequence[BrokerError | None]
 ) -> None:
     """Emit which of these were not renewed and are not lost; nothing if all were."""

@@ -76,7 +76,7 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
     kept = longest_delay(options, capabilities)
     if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
         raise ConfigurationError(
-            f"The retry policy may ask for a delay of {retry.longest:g} s, and nobody can keep more than {kept:g} s",
+            f"The retry policy asks for up to {retry.longest:g} s, above the longest supported delay, {kept:g} s",
             advice="Lower Retry.maximum"
             if capabilities.lease is LeaseMode.FIXED
             else "Lower Retry.maximum or raise max_lease",
@@ -92,7 +92,7 @@ def longest_delay(options: ConsumerOptions, capabilities: MessageCapabilities) -
 
 
 def fitting_retry(retry: Retry | None, capabilities: MessageCapabilities) -> Retry:
-    """The policy of a consumer: where nobody renews a lease, a `maximum` that was left open is half of one at most."""
+    """The policy of a consumer. Where leases are not renewed, an open `maximum` becomes half a lease at most."""
     default = Retry()
     retry = retry or default
     if capabilities.lease is not LeaseMode.FIXED or capabilities.lease_seconds is None:

@@ -1,15 +1,15 @@
-"""The messages that wait to be handed over, in arrival order. Synchronous; used on one event loop.
+"""The messages that wait to be handed over: in arrival order, or ordered by key. Synchronous; used on one event loop.
 
-Key-ordered hand-over: keys run in parallel, the messages of one key strictly one after the other.
+`ArrivalOrder` is first come, first served. `Lanes` runs keys in parallel and hands over the messages of one key
+strictly one after the other; messages without a key are unordered.
 
-A key's lane is taken while its head is handed over and unsettled, and as long as a handler works on what it has settled
-early, or lost the lease of; a failed head blocks its own lane only.
-No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
-comes for a full lane is given back, and later messages of that key with it, until those come again in
-their order; the longer the lane stands still, the later. Messages without a key are unordered. What waits
-behind another of its key is handed over, once that is settled, by the time of its arrival, so that the last of
-many does not queue once for each before it; every second hand-over is for a key that had nothing to wait for.
-Pure but for the clock it is given; used on one event loop.
+- A lane is busy while its head is unsettled, or while a handler still works on a message that was settled or lost. A
+  failed head blocks only its own lane.
+- A lane holds at most its share of the outstanding messages, so that a hot key does not starve the others. A message
+  for a full lane is given back, and later messages of its key too, until these come again in order. The delay grows the
+  longer the lane makes no progress.
+- Lanes whose next message waited for its key are served by the arrival of that message; every second hand-over goes to
+  a key that did not wait.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Ready(Protocol):
     """Decides which message is handed over next."""
 
     def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
-        """Keep these; those that must be given back to the broker instead, and for how many seconds."""
+        """Keep these; return those to give back to the broker instead, each with a delay in seconds."""
         ...
 
     def put_again(self, message: Message[Any]) -> None:
-        """It failed before and its delay is over."""
+        """Put a message whose retry delay is over."""
         ...
 
     def replace(self, message: Message[Any], copy: Message[Any]) -> None:
-        """The copy stands for the message from now on."""
+        """The copy replaces the message from now on."""
         ...
 
     def take(self) -> Message[Any] | None:
@@ -49,23 +49,23 @@ class Ready(Protocol):
         ...
 
     def done(self, message: Message[Any]) -> None:
-        """It was settled for good: what waits behind it may follow."""
+        """The message was settled: the next of its key may follow."""
         ...
 
     def abandon(self, message: Message[Any]) -> list[Message[Any]]:
-        """Its lease ended; what waits behind it and must be given back with it."""
+        """The lease of the message ended; return the later messages of its key, to give back too."""
         ...
 
     def passed_over(self, messages: Sequence[Message[Any]]) -> None:
-        """These were not handed over, and come again: what is put later of their keys is to follow them."""
+        """These were not handed over and come again: later messages of their keys wait for them."""
         ...
 
     def forget(self, message: Message[Any]) -> None:
-        """Expect nothing of what was given back before it, or with it: another consumer has it by now."""
+        """Stop waiting for messages of this key that were given back: another consumer has them."""
         ...
 
     def drain(self) -> list[Message[Any]]:
-        """Everything that waits, taken out."""
+        """Remove and return all waiting messages."""
         ...
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ class _Lane:
         spilled.seen = now
         first = next(iter(self.spilled.values()))
         ahead = self.held + spilled.number - first.number
-        # What comes again is written anew by some brokers, and in vain as long as nothing moves.
+        # Some brokers rewrite a message to redeliver it, which is wasted as long as the lane makes no progress.
         return min(_LONGEST, max(_SHORTEST, ahead * self.pace, (now - self.moved) / 2))
 
 
@@ -216,7 +216,7 @@ class Lanes:
         self._share = share
         self._clock = clock
         self.in_order = False
-        """Whether what was given back comes again in order, so that a follower tells of what was settled before it."""
+        """Whether the broker redelivers in order: a later message then proves that the earlier ones were settled."""
         self._gone_after = max(_GONE_AFTER, (lease or 0.0) + 2 * _LONGEST)
         self._lanes: dict[tuple[str, bytes], _Lane] = {}
         self._ready: deque[_Lane | Message[Any]] = deque()
@@ -306,7 +306,7 @@ class Lanes:
             self._follow(message, lane)
 
     def returned(self, message: Message[Any]) -> bool:
-        """Nobody works on it any more; whether that lets another be handed over."""
+        """The handler has returned; whether another message of the key may be handed over."""
         lane = self._lane(message)
         if lane is None or lane.in_hand is not message:
             return False

@@ -1,8 +1,8 @@
-"""Carries out the settlements of one source, in batches that gather by themselves.
+"""Carries out the settlements of one source in batches.
 
-What is asked for while a `settle` call runs goes with the next one, so a lone ack is not delayed and a flood
-is batched. The pump is a task of the consumer: cancelling whoever asked does not cancel the settlement.
-A source that cannot try at all (it is reconnecting) is asked again until the pump is closed.
+Settlements that are requested while a `settle` call runs form the next batch: a single ack is not delayed, and a flood
+is batched. *Cancellation.* The loop is a task of the consumer: cancelling a caller does not cancel the settlement.
+*Failure.* If the source cannot try at all (it is reconnecting), the call is repeated until the loop is closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SettleLoop:
         self._task = self._loop.create_task(self._run(), name="broker-settle-loop")
 
     def put(self, settlement: Settlement) -> None:
-        """Have it carried out soon; nobody awaits the result but `done`."""
+        """Carry it out soon; only `done` gets the result."""
         self._pending.append(settlement)
         if self._wake is not None:
             self._rouse()
@@ -51,9 +51,9 @@ class SettleLoop:
             self._rouse()
 
     def put_and_wait(self, settlements: Sequence[Settlement]) -> asyncio.Future[None]:
-        """Have these carried out; the future tells the first failure among them, or that the pump was closed before.
+        """Carry these out; the future raises the first error among them, or an error if the loop is closed.
 
-        Cancelling the future disturbs nothing.
+        Cancelling the future does not affect the settlements.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         start = len(self._pending)
@@ -64,7 +64,7 @@ class SettleLoop:
         return future
 
     async def close(self, deadline: float) -> None:
-        """Carry out what was asked for, at most until the loop time `deadline`; the rest is told as not answered."""
+        """Carry out what was requested, at most until the loop time `deadline`; the rest fails as unanswered."""
         self._closing.set()
         if self._wake is not None:
             self._rouse()
@@ -98,7 +98,7 @@ class SettleLoop:
             self._conclude(settlements, results, waiters)
 
     def _leave_rest(self) -> None:
-        """Nobody carries out what waits now: tell those who asked."""
+        """Fail the pending settlements: the loop has ended."""
         settlements, self._pending = self._pending, []
         waiters, self._waiters = self._waiters, []
         if settlements:
@@ -119,7 +119,7 @@ class SettleLoop:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                # Whoever asked may be gone; `done` has reported the failure, so the loop need not.
+                # The caller may be gone; `done` has reported the failure, so asyncio need not log it.
                 future.exception()
 
     async def _carry_out(self, settlements: Sequence[Settlement]) -> Results:

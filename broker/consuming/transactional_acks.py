@@ -1,8 +1,8 @@
-"""Messages of one source that are acked in transactions: held as before until these are over.
+"""Messages of one source that are acked in transactions, until these end. Used on one event loop.
 
-*While the transaction is open* leases are renewed; `max_lease`, the broker or the consumer's close may still take a
-message away, and then its transaction must not commit. *While it commits* the message is left alone. *Undone*, it is
-open again; one that its handler has left by then is settled as if the handler had failed. Used on one event loop.
+While the transaction is open, leases are renewed; the message can still be lost by `max_lease`, by the broker or by the
+consumer's close, and then the transaction must not commit. While the transaction commits, the message is not touched.
+After an abort the message is open again; if its handler has returned, the message is settled as if the handler failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Owner(Protocol):
 
 
 class Transacted:
-    """:param failed: settles a message that nobody works on any more, by the retry policy."""
+    """:param failed: settles a message whose handler has returned, by the retry policy."""
 
     def __init__(self, owner: Owner, failed: Callable[[Message[Any], Exception], None]) -> None:
         self._owner = owner
@@ -77,7 +77,7 @@ class Transacted:
         return [message for message in messages if not _is_ours(message)]
 
     def over(self, messages: Sequence[Message[Any]], error: BrokerError | None) -> None:
-        """They are acked, or `error` tells why nobody knows, or why they are lost."""
+        """They are acked, or `error` says why they are lost or their outcome is unknown."""
         for message in messages:
             self._waiting.pop(message, None)
             self._ending.pop(message, None)
@@ -87,7 +87,7 @@ class Transacted:
         self._owner.concluded([Settlement(message, Outcome.ACK) for message in messages], [error] * len(messages))
 
     def ours(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-        """Those that nobody took back meanwhile."""
+        """Those that were not taken back meanwhile."""
         return [message for message in messages if _is_ours(message)]
 
     def undone(self, messages: Sequence[Message[Any]], error: BaseException) -> None:

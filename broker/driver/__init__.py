@@ -14,6 +14,7 @@ from broker.driver.contract import (
     Bounds,
     FetchesRuns,
     Finished,
+    HasTopicIdentity,
     KeepsFinished,
     KeepsTries,
     Lag,
@@ -25,15 +26,14 @@ from broker.driver.contract import (
     RecordSource,
     RecordSubscription,
     RedeliversInOrder,
+    ReportsIdle,
+    ReportsSpans,
     RetryTopic,
     Settlement,
     SourceListener,
     Span,
     Start,
     SubscriptionInfo,
-    TellsIdentity,
-    TellsIdle,
-    TellsSpans,
     TopicInfo,
     TopicPartition,
     TransactionSpi,
@@ -42,7 +42,7 @@ from broker.driver.contract import (
 )
 from broker.driver.fetching import Waker, take_from
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupMember, GroupReset, PositionChange
-from broker.driver.leases import LosesOver, TellsLeaseLeft, WaitingLeases, lease_time
+from broker.driver.leases import LosesOver, ReportsLeaseLeft, WaitingLeases, lease_time
 from broker.driver.limits import MessageLimits, message_size
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
 from broker.driver.shared import SharedResource
@@ -91,6 +91,7 @@ __all__ = [
     "GroupInfo",
     "GroupMember",
     "GroupReset",
+    "HasTopicIdentity",
     "Held",
     "Histogram",
     "Hooks",
@@ -123,6 +124,9 @@ __all__ = [
     "RecordsAsMessages",
     "RecordsOfRuns",
     "RedeliversInOrder",
+    "ReportsIdle",
+    "ReportsLeaseLeft",
+    "ReportsSpans",
     "RetryTopic",
     "Settlement",
     "SharedResource",
@@ -131,10 +135,6 @@ __all__ = [
     "Start",
     "SubscriptionInfo",
     "TaskSet",
-    "TellsIdentity",
-    "TellsIdle",
-    "TellsLeaseLeft",
-    "TellsSpans",
     "TopicInfo",
     "TopicPartition",
     "TracksQueues",

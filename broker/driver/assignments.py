@@ -1,7 +1,7 @@
 """What a member of a group holds: its partitions, how far each was handed over, and how far committed.
 
 Pure and synchronous: no I/O, no clock, no lock. Positions are "the next offset to read". Each assignment of a partition
-has a generation of its own, so that a commit for an earlier one is told apart after the partition came back.
+has a generation of its own, so that a commit for an earlier generation is recognised after the partition came back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Held:
     :ivar handed: the position after the last record that was handed over or skipped; None before the first.
     :ivar committed: the highest position that the broker has confirmed to this member, -1 if none.
     :ivar revoking: it is about to be given up: nothing more is handed over, commits still count.
-    :ivar gone: it belongs to somebody else by now: commits are refused.
+    :ivar gone: another member has it: commits are refused.
     :ivar unsaved: something above the committed position was finished since the last commit, and can be stored.
     """
 
@@ -96,7 +96,7 @@ class Assignments:
         self._generation = 0
         self._recent: Held | None = None
         self.taken: list[TopicPartition] = []
-        """Partitions that went away with something handed over and not committed; whoever asks, clears it."""
+        """Partitions that went away with something handed over and not committed; reading clears it."""
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._held.values())
@@ -108,7 +108,7 @@ class Assignments:
         return self._held.get(partition)
 
     def current(self) -> list[TopicPartition]:
-        """The partitions that are ours and stay ours, as far as known."""
+        """The assigned partitions that are not being revoked."""
         return [partition for partition, held in self._held.items() if not held.revoking]
 
     def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
@@ -125,7 +125,7 @@ class Assignments:
                 raise not_assigned(partition, group, self.current())
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are ours from now on; one that is already keeps its generation."""
+        """Assign these; one that is assigned already keeps its generation."""
         for partition in map(TopicPartition._make, partitions):
             held = self._held.get(partition)
             if held is None or held.revoking:
@@ -136,7 +136,7 @@ class Assignments:
                 self._given_up.discard(partition)
 
     def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[Held]:
-        """These are about to go; the ones among them that are ours."""
+        """Mark these as being revoked; return those that are assigned."""
         going = [held for partition in partitions if (held := self._held.get(partition)) is not None]
         for held in going:
             held.revoking = True

@@ -1,8 +1,8 @@
-"""Carries out commits: one call to the source at a time, later wishes joined into the next one.
+"""Carries out commits: one call to the source at a time, later requests joined into the next call.
 
 *Concurrency.* Calls may overlap; positions of a partition reach the broker in rising order, and never fall.
-*Cancellation.* A commit that was asked for is carried out even if its caller is cancelled; a failure that nobody is
-left to hear becomes a `Warned` event. *Failure.* Each caller gets the error of its own partitions; nothing is
+*Cancellation.* A requested commit is carried out even if its caller is cancelled; a failure without a
+caller becomes a `Warned` event. *Failure.* Each caller gets the error of its own partitions; nothing is
 repeated here.
 """
 
@@ -71,7 +71,7 @@ class Committer:
                 raise errors[partition]
 
     async def drain(self, deadline: float) -> bool:
-        """Wait, at most until the loop time `deadline`, for the commits asked for; whether all are answered."""
+        """Wait, at most until the loop time `deadline`, for the requested commits; return whether all are answered."""
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=max(0.0, deadline - self._loop.time()))
         return self._task is None

@@ -1,37 +1,32 @@
-"""What brokers say of topics, subscriptions and logs, for every backend; and who answers in short.
+"""The contract between the core and a backend. Small and batch first; applications use other protocols.
 
-What a backend implements. Small, batch first, and not the protocols that applications use. Its contract:
+*Loop.* Every call comes from the event loop in which `Backend.open` ran. A thread or callback of the client library
+must not call the core: an exception raised in a callback can end the process. The callback appends to a queue and wakes
+the loop.
 
-*Loop.* Every call comes from the one event loop in which `Backend.open` ran. A client library's thread
-or callback must not call back into the core: it appends to a queue and wakes the loop, because an
-exception raised inside such a callback can end the process.
+*Fetch.* One `fetch` of a source runs at a time and is never cancelled: `interrupt()` ends it, and the messages it has
+are its result. `fetch` returns as soon as it has a message: at most `max_messages`, and at most `max_bytes` except for
+a single larger message. After `wait` seconds without a message it returns an empty list, which means idle and nothing
+else. `fetch` does not raise for idleness and drops nothing that it took from the broker: an error that occurs after
+some messages is raised by the next call.
 
-*Fetch.* One `fetch` of a source runs at a time, and it is never cancelled: `interrupt()` ends it, and what
-it had by then comes back as its result. It returns as soon as it has anything, at most `max_messages`
-and, but for one message, at most `max_bytes`; with nothing after `wait` seconds it returns an empty list,
-which means idle and nothing else. It never raises for idleness and never drops what it took from the
-broker: an error is raised by the next call, after what came before it was handed over.
+*Concurrency.* `settle`, `extend`, `commit`, `pause`, `resume` and `seek` may be called during a fetch and during each
+other; the backend serialises what its client cannot do in parallel. `settle` is not cancelled either. Calls after
+`close` raise `Closed`.
 
-*Concurrency.* `settle`, `extend`, `commit`, `pause`, `resume` and `seek` may be called while a fetch runs,
-and each other; the backend serialises what its client cannot do in parallel. `settle` is not cancelled
-either. Calls after `close` raise `Closed`.
+*Errors.* A backend raises only the classes of `broker.errors`, with the client's exception as `native`. `retriable`
+decides what the core does: a retriable error of `fetch` is reported as an event, and the fetch is repeated after a
+pause; any other error stops the consumer. Failed authentication raises `AuthenticationFailed`, also if the client
+reports a time-out. `settle`, `publish` and `commit` return one error per item, so that a bad item does not fail its
+batch; they raise only if nothing was tried. A client that reconnects by itself does so; the backend reports it with
+`listener.event`.
 
-*Errors.* A backend raises the classes of `broker.errors` and nothing else, with the client's exception as
-`native`. `retriable` decides what the core does: a retriable error of `fetch` is reported as an event and
-the fetch is repeated after a pause; any other stops the consumer. Authentication failures are told as
-such, even if the client says time-out. `settle`, `publish` and `commit` return an error per item instead of
-raising, so that one bad item does not take its batch with it; they raise only if nothing was tried.
-A backend whose client reconnects by itself lets it, and reports through `listener.event`.
+*Delivery.* The core owns what `fetch` returned until it is settled; a backend forgets none of it. When a backend learns
+that messages or partitions are lost, it calls `listener.lost` at once. A source with `redelivers_in_order = True`
+redelivers a key from its first lost or unsettled message on.
 
-*Delivery.* What `fetch` returned is the core's until it is settled: a backend forgets nothing of it. If a
-backend learns that messages or partitions are no longer ours it calls `listener.lost` in that moment. What
-a source with `redelivers_in_order = True` lost or could not settle comes again from the first of its key on.
-
-*Close.* `close` gives back at once what was fetched and not settled wherever the broker allows it, and waits
-for nothing else. It deletes nothing there but an ephemeral subscription. It may be called twice, or after a failure.
-
-
-Checks where a new subscription or group is to begin. Pure.
+*Close.* `close` gives back at once what was fetched and not settled, where the broker allows it, and waits for nothing
+else. It deletes nothing on the broker except an ephemeral subscription. It may be called twice, and after a failure.
 """
 
 from __future__ import annotations
@@ -60,6 +55,7 @@ __all__ = [
     "Bounds",
     "FetchesRuns",
     "Finished",
+    "HasTopicIdentity",
     "KeepsFinished",
     "KeepsTries",
     "Lag",
@@ -71,15 +67,14 @@ __all__ = [
     "RecordSource",
     "RecordSubscription",
     "RedeliversInOrder",
+    "ReportsIdle",
+    "ReportsSpans",
     "RetryTopic",
     "Settlement",
     "SourceListener",
     "Span",
     "Start",
     "SubscriptionInfo",
-    "TellsIdentity",
-    "TellsIdle",
-    "TellsSpans",
     "TopicInfo",
     "TopicPartition",
     "TransactionSpi",
@@ -90,10 +85,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
-    """What the broker says of a topic.
+    """The description of a topic.
 
-    :ivar identity: another one after the topic was deleted and made again, whose offsets mean other records; None
-        where the broker does not tell.
+    :ivar identity: changes when the topic is deleted and recreated, because offsets then mean other records; None where
+        the broker has none.
     """
 
     name: str
@@ -106,7 +101,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionInfo:
-    """What the broker says of a subscription or group."""
+    """The description of a subscription or group."""
 
     topic: str
     name: str
@@ -118,9 +113,9 @@ class Lag:
     """How far behind a subscription is.
 
     :ivar waiting: messages, or records, not delivered yet.
-    :ivar unsettled: delivered and not settled; None where the broker does not tell.
+    :ivar unsettled: delivered and not settled; None where the broker does not report them.
     :ivar partitions: records behind per partition, for a record group.
-    :ivar current: whether it is as of now; else the broker tells what was some minutes ago.
+    :ivar current: False if the broker reports values that are some minutes old.
     """
 
     waiting: int
@@ -130,11 +125,11 @@ class Lag:
 
 
 @runtime_checkable
-class TellsIdentity(Protocol):
-    """Provisioning that asks the broker less for a topic's identity than for its description; optional."""
+class HasTopicIdentity(Protocol):
+    """An admin that reads a topic's identity with fewer requests than its description; optional."""
 
     async def topic_identity(self, name: str) -> str | None:
-        """What `describe_topic` has as `identity`. :raises TopicNotFound: there is none."""
+        """`describe_topic(name).identity`. :raises TopicNotFound: the topic does not exist."""
         ...
 
 
@@ -148,11 +143,11 @@ class Span(NamedTuple):
 
 
 @runtime_checkable
-class TellsSpans(Protocol):
+class ReportsSpans(Protocol):
     """A log reader whose offsets do not count records; optional."""
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """Where between two positions records lie now, rising; what retention removed is left out."""
+        """The spans between two positions that hold records now, rising; without what retention removed."""
         ...
 
 
@@ -183,7 +178,7 @@ class RetryTopic(NamedTuple):
 
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
-    """One message and what is to become of it."""
+    """One message and its outcome."""
 
     message: Message[Any]
     outcome: Outcome
@@ -191,7 +186,7 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     """Seconds, for NACK and RELEASE; never above `capabilities.messages.native_delay`."""
     reason: str = ""
     error: str = ""
-    """For REJECT: why, and what the handler raised last, if it did; of a NACK, only the latter."""
+    """The last error of the handler, if it raised; for REJECT and NACK. `reason` is only for REJECT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +203,11 @@ class MessageSubscription:
     max_outstanding: int = 1000
     """The most messages the core will hold unsettled, for the broker's own bound; the core enforces it anyway."""
     max_deliveries: int | None = None
-    """The core gives up after so many deliveries; the broker's own limit must lie above it, or be off."""
+    """The core gives up after so many deliveries; the broker's own limit must be higher, or off."""
     dead_letter: str | None = None
-    """Where to, for a backend that itself gives up what outlives its consumers: once each, and told as by the core."""
+    """The topic for a backend that dead-letters messages itself: one letter each, in the format of the core."""
     retry_topics: Sequence[RetryTopic] = ()
-    """Delivered likewise, each message when it is due; only where `capabilities.messages.retry_topics` says so."""
+    """Also delivered, each message when it is due; only where `capabilities.messages.retry_topics` is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,18 +219,18 @@ class RecordSubscription:
     start: Start = "earliest"
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     whole: Collection[str] = ()
-    """Those of the topics that a new group reads from their first record on, whatever `start` says."""
+    """Topics that a new group reads from the first record on, regardless of `start`."""
 
 
 class SourceListener(Protocol):
-    """What a source tells the core between fetches; called on the loop, returns at once."""
+    """The core's callbacks for a message source; called on the loop, return at once."""
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
-        """These are no longer ours: the broker gives them to somebody again."""
+        """These messages are lost: the broker delivers them again, to this or another consumer."""
         ...
 
     def passed_over(self, messages: Sequence[Message[Any]]) -> None:
-        """These were taken and come again, for their leases are over; later ones of their keys wait for them."""
+        """The leases of these ended before hand-over. They come again; later messages of their keys wait for them."""
         ...
 
     def event(self, event: Event) -> None:
@@ -244,19 +239,19 @@ class SourceListener(Protocol):
 
 
 class RecordListener(Protocol):
-    """What a record source tells the core of its partitions."""
+    """The core's callbacks for a record source."""
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are ours from now on; their records may follow."""
+        """These partitions are assigned; their records may follow."""
         ...
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        """These are about to go. The source awaits this, at most until the loop time `deadline`, before it lets
-        them go; commits of them are still possible meanwhile, and none of their records is fetched any more."""
+        """These partitions are being revoked. The source awaits this call, at most until the loop time `deadline`,
+        before it releases them. Commits are still possible; their records are no longer fetched."""
         ...
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are gone already: another member may read them now, and commits of them are refused."""
+        """These partitions are lost: another member may read them, and commits are refused."""
         ...
 
     def event(self, event: Event) -> None: ...
@@ -268,12 +263,12 @@ class MessageSource(Protocol):
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]: ...
 
     def interrupt(self) -> None:
-        """End the running fetch, if any, with what it has."""
+        """End the running fetch, if any; it returns what it has."""
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """Carry these out; one entry each: None, or why it failed. LeaseLost says that the message comes again. Where
-        acks are not confirmed, None means that it was sent."""
+        """Settle these; one entry each: None, or the error. LeaseLost means that the message comes again. Without
+        confirmed acks None means sent."""
         ...
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
@@ -362,7 +357,7 @@ class KeepsFinished(Protocol):
 
 
 @runtime_checkable
-class TellsIdle(Protocol):
+class ReportsIdle(Protocol):
     """A source that may give nothing because others hold what is unread; optional."""
 
     async def is_idle(self, seconds: float) -> bool:
@@ -445,7 +440,7 @@ class AdminSpi(Protocol):
     async def list_subscriptions(self, topic: str) -> Sequence[str]: ...
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo: ...
     async def purge(self, topic: str) -> int | None:
-        """Remove all messages; how many there were, if the broker tells."""
+        """Remove all messages; return their number, or None if the broker does not report it."""
         ...
 
     async def lag(self, topic: str, subscription: str) -> Lag: ...

@@ -1,7 +1,4 @@
-"""What one task waits on until something has happened or time is up, as a source's `fetch` does.
-
-What a source holds in memory until it is fetched. Pure.
-"""
+"""Helpers for a source's `fetch`: wait for a message or a timeout, and take messages from a buffer."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class Waker:
 
     An `asyncio.Event` within an `asyncio.timeout` does the same for half as much CPU time again, at every burst.
 
-    :ivar waiter: None while nobody waits; paths that run for every message look here before they call `wake`.
+    :ivar waiter: None while no task waits; hot paths look here before they call `wake`.
     """
 
     __slots__ = ("waiter",)
@@ -28,7 +25,7 @@ class Waker:
         self.waiter: asyncio.Future[None] | None = None
 
     async def wait(self, seconds: float) -> None:
-        """Until the next `wake`, or for so many seconds. What was woken before does not count: look, then wait."""
+        """Wait for the next `wake`, at most `seconds`. An earlier `wake` does not count: look first, then wait."""
         loop = asyncio.get_running_loop()
         self.waiter = loop.create_future()
         timer = loop.call_later(seconds, self.wake)
@@ -39,7 +36,7 @@ class Waker:
             self.waiter = None
 
     def wake(self) -> None:
-        """End the wait; nothing happens if nobody waits."""
+        """End the wait; does nothing if no task waits."""
         if (waiter := self.waiter) is not None:
             self.waiter = None
             if not waiter.done():

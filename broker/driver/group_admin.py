@@ -1,4 +1,4 @@
-"""Administration of consumer groups: what a backend may implement besides `AdminSpi`, and what it tells.
+"""Administration of consumer groups: what a backend may implement besides `AdminSpi`, and its results.
 
 A backend with `capabilities.records.group_admin` has an admin object that implements `GroupAdminSpi` too. All calls may
 be repeated. A reset or a deletion is refused while the group has members, because these would undo it.
@@ -94,7 +94,7 @@ class GroupAdminSpi(Protocol):
         ...
 
     async def reset_group(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
-        """Put the positions elsewhere, or only tell where to; by topic and partition.
+        """Move the positions, or only report the new ones; by topic and partition.
 
         A group that does not exist is made if topics are named.
 

@@ -1,12 +1,8 @@
-"""What a message source may do about leases besides renewing them, and the clock that leases are measured by.
+"""Leases on the side of a message source: optional protocols, the clock, and the renewal of fetched messages.
 
-Optional parts of the contract; the core looks whether a source has them. They are called on the loop;
+The core looks whether a source implements `LosesOver` or `ReportsLeaseLeft`, and calls them on the loop. The core
+renews only what it was given: `WaitingLeases` renews what a source has received and no `fetch` has returned.
 `lease_time` is safe from any thread.
-
-Keeps the leases of what a source has received and no fetch has taken: the core renews only what it was given.
-
-A source that asks for no more than a fetch has room for holds little between fetches, and mostly nothing, so that this
-costs it a look at a timer.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from broker.errors import BrokerError
 from broker.messages import Message
 
-__all__ = ["LosesOver", "TellsLeaseLeft", "WaitingLeases", "lease_time"]
+__all__ = ["LosesOver", "ReportsLeaseLeft", "WaitingLeases", "lease_time"]
 
 
 @runtime_checkable
@@ -31,15 +27,15 @@ class LosesOver(Protocol):
     """A source that knows when leases end, also of what was not renewed in time; optional."""
 
     def lose_over(self, messages: Sequence[Message[Any]]) -> None:
-        """These are about to be handed over: tell `listener.lost` of those whose leases are over, others with them.
+        """Called before hand-over: report messages whose leases are over, and others with them, to `listener.lost`.
 
-        Called for each hand-over, of one message or many: it is quick, and does no I/O.
+        Called for each hand-over, of one message or many; must be quick and do no I/O.
         """
         ...
 
 
 @runtime_checkable
-class TellsLeaseLeft(Protocol):
+class ReportsLeaseLeft(Protocol):
     """A source in lease mode `fixed` that knows when each lease ends; optional."""
 
     def lease_left(self, message: Message[Any]) -> float:
@@ -53,7 +49,7 @@ lease_time: Final[Callable[[], float]] = (
 )
 """Seconds by a clock that goes on while the machine is suspended, as that of the brokers does.
 
-A loop's clock stands still then: who wakes would take a lease that others have by now for its own. Elsewhere than on
+The clock of an event loop stops meanwhile: after a suspension an expired lease would look valid. On other systems than
 Linux it is `time.monotonic`.
 """
 
@@ -70,7 +66,7 @@ class WaitingLeases:
     :param name: of the source, for the log.
     :param lease_seconds: that the broker grants; infinity if nothing is ever taken back.
     :param waiting: what waits now.
-    :param extend: renews these, as `MessageSource.extend`; what it says of each is logged, and tried again.
+    :param extend: renews these, as `MessageSource.extend`; failures are logged, and the next tick tries again.
     """
 
     def __init__(

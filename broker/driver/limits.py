@@ -1,7 +1,7 @@
 """What the broker cannot take is refused here, before anything is sent: emulators and some servers check nothing.
 
 Pure and synchronous; made once per topic from the backend's capabilities. A check raises and changes
-nothing, so a refused message leaves no trace. One honest refusal replaces silent cuts and ignored wishes.
+nothing, so a refused message leaves no trace. A refusal replaces silent cuts and ignored options.
 The bounds of what waits to be sent are here too.
 """
 

@@ -1,7 +1,7 @@
 """Queues whose messages are tracked by processes of ours: what a backend may implement besides `Backend`.
 
-Where a broker has no leases of its own, somebody has to watch for those that end. Consumers do so themselves; a tracker
-that runs alone goes on while there are none.
+On a broker without leases, a process has to watch for leases that end. Consumers do so while they run; a separate
+tracker also works while no consumer runs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class QueuedMessage:
     """A message of a queue that is not done.
 
     :ivar topic: where the message lies, with `partition` and `offset`.
-    :ivar state: `ready` if nobody has taken it; else as of an `OpenLease`.
+    :ivar state: `ready` if no consumer has it; else the state of an `OpenLease`.
     :ivar attempt: how many deliveries of it count; 0 if it had none.
     :ivar due_in: seconds until it comes again, below 0 if it should have; None if it is ready.
     :ivar id: as consumers see it.
@@ -121,7 +121,7 @@ class PurgedQueue:
     """What a purge drops.
 
     :ivar open: messages that were handed out and not done.
-    :ivar ready: messages that nobody had taken; log entries, where there are more than are worth reading.
+    :ivar ready: messages that no consumer had; log entries, where there are more than are worth reading.
     """
 
     open: int
@@ -141,15 +141,15 @@ class TracksQueues(Protocol):
         ...
 
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
-        """The messages that are handed out and not done, by age. It reads the state there is and disturbs nobody.
+        """The messages that are handed out and not done, by age. Read-only; it does not affect consumers.
 
         :raises NotFound: the subscription has no such state.
         """
         ...
 
     async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
-        """Messages that are not done, at most so many: those that are handed out, by age, then those that nobody has
-        taken, by time. It reads what is there and disturbs nobody.
+        """Messages that are not done, at most so many: those that are handed out, by age, then those that no consumer
+        has, by time. Read-only; it does not affect consumers.
 
         :raises NotFound: the subscription has no such state.
         """

@@ -1,6 +1,6 @@
-"""What a message tells while it waits on a retry topic, and how a record that is delivered again carries it. Pure.
+"""The attributes of a message that waits on a retry topic, and how a redelivered record carries them. Pure.
 
-A message on a retry topic is the original with attributes that tell when it is due and whence it came. Who reads it
+A message on a retry topic is the original with attributes for its due time and its origin. A reader
 sees the original: its id, attributes, and how often it was delivered.
 """
 
@@ -34,7 +34,7 @@ _DIGITS: Final = 40
 
 
 class RetryLetter(NamedTuple):
-    """What a message on a retry topic tells of its original."""
+    """What a message on a retry topic says of its original."""
 
     id: str
     attributes: Mapping[str, str]
@@ -59,7 +59,7 @@ class Delivery(NamedTuple):
     returns: int
     """How often it was given back or failed before."""
     letter: RetryLetter | None = None
-    """What it told, if it is one of a retry topic: then its original is shown."""
+    """The retry attributes, if the record is from a retry topic; its original is shown then."""
 
 
 def record_of(message: Message[Any]) -> Delivery:
@@ -69,7 +69,7 @@ def record_of(message: Message[Any]) -> Delivery:
 
 
 def letter_of(message: Message[Any]) -> RetryLetter | None:
-    """What the message told when it came from a retry topic."""
+    """The retry attributes of a message that came from a retry topic."""
     raw = message.raw
     return raw.letter if type(raw) is Delivery else None
 
@@ -83,7 +83,7 @@ def place_of(message: Message[Any]) -> tuple[str, str]:
 
 
 def origin_of(delivery: Delivery) -> Place | None:
-    """Where the original of a record lay first; None if the letter does not tell."""
+    """Where the original of a record lay first; None if the letter does not say."""
     record, letter = delivery.record, delivery.letter
     if letter is None:
         return Place(record.partition, record.offset)
@@ -110,7 +110,7 @@ def make_retry_letter(
     """The original with `retry-letter-*` attributes.
 
     Key, body and the original's own attributes are never touched: a handler is to see what it saw before. `brief`
-    leaves out what nobody needs to bring the message back. The letter has an id of its own, because a broker that
+    leaves out what is not needed to bring the message back. The letter has an id of its own, because a broker that
     deduplicates would take the second letter of a message for the first.
     """
     needed = {
@@ -121,8 +121,13 @@ def make_retry_letter(
         "failures": str(failures),
         "step": str(step),
     }
-    told = {"partition": place[0], "offset": place[1], "subscription": subscription, "reason": reason[:_LONGEST_TEXT]}
-    added = needed if brief else needed | {name: text for name, text in told.items() if text}
+    details = {
+        "partition": place[0],
+        "offset": place[1],
+        "subscription": subscription,
+        "reason": reason[:_LONGEST_TEXT],
+    }
+    added = needed if brief else needed | {name: text for name, text in details.items() if text}
     own = {name: text for name, text in original.attributes.items() if not name.startswith(RETRY_LETTER_PREFIX)}
     return OutboundMessage(
         original.data,
@@ -135,22 +140,22 @@ def make_retry_letter(
 
 
 def read_retry_letter(attributes: Mapping[str, str]) -> RetryLetter | None:
-    """What a message on a retry topic tells; None if it is no such letter, or one that cannot be read."""
-    told = {
+    """The retry attributes of a message; None if there are none, or they cannot be read."""
+    found = {
         name.removeprefix(RETRY_LETTER_PREFIX): text
         for name, text in attributes.items()
         if name.startswith(RETRY_LETTER_PREFIX)
     }
     try:
-        due = datetime.fromisoformat(told["due"])
+        due = datetime.fromisoformat(found["due"])
         return RetryLetter(
-            told["id"],
+            found["id"],
             {name: text for name, text in attributes.items() if not name.startswith(RETRY_LETTER_PREFIX)},
             due.timestamp(),
-            max(0, int(told["attempts"])),
-            max(0, int(told["failures"])),
-            max(0, int(told["step"])),
-            (told.get("partition", ""), told.get("offset", "")),
+            max(0, int(found["attempts"])),
+            max(0, int(found["failures"])),
+            max(0, int(found["step"])),
+            (found.get("partition", ""), found.get("offset", "")),
         )
     except (KeyError, ValueError, OverflowError):
         return None

@@ -57,7 +57,7 @@ _WORDS: Final[Mapping[object, str]] = {
 
 
 class Form:
-    """Metadata of a field of text: a form that its text has, which is told in words and not as a pattern.
+    """Metadata of a field of text: a form of its text, described in words and not as a pattern.
 
     `name: Annotated[str | None, Form(r"[a-z]+", "lower-case letters")] = None`. Immutable, safe from any thread.
 
@@ -174,7 +174,7 @@ class BackendSettings(BaseModel):
     description each, and overrides `url_values` to say what user, hosts and path of a URL mean. Fields
     are the URL's query parameters by the same names. A list is split by commas in URLs and in the environment.
 
-    :raises UnknownSetting: a field of that name does not exist; tells the nearest.
+    :raises UnknownSetting: a field of that name does not exist; the error names the nearest.
     :raises InvalidSetting: a value cannot be used.
     """
 
@@ -280,7 +280,7 @@ class BackendSettings(BaseModel):
         return f"Did you mean {near[0]!r}?" if near else f"It has {_listed(names)}"
 
     def check_given(self) -> None:
-        """Refuse settings that do not fit together, by where they came from too: `origin` tells that here, as it does
+        """Refuse settings that do not fit together, by where they came from too: `origin` says that here, as it does
         not yet in a validator.
 
         :raises InvalidSetting: they do not.
@@ -398,12 +398,12 @@ class BackendSettings(BaseModel):
         field = cls.model_fields[name]
         accepts = describe_type(field)
         # These kinds say more than `accepts` does; a validator's own sentence may quote a secret.
-        told = (
+        shown = (
             first["type"].startswith(("value_error", "string_", "finite_"))
             and not is_secret(field)
             and not is_secret_name(name)
         )
-        detail = f": {reason}" if told else ""
+        detail = f": {reason}" if shown else ""
         return InvalidSetting(
             f"Setting {name!r} (from {origin}) is {cls._shown(name, value)}{detail}", advice=f"It takes {accepts}"
         )

@@ -18,7 +18,7 @@ __all__ = ["AcksMessages", "ChecksConsumers"]
 
 @runtime_checkable
 class ChecksConsumers(Protocol):
-    """A `TransactionSpi` that tells before a transaction begins whose positions it cannot take."""
+    """A `TransactionSpi` that refuses, before a transaction begins, consumers whose positions it cannot take."""
 
     async def check_consumer(self, source: RecordSource) -> None:
         """:raises ConfigurationError: this is of another broker. :raises BrokerError: that cannot be found out now."""

@@ -1,8 +1,9 @@
-"""In which order messages leave a publishing pipeline, and which message of a key has overtaken which.
+"""The order in which messages leave a publishing pipeline. Pure and synchronous.
 
-Messages of one key leave in the order in which they came. While a batch with a key has no answer, later messages of
-that key wait; others pass them. Where the backend keeps the order of its calls they leave at once: there only those
-wait whose key has a message that is sent again. Pure and synchronous.
+Messages of one key leave in the order of their calls. While a batch with a key has no answer, later messages of that
+key wait; messages of other keys pass them. A backend that keeps the order of its calls gets all messages at once: there
+a key waits only while one of its messages is retried. `overtaken` finds the failed messages that must not be retried,
+because a later message of their key was sent.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import cast
 
 from broker.driver.limits import PipelineSettings
 from broker.errors import BrokerError
-from broker.publishing.entries import Burst, Entry
+from broker.publishing.outgoing import Entry, OutgoingBatch
 from broker.receipts import Receipt
 
 __all__ = ["Departures", "overtaken"]
 
 
 class Departures:
-    """What waits to leave, and for what.
+    """The messages that have not been sent.
 
     :param ordered_calls: the backend keeps the order of calls that run at once.
     """
@@ -30,54 +31,54 @@ class Departures:
         self._settings = settings
         self._later = _LaterKeys(self.hold, 4 * settings.in_flight) if ordered_calls else None
         self._ready: deque[Entry] = deque()
-        """What something has set apart, and may leave now."""
-        self._bursts: deque[Burst] = deque()
-        """What came after that."""
+        """Messages with entries that may leave now."""
+        self._batches: deque[OutgoingBatch] = deque()
+        """Batches that came after those."""
         self._busy: dict[bytes, int] = {}
-        """Keys that later messages wait for, each with its batch."""
+        """Keys with a message in flight, each with the number of its batch."""
         self._waiting: dict[bytes, list[Entry]] = {}
-        """Later messages of such keys."""
+        """Later messages of those keys."""
 
     def __bool__(self) -> bool:
-        """Whether something may be able to leave."""
-        return bool(self._ready or self._bursts)
+        """Whether a message may be able to leave."""
+        return bool(self._ready or self._batches)
 
-    def append(self, burst: Burst) -> None:
-        """These come last."""
-        self._bursts.append(burst)
+    def append(self, batch: OutgoingBatch) -> None:
+        """Queue a batch behind all others."""
+        self._batches.append(batch)
 
-    def everything(self) -> list[Entry | Burst]:
-        """What has not left."""
-        return [*self._set_apart(), *self._bursts]
+    def everything(self) -> list[Entry | OutgoingBatch]:
+        """All messages that have not left."""
+        return [*self._entries(), *self._batches]
 
     def clear(self) -> list[Entry]:
-        """Nothing of this leaves any more."""
-        queued = self._set_apart()
-        for burst in self._bursts:
-            queued += burst.apart()
+        """Remove and return all messages that have not left."""
+        queued = self._entries()
+        for batch in self._batches:
+            queued += batch.apart()
         self._waiting.clear()
         self._ready.clear()
-        self._bursts.clear()
+        self._batches.clear()
         return queued
 
-    def _set_apart(self) -> list[Entry]:
+    def _entries(self) -> list[Entry]:
         return [*self._ready, *chain.from_iterable(self._waiting.values())]
 
     # -- leaving -------------------------------------------------------------------------------------------
 
-    def next_batch(self, number: int) -> Burst | None:
-        """What leaves next, as the batch of this number; None if nothing may."""
+    def next_batch(self, number: int) -> OutgoingBatch | None:
+        """The next batch, which gets this number; None if no message may leave."""
         while self:
             if not self._ready:
-                burst = self._bursts.popleft()
-                if self._goes_whole(number, burst):
-                    return burst
-                self._ready.extend(burst.apart())
+                batch = self._batches.popleft()
+                if self._goes_whole(number, batch):
+                    return batch
+                self._ready.extend(batch.apart())
             if entries := self._gather(number):
-                return Burst.of(entries)
+                return OutgoingBatch.of(entries)
         return None
 
-    def left(self, number: int, batch: Burst, unanswered: Container[int]) -> None:
+    def left(self, number: int, batch: OutgoingBatch, unanswered: Container[int]) -> None:
         """The batch is sent; its number is above all before.
 
         :param unanswered: numbers of batches that have no answer yet.
@@ -85,13 +86,13 @@ class Departures:
         if self._later is not None:
             self._later.note(number, batch, unanswered)
 
-    def _goes_whole(self, number: int, burst: Burst) -> bool:
-        """Whether none of its messages has to wait for its key; then later ones wait for this batch."""
+    def _goes_whole(self, number: int, batch: OutgoingBatch) -> bool:
+        """Whether no message has to wait for its key; later messages of the keys then wait for this batch."""
         busy, notes = self._busy, self._later is None
-        # With ordered calls a key is only noted while something of it is sent again.
+        # With ordered calls a key is noted only while one of its messages is retried.
         if not busy and not notes:
             return True
-        keys = {message.key for message in burst.messages}
+        keys = {message.key for message in batch.messages}
         if not busy.keys().isdisjoint(keys):
             return False
         if notes:
@@ -100,7 +101,7 @@ class Departures:
         return True
 
     def _gather(self, number: int) -> list[Entry]:
-        """A batch of what was set apart."""
+        """A batch of messages with entries."""
         batch: list[Entry] = []
         ready, busy, max_batch = self._ready, self._busy, self._settings.max_batch
         notes = self._later is None
@@ -120,13 +121,13 @@ class Departures:
     # -- answers -------------------------------------------------------------------------------------------
 
     def hold(self, number: int, entries: Iterable[Entry]) -> None:
-        """Have later messages wait for the keys of these."""
+        """Hold back later messages of the keys of these."""
         for entry in entries:
             if entry.message.key is not None and not entry.done:
                 self._busy.setdefault(entry.message.key, number)
 
     def send_again(self, number: int, entries: Sequence[Entry]) -> None:
-        """These of a batch are sent again."""
+        """These messages of a batch are retried."""
         if self._later is not None:
             self.hold(number, entries)
 
@@ -134,13 +135,13 @@ class Departures:
         """The keys of messages that were sent after this batch and may have arrived."""
         return () if self._later is None else self._later.after(number)
 
-    def free_whole(self, number: int, batch: Burst) -> None:
-        """All of a batch are published."""
+    def free_whole(self, number: int, batch: OutgoingBatch) -> None:
+        """All messages of a batch are published."""
         if self._busy:
             self._free(number, {message.key for message in batch.messages})
 
     def free(self, number: int, finished: Sequence[Entry], again: Sequence[Entry]) -> None:
-        """These of a batch have their outcomes, and those are sent again."""
+        """`finished` messages of a batch have their outcomes; those in `again` are retried."""
         if self._busy:
             held = {entry.message.key for entry in again}
             keys = dict.fromkeys(entry.message.key for entry in finished)
@@ -162,22 +163,22 @@ class Departures:
 
 
 class _LaterKeys:
-    """Which keys were sent after a batch that has no answer yet, where messages of a key do not wait.
+    """The keys that were sent after a batch without an answer, for backends that keep the order of calls.
 
-    A batch that gets no answer for long has later messages of its keys wait, so that what is kept here is bounded.
+    When `most` batches were sent after one without an answer, later messages of its keys wait: this bounds the memory.
 
-    :param hold: has later messages wait for the keys of a batch.
-    :param most: so many batches may be sent after one that has no answer.
+    :param hold: holds back later messages of the keys of a batch.
+    :param most: how many batches may be sent after one without an answer.
     """
 
     def __init__(self, hold: Callable[[int, Iterable[Entry]], None], most: int) -> None:
         self._hold = hold
         self._most = most
-        self._recent: deque[tuple[int, Burst]] = deque()
-        """From the first that has no answer on."""
+        self._recent: deque[tuple[int, OutgoingBatch]] = deque()
+        """From the first batch without an answer on."""
         self._held: dict[int, set[bytes | None]] = {}
 
-    def note(self, number: int, batch: Burst, unanswered: Container[int]) -> None:
+    def note(self, number: int, batch: OutgoingBatch, unanswered: Container[int]) -> None:
         """A batch is sent; its number is above all before."""
         recent = self._recent
         recent.append((number, batch))
@@ -202,7 +203,7 @@ class _LaterKeys:
 def overtaken(
     batch: Sequence[Entry], outcomes: Sequence[Receipt | BrokerError], later: Collection[bytes | None]
 ) -> set[int]:
-    """The entries, by identity, that a later message of their key has overtaken.
+    """The entries, by `id()`, that a later message of their key has overtaken.
 
     :param later: keys of messages that were sent after the batch.
     """

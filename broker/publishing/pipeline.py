@@ -1,22 +1,23 @@
-"""The pipeline behind `Topic.enqueue`: a bounded queue, batches that form by themselves, a future per message.
+"""The pipeline behind `Topic.enqueue`: a bounded queue, automatic batches, and one future per message.
 
-*Batching.* Nothing waits for a batch to fill: what has gathered while the loop was busy, or while `in_flight`
-calls were running, goes as the next batch.
+*Batching.* No message waits for a batch to fill. Messages that were queued while the loop was busy, or while
+`in_flight` calls were running, form the next batch.
 
-*Order.* Messages of one key leave in the order of the calls. While a batch that holds a key is in flight, later
-messages of that key wait; others pass them. A backend that keeps the order of its calls gets them at once: there only
-those wait whose key has a message that is sent again. Messages without a key are unordered.
+*Order.* See `broker.publishing.order`. Messages without a key are unordered.
 
-*Back-pressure.* `put` waits while `max_messages` or `max_bytes` are queued or in flight; callers are let in in the
-order of their calls. A call cancelled while it waits to be let in has queued nothing. One that is cancelled later, in
-the turn of the loop before it goes on, has: nobody has its future, so `flush` and `close` tell its failure. Cancelling
-a future withdraws nothing: its message goes all the same.
+*Back-pressure.* `put` waits while `max_messages` or `max_bytes` are queued or in flight; callers are admitted in the
+order of their calls. Cancelling a waiting `put` queues nothing. A `put` that is cancelled after its admission, before
+its task resumes, has queued its message: the caller has no future, so `flush` and `close` raise the failure. Cancelling
+a future does not withdraw its message.
 
-*Failure.* A retriable failure is sent again, for at most `retry_for` seconds, with the same content and id and
-before any later message of its key. It is not sent again where that could duplicate or reorder: when the outcome is
-unknown (OperationTimeout) and the broker would not recognise the id, and when a later message of the key went
-through, or is on its way. What fails for good is in the future; `flush` and `close` raise those failures that nobody
-looked at (the newest 1000 of them). One message's failure fails no other.
+*Failure.* A retriable failure is retried for at most `retry_for` seconds, with the same content and id and before any
+later message of its key. A message is not retried if
+
+- the outcome is unknown (OperationTimeout) and the broker does not deduplicate by id: it could be duplicated;
+- a later message of its key was published or is in flight: the two could be reordered.
+
+The future gets the final failure. `flush` and `close` raise the failures whose futures were never looked at (the newest
+1000). A failed message fails no other message.
 
 All calls come from one event loop.
 """
@@ -33,9 +34,8 @@ from broker.driver.backoff import Backoff
 from broker.driver.limits import MessageLimits, PipelineSettings
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
-from broker.publishing.entries import Burst, Caller, Entry, is_unseen
-from broker.publishing.intake import Intake
 from broker.publishing.order import Departures, overtaken
+from broker.publishing.outgoing import Caller, Entry, OutgoingBatch, OutgoingQueue, is_unseen
 from broker.receipts import Receipt
 
 __all__ = ["PipelineSettings", "PublishingPipeline"]
@@ -68,45 +68,45 @@ class PublishingPipeline:
         self._deduplicates = able.deduplication
         self._departures = Departures(settings, ordered_calls=able.ordered_calls)
         self._loop = asyncio.get_running_loop()
-        self._intake = Intake(settings, limits, self._departures.append)
-        self.put_plain: Final = self._intake.put_plain
-        """Queues a plain message that nobody has checked, as most are; None leaves it to a check and `put_now`."""
-        self._batches: dict[int, tuple[asyncio.Task[None], Burst]] = {}
+        self._queue = OutgoingQueue(settings, limits, self._departures.append)
+        self.put_plain: Final = self._queue.put_plain
+        """Queues a plain message without a check, the common case. None: check the message, then call `put_now`."""
+        self._batches: dict[int, tuple[asyncio.Task[None], OutgoingBatch]] = {}
         self._batch_number = 0
         self._callers: deque[Caller] = deque()
         self._drainers: list[asyncio.Future[None]] = []
         self._failed: deque[tuple[asyncio.Future[Receipt], BrokerError]] = deque(maxlen=_KEPT_FAILURES)
         self._pump_scheduled = False
         self._fillers = 0
-        """Callers that have had a full burst leave and go on in a moment: the open one waits for what they add."""
+        """Callers that closed a full batch and resume in a moment: the open batch waits for their next messages."""
         self._closed = False
         self._abandoned = False
 
     @property
     def messages(self) -> int:
-        """Those queued and in flight."""
-        return self._intake.messages
+        """The number of messages queued and in flight."""
+        return self._queue.messages
 
     def put_now(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt] | None:
-        """Queue one message if nothing has to be waited for, which is the rule; None leaves it to `put`."""
-        intake = self._intake
-        if self._callers or self._closed or not intake.has_room(size):
+        """Queue one message if there is room at once, the common case. None: await `put`."""
+        queue = self._queue
+        if self._callers or self._closed or not queue.has_room(size):
             return None
-        if intake.is_full:
+        if queue.batch_is_full:
             if len(self._batches) < self._settings.in_flight:
                 return None
-            intake.shut()
-        if not intake.has_open:
+            queue.close_batch()
+        if not queue.batch_has_messages:
             self._schedule_pump()
-            intake.allow()
+            queue.open_fast_path()
         future: asyncio.Future[Receipt] = asyncio.Future(loop=self._loop)
-        intake.add(message, size, future)
+        queue.add(message, size, future)
         return future
 
     async def put(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt]:
         """Queue one message; waits while the pipeline is full.
 
-        :raises Closed: the pipeline was closed before the message was let in.
+        :raises Closed: the pipeline was closed before the message was admitted.
         """
         future = self.put_now(message, size)
         if future is not None:
@@ -114,14 +114,14 @@ class PublishingPipeline:
         if self._closed:
             raise Closed("The topic is closed", advice="Publish before you leave the bus")
         future = self._loop.create_future()
-        if self._callers or not self._intake.has_room(size):
+        if self._callers or not self._queue.has_room(size):
             await self._wait_for_room(message, size, future)
             return future
-        # A caller that never suspends would keep the full burst from leaving.
-        self._intake.shut()
+        # A caller that never suspends would keep the full batch from leaving.
+        self._queue.close_batch()
         self._start_batches()
-        self._intake.allow()
-        self._intake.add(message, size, future)
+        self._queue.open_fast_path()
+        self._queue.add(message, size, future)
         self._fillers += 1
         try:
             await asyncio.sleep(0)
@@ -132,7 +132,7 @@ class PublishingPipeline:
 
     async def drain(self) -> None:
         """Wait until everything queued by now has its receipt or its error."""
-        self._intake.shut()
+        self._queue.close_batch()
         outstanding = self._departures.everything()
         outstanding += [batch for _, batch in self._batches.values()]
         while True:
@@ -147,23 +147,23 @@ class PublishingPipeline:
     async def flush(self) -> None:
         """Wait until everything queued by now has its receipt.
 
-        :raises PublishError: some failed, and nobody looked at their futures.
+        :raises PublishError: some failed, and their futures were never looked at.
         """
         await self.drain()
         await asyncio.sleep(0)  # a task that awaits its future gets to look at it first
         self._raise_failures()
 
     async def close(self, timeout: float) -> None:
-        """Let nobody in any more, send what is queued for at most `timeout` seconds, then fail the rest.
+        """Admit no more messages, send the queued ones for at most `timeout` seconds, then fail the rest.
 
-        :raises PublishError: some failed, and nobody looked at their futures.
+        :raises PublishError: some failed, and their futures were never looked at.
         """
         self._closed = True
-        self._intake.forbid()
+        self._queue.close_fast_path()
         while self._callers:
             admitted = self._callers.popleft().admitted
             if not admitted.done():
-                admitted.set_exception(Closed("The topic was closed before the message was let in"))
+                admitted.set_exception(Closed("The topic was closed before the message was admitted to the queue"))
         try:
             async with asyncio.timeout(timeout):
                 await self.drain()
@@ -174,12 +174,12 @@ class PublishingPipeline:
         await asyncio.sleep(0)
         self._raise_failures()
 
-    # -- letting in ----------------------------------------------------------------------------------------
+    # -- admission ----------------------------------------------------------------------------------------
 
     async def _wait_for_room(self, message: OutboundMessage, size: int, future: asyncio.Future[Receipt]) -> None:
         caller = Caller(message, size, future, self._loop.create_future())
         self._callers.append(caller)
-        self._intake.forbid()
+        self._queue.close_fast_path()
         self._schedule_pump()
         try:
             await caller.admitted
@@ -190,18 +190,18 @@ class PublishingPipeline:
             raise
 
     def _admit(self) -> None:
-        callers, intake = self._callers, self._intake
-        while callers and intake.has_room(callers[0].size):
+        callers, queue = self._callers, self._queue
+        while callers and queue.has_room(callers[0].size):
             caller = callers.popleft()
             if caller.admitted.done():
                 continue
-            if intake.is_full:
-                intake.shut()
-            intake.add(caller.message, caller.size, caller.future)
+            if queue.batch_is_full:
+                queue.close_batch()
+            queue.add(caller.message, caller.size, caller.future)
             caller.admitted.set_result(None)
             self._schedule_pump()
         if not callers and not self._closed:
-            intake.allow()
+            queue.open_fast_path()
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -213,11 +213,11 @@ class PublishingPipeline:
     def _pump(self) -> None:
         self._pump_scheduled = False
         if not self._fillers and len(self._batches) < self._settings.in_flight:
-            self._intake.shut()
+            self._queue.close_batch()
         self._start_batches()
 
     def _start_batches(self) -> None:
-        """Send what is not in the open burst, as far as it may."""
+        """Send the closed batches whose messages may leave."""
         if self._abandoned:
             return
         while self._departures and len(self._batches) < self._settings.in_flight:
@@ -230,7 +230,7 @@ class PublishingPipeline:
             self._batches[number] = (task, batch)
             self._departures.left(number, batch, self._batches)
 
-    async def _send(self, number: int, batch: Burst) -> None:
+    async def _send(self, number: int, batch: OutgoingBatch) -> None:
         pending, backoff, give_up = batch, None, 0.0
         try:
             while True:
@@ -248,7 +248,7 @@ class PublishingPipeline:
                     entry.error = None if entry.done else entry.error
                 if not again:
                     break
-                pending = Burst.of(again)
+                pending = OutgoingBatch.of(again)
                 await asyncio.sleep(delay)
         except asyncio.CancelledError:
             # Only the close of this pipeline, or the end of the loop, cancels.
@@ -267,14 +267,14 @@ class PublishingPipeline:
             self._departures.forget(number)
             self._schedule_pump()
 
-    async def _try(self, batch: Burst) -> Sequence[Receipt | BrokerError]:
+    async def _try(self, batch: OutgoingBatch) -> Sequence[Receipt | BrokerError]:
         try:
             return await self._publish(batch.messages)
         except BrokerError as error:
             return [error] * len(batch.messages)
 
-    def _all_published(self, number: int, batch: Burst, outcomes: Sequence[Receipt | BrokerError]) -> bool:
-        """Give each message its receipt, if that is what all have got."""
+    def _all_published(self, number: int, batch: OutgoingBatch, outcomes: Sequence[Receipt | BrokerError]) -> bool:
+        """Give each message its receipt, if all messages got one."""
         if set(map(type, outcomes)) != _RECEIPTS:
             return False
         for future, outcome in zip(batch.futures, outcomes, strict=True):
@@ -290,7 +290,7 @@ class PublishingPipeline:
     def _finish(
         self, number: int, batch: list[Entry], outcomes: Sequence[Receipt | BrokerError], *, may_retry: bool
     ) -> list[Entry]:
-        """Give each message its outcome; return those that are to be sent again, in order."""
+        """Give each message its outcome; return the messages to retry, in order."""
         failed: list[tuple[Entry, BrokerError]] = []
         for entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BrokerError):
@@ -318,7 +318,7 @@ class PublishingPipeline:
         return again
 
     def _is_harmless(self, entry: Entry, error: BrokerError) -> bool:
-        """Whether sending again cannot put the message on the broker twice."""
+        """Whether a retry cannot put the message on the broker twice."""
         return not isinstance(error, OperationTimeout) or (self._deduplicates and entry.message.id is not None)
 
     def _fail(self, entry: Entry, error: BrokerError) -> None:
@@ -334,17 +334,17 @@ class PublishingPipeline:
         self._leave(number, left, [])
 
     def _leave(self, number: int, finished: list[Entry], again: list[Entry]) -> None:
-        """These have their outcomes; keys of those that are sent again are kept."""
+        """`finished` messages have their outcomes; the keys of those in `again` stay busy."""
         for entry in finished:
             entry.done = True
         self._departures.free(number, finished, again)
         self._gone(len(finished), sum([entry.size for entry in finished]))
 
     def _gone(self, count: int, size: int) -> None:
-        """So many are out of the pipeline: let waiting callers and drainers go on."""
-        self._intake.gone(count, size)
+        """So many messages have left the pipeline: admit waiting callers and wake drainers."""
+        self._queue.remove(count, size)
         self._admit()
-        if self._departures or self._intake.has_open:
+        if self._departures or self._queue.batch_has_messages:
             self._schedule_pump()
         if self._drainers:
             for drainer in self._drainers:
@@ -353,7 +353,7 @@ class PublishingPipeline:
             self._drainers.clear()
 
     async def _abandon(self) -> None:
-        """Fail what is still here; nothing is, unless the time to close ran out."""
+        """Fail the remaining messages; there are none unless the close timed out."""
         self._abandon_queued()
         running = list(self._batches.items())
         for _, (task, _) in running:
@@ -369,7 +369,7 @@ class PublishingPipeline:
 
     def _abandon_queued(self) -> None:
         self._closed = self._abandoned = True
-        self._intake.shut()
+        self._queue.close_batch()
         queued = self._departures.clear()
         self._fail_all(_QUEUED, queued, Closed("The topic was closed before the message was sent"))
 

@@ -6,7 +6,7 @@ the broker, if both have the same key: `publish` and `publish_batch` let what wa
 *Cancellation.* A cancelled `publish` may have published; a cancelled `enqueue` has done nothing while it waited.
 
 *Failure.* Limits and abilities of the backend are checked before anything is sent. `publish` and `publish_batch`
-report the broker's answer as it is and try once, since their caller can decide; the pipeline of `enqueue` sends a
+report the broker's answer and try once, since their caller can decide; the pipeline of `enqueue` sends a
 retriable failure again. A message that cannot be sent never takes the rest of its batch with it.
 
 The producer's time is set by the backend while it encodes a message without one: it costs a
@@ -47,7 +47,7 @@ _Publish = Callable[[Sequence[OutboundMessage]], Awaitable[Sequence[Receipt | Br
 
 
 def codec_key(codec: object) -> object:
-    """What tells codecs apart: equal ones are one; one that cannot be compared is itself."""
+    """The identity of a codec: equal codecs are one; a codec without a hash is only itself."""
     try:
         hash(codec)
     except TypeError:
@@ -127,7 +127,7 @@ class TopicFacade(Generic[T]):
         :param attributes: the payload's attributes; likewise.
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was sent.
         :raises TopicNotFound: there is no such topic.
-        :raises BrokerError: it is not on the broker, or nobody knows (OperationTimeout).
+        :raises BrokerError: it is not on the broker, or its outcome is unknown (OperationTimeout).
         :raises Closed: the topic was closed before the call.
         """
         target = self._target or self._open()
@@ -150,7 +150,7 @@ class TopicFacade(Generic[T]):
         finally:
             self._calls -= 1
             if self._idle is not None:
-                self._tell_idle(self._idle)
+                self._report_idle(self._idle)
         if len(outcomes) != 1:
             raise _wrong_number(outcomes, 1)
         outcome = cast("Receipt | BrokerError", outcomes[0])
@@ -198,11 +198,12 @@ class TopicFacade(Generic[T]):
     ) -> asyncio.Future[Receipt]:
         """Hand one message to the pipeline; awaiting the call is the back-pressure, the future is the receipt.
 
-        Messages of one key leave in the order of the calls. Cancelling the call while it waits to be let in queues
-        nothing; cancelling the future withdraws nothing. `flush` and `close` raise failures that nobody has looked at.
+        Messages of one key leave in the order of the calls. Cancelling the call while it waits for room queues
+        nothing; cancelling the future withdraws nothing. `flush` and `close` raise the failures of futures that were
+        not looked at.
 
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was queued.
-        :raises Closed: the topic was closed before the message was let in.
+        :raises Closed: the topic was closed before the message was admitted.
         """
         target = self._target or self._open()
         if type(payload) is OutboundMessage and key is None and attributes is None:
@@ -220,7 +221,7 @@ class TopicFacade(Generic[T]):
     async def flush(self) -> None:
         """Wait until everything enqueued by now is on the broker.
 
-        :raises PublishError: something is not, and nobody has looked at its future.
+        :raises PublishError: a message is not, and its future was not looked at.
         """
         if self._pipeline is not None:
             await self._pipeline.flush()
@@ -230,7 +231,7 @@ class TopicFacade(Generic[T]):
         cancelling the caller does not stop it.
 
         :param timeout: seconds for the flush and the calls together; what is not sent by then fails.
-        :raises PublishError: something enqueued failed, and nobody has looked at its future.
+        :raises PublishError: an enqueued message failed, and its future was not looked at.
         """
         if self._closing is None:
             self._closed = True
@@ -358,7 +359,7 @@ class TopicFacade(Generic[T]):
         finally:
             self._calls -= 1
             if self._idle is not None:
-                self._tell_idle(self._idle)
+                self._report_idle(self._idle)
         if len(outcomes) != len(messages):
             raise _wrong_number(outcomes, len(messages))
         return outcomes
@@ -377,7 +378,7 @@ class TopicFacade(Generic[T]):
             self._hooks.emit(Published(topic=self.name, outcomes=outcomes, seconds=perf_counter() - started))
         return answers
 
-    def _tell_idle(self, idle: asyncio.Future[None]) -> None:
+    def _report_idle(self, idle: asyncio.Future[None]) -> None:
         if not self._calls and not idle.done():
             idle.set_result(None)
 

@@ -1,8 +1,6 @@
-"""The messages that one transaction acks: taken in at the call, and written when it commits.
+"""The messages that one transaction acks: checked at the call, written when it commits. Used on one event loop.
 
-Whether a message can be acked in the transaction is told at the call. Its ack is written last of all before the
-commit, because from then on it may be undecided on the broker, which holds up what minds leases there. Used on one
-event loop.
+Acks are written last, directly before the commit: from then on a message may be undecided on the broker.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class TransactedAcks:
         self._backend = backend
         self._messages: dict[Transacted, list[Message[Any]]] = {}
         self._decided = False
-        """Whether the commit has begun, after which only its answer tells."""
+        """Whether the commit has begun; then only its answer decides."""
 
     def add(self, messages: Sequence[Message[Any]]) -> None:
         """All of these, or none.
@@ -56,7 +54,7 @@ class TransactedAcks:
         """Write them into the transaction, which is to commit now.
 
         :raises TransactionAborted: one was lost, and the transaction must be undone.
-        :raises BrokerError: one could not be written, likewise.
+        :raises BrokerError: one could not be written, and the transaction must be undone.
         """
         lost = [message for owner, messages in self._messages.items() for message in owner.begin(messages)]
         if lost:
@@ -114,9 +112,9 @@ def checked(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
 
 
 def _lost(message: Message[Any], error: LeaseLost | None) -> TransactionAborted:
-    told = f"message {message.id!r} of topic {message.topic!r} was lost before the commit"
+    lost = f"message {message.id!r} of topic {message.topic!r} was lost before the commit"
     aborted = TransactionAborted(
-        f"The transaction was undone: {told if error is None else error.message}",
+        f"The transaction was undone: {lost if error is None else error.message}",
         native=error,
         advice="The message comes again; keep transactions shorter than leases, or make the lease longer",
     )
@@ -126,7 +124,7 @@ def _lost(message: Message[Any], error: LeaseLost | None) -> TransactionAborted:
 
 def _unsure(error: BaseException) -> BrokerError:
     return SettleError(
-        f"It was acked in a transaction of which nobody knows whether it was committed: {error}",
+        f"The message was acked in a transaction whose outcome is unknown: {error}",
         native=error,
-        advice="It comes again if the transaction was not",
+        advice="The message comes again if the transaction was not committed",
     )

@@ -1,12 +1,10 @@
-"""Transactions: publish, and commit a record consumer's positions, all or not at all.
+"""Transactions: publish, ack messages and commit a record consumer's positions, all or nothing.
 
-*Concurrency.* One transaction of a publisher at a time, and one of a consumer; another is refused. Within it, calls
-may overlap; leaving the block waits for them. *Cancellation.* A cancelled block is aborted, and the abort is carried
-out all the same. *Failure.* Leaving the block raises `TransactionAborted` (undone, the consumer rewound: do it again)
-or `TransactionFatal` (fenced or broken: this publisher is dead, the consumer is rewound). An exception raised inside
-the block aborts, rewinds, and is raised further. Messages that were to be acked are open again after an abort.
-
-Opens the transactional publisher of a bus, and closes it when the block ends.
+*Concurrency.* A publisher, and a consumer, takes part in one transaction at a time; a second one is refused. Calls in a
+transaction may overlap; the end of the block waits for them. *Cancellation.* A cancelled block is aborted; the abort is
+carried out anyway. *Failure.* The end of the block raises `TransactionAborted` (undone, the consumer is rewound: repeat
+the work) or `TransactionFatal` (the publisher is fenced or broken, the consumer is rewound: open a new publisher). An
+exception inside the block aborts, rewinds, and is raised again. After an abort the messages to be acked are open again.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ class TransactionalPublisherFacade:
         return transaction
 
     def end(self, transaction: OpenTransaction, error: BaseException | None) -> asyncio.Task[None]:
-        """Leave a transaction; the task goes on when whoever awaits it is cancelled."""
+        """Leave a transaction; the task goes on when the caller is cancelled."""
         self._ending = asyncio.get_running_loop().create_task(transaction.end(error), name="broker-transaction-end")
         self._ending.add_done_callback(_look_at)
         return self._ending
@@ -345,7 +343,7 @@ class OpenTransaction:
         except TransactionFatal as fatal:
             outcome = fatal
         except Exception as failure:
-            # Nobody knows any more whether it counts: only a new producer, which fences this one, can tell.
+            # The outcome is unknown: only a new producer, which fences this one, can decide it.
             outcome = TransactionFatal(
                 f"The transaction could be neither committed nor aborted: {failure}", native=error
             )
@@ -402,7 +400,7 @@ def _outbound(payloads: Sequence[bytes | OutboundMessage]) -> list[OutboundMessa
 
 
 def _look_at(ending: asyncio.Task[None]) -> None:
-    """Whoever was cancelled while he waited does not hear the outcome; it must not be reported as forgotten."""
+    """A cancelled caller does not get the outcome; asyncio must not log it as never retrieved."""
     if not ending.cancelled():
         ending.exception()
 

@@ -1,9 +1,9 @@
 """Decodes the records of one consumer in their place, and buries the ones that cannot be decoded.
 
-*Concurrency.* One event loop; decoding is synchronous, at most one dead letter is on its way. *Cancellation.* The
-write of a dead letter belongs to the consumer: a cancelled caller does not stop it; losing its partition, or a close,
-does. *Failure.* A failed write is repeated with growing pauses and `DeadLetterFailed` events; meanwhile nothing
-behind the record is handed over.
+*Concurrency.* One event loop; decoding is synchronous, at most one dead letter is on its way. *Cancellation.* The write
+of a dead letter belongs to the consumer: a cancelled caller does not stop it; losing its partition, or a close, does.
+*Failure.* A failed write is repeated with growing pauses and `DeadLetterFailed` events; meanwhile nothing behind the
+record is handed over.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RecordDecoder:
     def decode_next(self, record: Record[Any]) -> bool:
         """Decode the record at the head of the buffer; False if it is being buried.
 
-        :raises DecodeError: it cannot be decoded, and nobody wants dead letters. It was taken out, and counts as
+        :raises DecodeError: it cannot be decoded, and there is no dead-letter topic. It was taken out, and counts as
             handed over.
         """
         try:

@@ -1,15 +1,12 @@
-"""What was fetched and not handed over yet: records, and runs of records that nobody has made. Pure, without a lock.
+"""Fetches the records of one source into a bounded buffer, and wakes the calls that wait for records.
 
-Records leave in the order in which they came, runs as a whole where they can. What belongs to a partition that is held
-back is kept aside.
+`RecordBuffer` keeps records, and runs of records that are not made yet, in the order of their arrival; runs leave whole
+where possible. Records of a partition that is held back are kept aside. Pure, without a lock.
 
-Fetches the records of one source into a bounded buffer, and wakes who waits for them.
-
-*Concurrency.* One event loop. One task calls `source.fetch`; it fetches again when the buffer is half empty. Waiters
-are woken, then pop without suspending, so that nothing is ever on its way between the buffer and a caller.
-*Cancellation.* The fetch is never cancelled; `stop` and `paused_intake` interrupt it, and keep what it had. A
-cancelled waiter has taken nothing. *Failure.* A retriable error is an event and a pause with backoff and jitter. Any
-other ends the intake and stays in `error`, for the consumer to raise when the buffer is empty.
+*Concurrency.* One event loop. One task calls `source.fetch`, and again when the buffer is half empty. A waiter is
+woken, then pops without suspending. *Cancellation.* The fetch is never cancelled: `stop` and `paused_intake` interrupt
+it and keep its records. A cancelled waiter has taken nothing. *Failure.* A retriable error is an event and a pause with
+backoff and jitter. Any other error ends the loop and stays in `error`; the consumer raises it when the buffer is empty.
 """
 
 from __future__ import annotations
@@ -89,7 +86,7 @@ class RecordBuffer:
 
     @property
     def unmade(self) -> bool:
-        """Whether a run is the next to leave, and nobody has made records of it."""
+        """Whether a run is the next to leave, and its records are not made yet."""
         return bool(self._runs) and not self._records
 
     def pop_runs(self, limit: int) -> list[RecordRun]:
@@ -427,7 +424,7 @@ class RecordFetchLoop:
                 if len(self._buffer):
                     self.wake()
             else:
-                # A source that answers without suspending must not keep the loop from everybody else.
+                # A source that answers without suspending must not block the event loop.
                 await asyncio.sleep(0)
 
     def _fetching_by(self, source: RecordSource) -> Callable[[int, int], Awaitable[bool]]:
@@ -438,7 +435,7 @@ class RecordFetchLoop:
             records = await source.fetch(max_records, max_bytes, _WAIT)
             buffer.add(records)
             if records and self._hooks.listening:
-                self._tell(Counter(record.topic for record in records))
+                self._emit_counts(Counter(record.topic for record in records))
             return bool(records)
 
         if not isinstance(source, FetchesRuns):
@@ -451,12 +448,12 @@ class RecordFetchLoop:
                 counts: Counter[str] = Counter()
                 for run in runs:
                     counts[run.topic] += len(run)
-                self._tell(counts)
+                self._emit_counts(counts)
             return bool(runs)
 
         return fetch_runs
 
-    def _tell(self, counts: Counter[str]) -> None:
+    def _emit_counts(self, counts: Counter[str]) -> None:
         for topic, count in counts.items():
             self._hooks.emit(RecordsReceived(topic=topic, count=count))
 

@@ -1,8 +1,8 @@
-"""One member of a group: what it holds, its commits and its positions. Implements `RecordListener` for its source.
+"""One member of a group: its partitions, commits and positions. Implements `RecordListener` for its source.
 
-*Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A commit that was asked for
-is carried out all the same. *Failure.* Errors of the source are raised to the caller as they are; those of the
-application's `on_revoking` are a warning, and never keep a partition from being released.
+*Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A requested commit is
+carried out anyway. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking`
+is a warning and does not keep a partition from being released.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.driver.assignments import Assignments, taken_away
 from broker.driver.commits import Committer, Positions
-from broker.driver.contract import Backend, RecordSource, RecordSubscription, TellsIdle, TopicPartition
+from broker.driver.contract import Backend, RecordSource, RecordSubscription, ReportsIdle, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.reading.fetch_loop import RecordFetchLoop
@@ -52,7 +52,7 @@ class GroupMember:
         if not self._assignments.current() and (held := self._source.assignment()):
             self._assignments.assign(held)
             self._pump.joined()
-        if isinstance(self._source, TellsIdle):
+        if isinstance(self._source, ReportsIdle):
             # It knows by itself whether the group has answered.
             self._pump.joined()
         self._pump.start(self._source)
@@ -65,12 +65,12 @@ class GroupMember:
             self._assignments.give_up(list(self._assignments))
 
     async def drain(self, deadline: float) -> None:
-        """Wait, at most until the loop time `deadline`, for the commits that were asked for."""
+        """Wait, at most until the loop time `deadline`, for the requested commits."""
         await self._committer.drain(deadline)
 
     async def is_idle(self, seconds: float) -> bool:
         """Whether nothing is left to read, after so many seconds in which nothing came."""
-        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
+        return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     # -- commits and positions -----------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class GroupMember:
             self._hooks.emit(event)
 
     def warn(self, text: str) -> None:
-        """Tell an operator."""
+        """Warn the operator."""
         logger.warning(text)
         self.event(Warned(text=text))
 

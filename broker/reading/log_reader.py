@@ -12,7 +12,7 @@ from datetime import datetime
 
 from broker.capabilities import RecordCapabilities
 from broker.checks import check_count, check_time, is_whole, refused
-from broker.driver.contract import Bounds, LogReaderSpi, Span, TellsSpans
+from broker.driver.contract import Bounds, LogReaderSpi, ReportsSpans, Span
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
 from broker.names import check_name
 from broker.records import RecordBatch
@@ -61,7 +61,7 @@ class LogReaderFacade:
         :raises NotFound: there is no such topic or partition.
         """
         check_name(topic, "topic")
-        if not isinstance(self._reader, TellsSpans):
+        if not isinstance(self._reader, ReportsSpans):
             return [Span(start, stop, 1)] if start < stop else []
         return await self._reader.spans(topic, partition, start, stop)
 

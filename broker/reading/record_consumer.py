@@ -1,23 +1,13 @@
-"""Asynchronous iteration over a consumer's steps. Holds no state, so a loop can be left at any moment.
+"""`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits when asked.
 
-Waits until a record can be handed over, and hands over: the reading half of a record consumer.
+Commits are explicit: `close` commits nothing. The next owner of a partition reads again what was handed over and not
+committed. When partitions are revoked, their buffered records are dropped. Positions can be committed until the
+partitions are released; later commits raise `LeaseLost`.
 
-*Concurrency.* Several tasks of one event loop may read; each record goes to one of them. *Cancellation.* Between the
-wait and the hand-over nothing suspends, so a cancelled call has taken nothing. *Failure.* The intake's fatal error is
-raised once, to whoever waits, when the buffer is empty; `ended` from then on.
-
-
-`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits when asked.
-
-*Concurrency.* Use it on one event loop; several tasks may ask for records, each record goes to one of them.
-*Cancellation.* A cancelled call has taken no record. A commit that was asked for is carried out all the same; `close`
-waits for it. *Failure.* Retriable errors are events, and the intake goes on. Any other is raised once, to the call
-that waits, after what came before it was handed over; from then on the consumer counts as closed. Idle is None or an
-empty batch, and nothing else.
-
-Commits are explicit: `close` commits nothing. What was handed over and not committed is read again by the next owner
-of its partition. When partitions are taken away, what is buffered of them is dropped (it belongs to the next owner),
-and what was handed over can be committed until they are released; later commits raise `LeaseLost`.
+*Concurrency.* One event loop; several tasks may read, each record goes to one of them. *Cancellation.* A cancelled call
+has taken no record. A requested commit is carried out anyway; `close` waits for it. *Failure.* A retriable error is an
+event, and the consumer fetches again. Any other error is raised once, by a waiting call, after all earlier records were
+handed over; then the consumer counts as closed. None or an empty batch means idle, and nothing else.
 """
 
 from __future__ import annotations
@@ -144,7 +134,7 @@ class RecordReading:
     async def _available(self, timeout: float | None) -> bool:
         """Wait until the next record can be popped, decoded; False if there was none in time."""
         if self._since_yield >= _RECORDS_BETWEEN_YIELDS:
-            # A consumer that finds its buffer full never suspends: let the intake and everybody else have their turn.
+            # A consumer that finds its buffer full never suspends: let the fetch loop and other tasks run.
             self._since_yield = 0
             await asyncio.sleep(0)
         pump = self._pump
@@ -335,7 +325,7 @@ class RecordConsumer(Generic[T]):
     async def close(self) -> None:
         """Leave the group; the calls that wait raise Closed, iterations end.
 
-        Waits for the commits that were asked for, at most `close_timeout` seconds in all, and commits nothing by
+        Waits for the requested commits, at most `close_timeout` seconds in all, and commits nothing by
         itself. The group stays. May be called twice; cancelling the caller does not stop it.
         """
         if self._state <= _State.OPENING:

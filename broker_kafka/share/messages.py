@@ -97,7 +97,7 @@ _KINDS: Final = {
 
 
 class ShareMessageSource:
-    """Implements `MessageSource`, `TellsIdle`, `LosesOver` and `TellsLeaseLeft`.
+    """Implements `MessageSource`, `ReportsIdle`, `LosesOver` and `ReportsLeaseLeft`.
 
     :param lock: seconds for which a message is leased.
     :param limit: deliveries after which the brokers drop a message; None if unknown.

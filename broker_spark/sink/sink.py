@@ -215,7 +215,7 @@ def _publish(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch], prefi
         if sending is not None:
             duplicates += sending.result()
     freeze_loaded_objects()
-    return Written(rows, duplicates if bus.capabilities.publish.tells_duplicates else None)
+    return Written(rows, duplicates if bus.capabilities.publish.reports_duplicates else None)
 
 
 def _rows(options: SinkOptions, batches: Iterable[pyarrow.RecordBatch], prefix: str | None) -> Iterator[Outbound]:

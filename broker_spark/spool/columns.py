@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import pyarrow
 
 from broker.arrow import asked
-from broker.envelopes import Place, TellsPlace
+from broker.envelopes import HasPlace, Place
 from broker.messages import Message
 from broker_spark.common.schema import arrow_schema
 from broker_spark.spool.segments import IDENTITY
@@ -38,7 +38,7 @@ def stamps_of(messages: Messages) -> Stamps | None:
 def places_of(messages: Messages) -> Places:
     """The places of messages without stamps, one by one."""
     view = messages[0].view
-    return [view.place(message.raw) for message in messages] if isinstance(view, TellsPlace) else [None] * len(messages)
+    return [view.place(message.raw) for message in messages] if isinstance(view, HasPlace) else [None] * len(messages)
 
 
 def table_of(
@@ -140,7 +140,7 @@ def _array(
 
 def _is_column(name: str, messages: Messages) -> bool:
     """Whether a stamp is the value of the column: without a log, the first stamp is an id and not an offset."""
-    return name != "offset" or getattr(messages[0].view, "tells_offsets", True)
+    return name != "offset" or getattr(messages[0].view, "has_offsets", True)
 
 
 def _equal(values: list[Any], kind: Any) -> Any:

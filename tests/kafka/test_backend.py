@@ -49,5 +49,5 @@ async def test_a_second_message_of_an_id_is_kept_and_told_to_be_none(kafka: Kafk
         able = bus.capabilities.publish
         receipts = [await bus.topic(topic).publish(OutboundMessage(b"x", id="one")) for _ in range(2)]
         assert [receipt.offset for receipt in receipts] == [0, 1]
-        assert (able.deduplication, able.tells_duplicates) == (False, False)
+        assert (able.deduplication, able.reports_duplicates) == (False, False)
         assert not any(receipt.duplicate for receipt in receipts)

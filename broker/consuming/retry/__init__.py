@@ -1,1 +1,1 @@
-"""Retry."""
+"""Retries: the policy, retry topics, and the writer that sends messages there."""

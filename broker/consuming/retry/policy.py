@@ -106,7 +106,7 @@ class Retry:
 class Attempts:
     """Failures and give-backs of each message, as far as this consumer saw them; the oldest are forgotten first.
 
-    A message is told by its topic and id: topics may use the same ids.
+    A message is identified by topic and id: topics may use the same ids.
     """
 
     __slots__ = ("_failures", "_releases")

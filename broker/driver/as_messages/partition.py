@@ -36,7 +36,7 @@ class MessagePartition(Held):
         """Whether too much is finished, or waits, above something unfinished."""
         self.paused = False
         self.restored: list[tuple[int, int]] | None = None
-        """What an earlier owner had finished above its commit, as far as it was not read again; None if not asked."""
+        """What an earlier owner had finished above its commit, not read again yet; None before the source was asked."""
 
     def was_finished(self, offset: int) -> bool:
         """Whether an earlier owner finished this record; asked in rising order."""

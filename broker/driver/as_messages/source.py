@@ -1,8 +1,8 @@
 """`RecordsAsMessages`: a message source over a record source; each record is a message that is settled on its own.
 
 *Concurrency.* One event loop; `settle` may run beside `fetch`. *Cancellation.* Commits run in tasks of this source, and
-belong to nobody's call. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the next
-one; any other is raised by the next `fetch`.
+do not end with a caller. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the
+next one; any other is raised by the next `fetch`.
 
 Acking or rejecting a record finishes its offset. Of each partition the highest contiguous finished offset is committed,
 and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
@@ -31,10 +31,10 @@ from broker.driver.contract import (
     KeepsFinished,
     RecordSource,
     RecordSubscription,
+    ReportsIdle,
     RetryTopic,
     Settlement,
     SourceListener,
-    TellsIdle,
     TopicPartition,
 )
 from broker.driver.retry_message import Delivery, record_of
@@ -157,7 +157,7 @@ class RecordsAsMessages:
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
-        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
+        return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     async def close(self) -> None:
         if self._closing:
@@ -356,7 +356,7 @@ class RecordsAsMessages:
             self._listener.lost(unsettled)
 
     def _take_back_unused(self, parts: Sequence[MessagePartition]) -> None:
-        """What was not handed over yet is left to the next owner, so that nobody waits for it here."""
+        """Drop what was not handed over: it belongs to the next owner, and a revocation must not wait for it."""
         unused: list[Message[Any]] = []
         for part in parts:
             mine = [m for m in part.out.values() if m.lease_ends is None and m.state is SettleState.OPEN]

@@ -313,7 +313,7 @@ class Publishing(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             first = await bus.topic(topic).publish(OutboundMessage(b"x", id="same"))
             second = await bus.topic(topic).publish(OutboundMessage(b"x", id="same"))
-            assert (first.duplicate, second.duplicate) == (False, bus.capabilities.publish.tells_duplicates)
+            assert (first.duplicate, second.duplicate) == (False, bus.capabilities.publish.reports_duplicates)
             await bus.topic(topic).publish(b"last")
             assert bodies(await until_seen(inbox, [b"x", b"last"], harness.patience)) == once([b"x", b"last"])
             await nothing_more(inbox, harness.quiet)
