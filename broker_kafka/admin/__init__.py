@@ -1,1 +1,1 @@
-"""Admin."""
+"""Administration of topics and consumer groups."""

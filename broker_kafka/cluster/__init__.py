@@ -1,1 +1,1 @@
-"""Cluster."""
+"""The connection to a cluster, and requests to its brokers."""

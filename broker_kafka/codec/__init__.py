@@ -1,1 +1,1 @@
-"""Codec."""
+"""What records carry: headers, runs of records, metadata of offsets and groups."""

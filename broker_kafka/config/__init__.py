@@ -1,1 +1,1 @@
-"""Config."""
+"""Properties, security, OAuth and queue settings of the client."""

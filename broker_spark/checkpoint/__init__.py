@@ -1,1 +1,1 @@
-"""Checkpoint."""
+"""What queries keep in Spark's checkpoint."""

@@ -1,1 +1,1 @@
-"""Common."""
+"""What every source and sink uses: options, schema, offsets, topics, files."""

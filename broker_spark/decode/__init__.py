@@ -1,1 +1,1 @@
-"""Decode."""
+"""Typed decoding of JSON payloads into columns."""

@@ -1,1 +1,1 @@
-"""Log."""
+"""The source that reads logs by offset ranges."""

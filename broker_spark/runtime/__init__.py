@@ -1,1 +1,1 @@
-"""Runtime."""
+"""Spark's JVM, its Python workers, and the shipping of packages to them."""

@@ -1,1 +1,1 @@
-"""Sink."""
+"""The sink that publishes rows."""
