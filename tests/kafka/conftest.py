@@ -1,4 +1,4 @@
-"""The broker that the tests of one process share, and topics of a test's own."""
+"""The broker that the tests of a run share, and topics of a test's own."""
 
 from __future__ import annotations
 

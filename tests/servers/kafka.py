@@ -205,9 +205,9 @@ class KafkaServer(ServerProcess):
         return found | self.options
 
 
-@Shared
+@Shared.by_all_workers
 def shared_server() -> KafkaServer:
-    """The plain broker of this test process. No test ends it, so none waits for the end of its session."""
+    """The plain broker of the run. No test ends it, so none waits for the end of its session."""
     return KafkaServer({"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "18000"})
 
 

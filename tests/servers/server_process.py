@@ -62,6 +62,10 @@ class ServerProcess(Servers):
         self.kind = kind
         self._child: ChildProcess | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """A copy in another process knows where the server is; the process and held ports stay with the owner."""
+        return {**vars(self), "_child": None, "_held": {}}
+
     @property
     def log(self) -> str:
         """All it has said, over all its runs."""

@@ -1,4 +1,4 @@
-"""`Shared`: a server that the tests of one process share, and who ends it.
+"""`Shared`: a server that the tests of one process, or of all workers of a run, share, and who ends it.
 
 From the thread of the tests only.
 """
@@ -6,8 +6,13 @@ From the thread of the tests only.
 from __future__ import annotations
 
 import atexit
+import fcntl
+import os
+import pickle
+import tempfile
 from collections.abc import Callable
 from functools import update_wrapper
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tests.servers.server_process import Servers
@@ -25,6 +30,7 @@ class Shared(Generic[S]):
     def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
         self._server: S | None = None
+        self._by_all_workers = False
         update_wrapper(self, make, updated=())
 
     @classmethod
@@ -34,11 +40,41 @@ class Shared(Generic[S]):
         _of_groups.append(shared)
         return shared
 
+    @classmethod
+    def by_all_workers(cls, make: Callable[[], S]) -> Shared[S]:
+        """One for all workers of pytest-xdist: no test may disturb the server, or count on being alone on it.
+
+        The worker that needs it first starts it. That process lives as long as the run; the others get a copy of the
+        object that can be asked where the server is, and cannot end it.
+        """
+        shared = cls(make)
+        shared._by_all_workers = True
+        return shared
+
     def __call__(self) -> S:
         if self._server is None:
-            self._server = self._make().__enter__()
-            atexit.register(self._server.close)
+            run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+            self._server = self._start() if run is None or not self._by_all_workers else self._join(run)
         return self._server
+
+    def _start(self) -> S:
+        server = self._make().__enter__()
+        atexit.register(server.close)
+        return server
+
+    def _join(self, run: str) -> S:
+        path = Path(tempfile.gettempdir()) / f"anybroker-run-{run}-{self._make.__module__}.{self._make.__name__}"
+        with path.open("a+b") as file:
+            # Held while the server starts, so that the other workers wait for it.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if started := file.read():
+                copy: S = pickle.loads(started)  # noqa: S301 - written by another worker of this run
+                return copy
+            server = self._start()
+            atexit.register(path.unlink, missing_ok=True)
+            file.write(pickle.dumps(server))
+            return server
 
     def end(self) -> None:
         """Close it if it was started."""

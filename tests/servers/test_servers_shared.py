@@ -1,8 +1,9 @@
-"""Servers that the tests of a process share."""
+"""Servers that the tests of a process, or of all workers of a run, share."""
 
 from __future__ import annotations
 
 import atexit
+import uuid
 from typing import Self
 
 import pytest
@@ -15,6 +16,7 @@ from tests.servers.shared import Shared, end_those_of_groups
 class Server(Servers):
     def __init__(self) -> None:
         self.did: list[str] = []
+        self.address = uuid.uuid4().hex
 
     def start(self) -> Self:
         self.did.append("start")
@@ -49,6 +51,16 @@ def test_with_a_group_end_those_that_are_of_groups() -> None:
     assert passing() is not made[1]
     lasting.end()
     passing.end()
+
+
+def test_the_workers_of_one_run_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
+    owner, other = Shared.by_all_workers(Server), Shared.by_all_workers(Server)
+    started = owner()
+    assert other() is not started
+    assert other().address == owner().address == started.address
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
+    assert Shared.by_all_workers(Server)().address != started.address
 
 
 def test_one_that_does_not_start_is_closed_and_another_is_tried() -> None:
