@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
 from typing import Any
 from unittest import mock
 
@@ -56,6 +57,17 @@ class WarpClock(SystemClock):
 
     def call_at(self, when: float, callback: Callable[[], object], loop: asyncio.AbstractEventLoop) -> Timer:
         return loop.call_later(max(0.0, when - self.time()), callback)
+
+
+def in_jumping_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Decorates an asyncio test: a loop whose time jumps runs the test, which may wait for no thread."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        with asyncio.Runner(loop_factory=WarpLoop) as runner:
+            runner.run(test(*arguments, **named))
+
+    return run
 
 
 def warped(test: Callable[[Broker], Awaitable[None]]) -> None:
