@@ -114,7 +114,7 @@ test: $(STAMP) kafka pulsar spark
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not deep' $(ARGS)
 
 test-all: $(STAMP) kafka pulsar pstest spark
-	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadgroup --hypothesis-profile=random $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

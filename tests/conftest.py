@@ -16,8 +16,10 @@ from tests.servers.shared import end_those_of_groups
 __all__ = ["pytest_runtest_makereport", "pytest_terminal_summary", "pytest_testnodedown", "pytest_testnodeready"]
 
 # How long an example takes says more of what else the machine does than of the code; speed is measured in benchmarks/.
-settings.register_profile("anybroker", deadline=None)
-settings.load_profile("anybroker")
+settings.register_profile("random", deadline=None)
+# `make test` draws the same examples each time; `make test-all` looks for new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same")
 
 # gRPC runs its own threads in a forked child until that child is another program, and some die of it: the PostgreSQL of
 # the tests is started by such a fork, as it takes another user. No test calls gRPC on both sides of a fork.
