@@ -50,7 +50,7 @@ async def test_a_redrive_ends_where_a_letter_has_to_stay(
     monkeypatch.setattr("broker.redrive._MOST_IDLE_ROUNDS", 10**6)
     topic, dead = make_topic(), make_topic()
     await bus.topic(dead).publish(b"stranger")
-    async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+    async with bus.messages(topic, subscription=f"readers-{topic}", dead_letter=dead) as inbox:
         await bus.topic(topic).publish_batch([b"0", b"1"])
         for message in await take(inbox, 2, PATIENCE):
             await message.reject("bad")

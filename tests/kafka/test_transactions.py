@@ -138,7 +138,7 @@ async def test_records_flow_again_at_the_right_offset_after_aborts(
     await bus.topic(source).publish_batch(numbered(400))
     seen = 0
     attempts = 0
-    async with bus.transactional_publisher(name) as publisher, bus.records(source, group="copier") as log:
+    async with bus.transactional_publisher(name) as publisher, bus.records(source, group=name) as log:
         while seen < 400:
             attempts += 1
             with suppress(ZeroDivisionError):
@@ -153,7 +153,7 @@ async def test_records_flow_again_at_the_right_offset_after_aborts(
     assert len(bodies(kafka, sink, "read_uncommitted")) > 400
     admin = RawAdmin(kafka.bootstrap)
     ends = [admin.bounds(source, partition)[1] for partition in range(2)]
-    assert [admin.committed("copier", source, partition).offset for partition in range(2)] == ends
+    assert [admin.committed(name, source, partition).offset for partition in range(2)] == ends
 
 
 async def test_a_partition_that_went_away_undoes_the_transaction(
