@@ -88,7 +88,7 @@ class OutcomeUnknown(BrokerError):
 
     :ivar fenced: whether another one was opened already.
     :ivar refused: the errors of single records, by index in the batch; these are not on the brokers.
-    :ivar explained: set by the caller if `refused` tells it what to do differently.
+    :ivar refusals_handled: set by the caller if it handles `refused`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class OutcomeUnknown(BrokerError):
         super().__init__(message, native=native, retriable=True)
         self.fenced = fenced
         self.refused: Mapping[int, BrokerError] = refused or {}
-        self.explain_marker_error = False
+        self.refusals_handled = False
 
 
 class FencedWriter(OwnerThread[Producer]):

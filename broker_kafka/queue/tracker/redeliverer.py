@@ -165,7 +165,7 @@ class Redeliverer:
             handled = self._handle_refusals(turn, error.refused)
             self._return_all(partition, turn, 0 if handled else int(1000 * self._options.retry_after))
         except OutcomeUnknown as error:
-            error.explain_marker_error = self._handle_refusals(turn, error.refused)
+            error.refusals_handled = self._handle_refusals(turn, error.refused)
             raise
         else:
             self._written(partition, turn)

@@ -270,7 +270,7 @@ class TrackedPartition:
         logger.warning(
             "Markers of %s[%d] are read again%s: %s", *self.place, ", if the partition is ours" * fenced, error
         )
-        if isinstance(error, OutcomeUnknown) and error.explain_marker_error:
+        if isinstance(error, OutcomeUnknown) and error.refusals_handled:
             return
         self._rest_until = monotonic() + self._backoff.add(self._stuck(error), monotonic())
         if self._backoff.is_warning_due:
