@@ -109,7 +109,7 @@ async def test_a_lock_that_ends_takes_only_what_was_not_settled(kafka: KafkaServ
         assert (again.data, again.delivery_attempt) == (held[0].data, 2)
         assert held[0].lease_lost
         assert [event.message.data for event in events if isinstance(event, LeaseExpired)] == [held[0].data]
-        with pytest.raises(LeaseLost, match="be done sooner where"):
+        with pytest.raises(LeaseLost, match="finish sooner if"):
             await held[0].ack()
         await again.ack()
         await nothing_more(inbox, 1.2 * lock)

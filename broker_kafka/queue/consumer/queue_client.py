@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from broker import BackendError, BrokerError, Closed, LeaseLost, Message, MessageTooLarge, TopicPartition
 from broker.driver import (
+    Backoff,
     Event,
     PartitionsAssigned,
     PartitionsLost,
@@ -52,8 +53,6 @@ _GRACE: Final = 1.0
 """Seconds for which an interrupted fetch still waits for the claim in flight."""
 _TRUSTED: Final = 5.0
 """Seconds after a commit or an assignment for which our partitions are taken to be ours still."""
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 30.0
 
 
 class QueueClient:
@@ -476,11 +475,11 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
 
 
 class _Waiting:
-    __slots__ = ("pause", "records", "retry_at")
+    __slots__ = ("backoff", "records", "retry_at")
 
     def __init__(self) -> None:
         self.records: list[FetchedRecord] = []
-        self.pause = _FIRST_PAUSE
+        self.backoff = Backoff(1.0, 30.0)
         self.retry_at = 0.0
 
 
@@ -508,8 +507,7 @@ class OversizedStarts:
         new = place not in self._waiting
         waiting = self._waiting.setdefault(place, _Waiting())
         waiting.records = records + waiting.records
-        waiting.retry_at = now + waiting.pause
-        waiting.pause = min(_LONGEST_PAUSE, 2 * waiting.pause)
+        waiting.retry_at = now + waiting.backoff.next()
         return new
 
     def due(self, now: float) -> list[FetchedRecord]:

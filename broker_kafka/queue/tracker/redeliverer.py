@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from broker import BrokerError, ConfigurationError, MessageTooLarge, TopicNotFound, TopicPartition
+from broker.driver import Backoff
 from broker_kafka.errors import kafka_error
 from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.lease import Lease, LeaseState
@@ -82,13 +83,13 @@ class _Refused(NamedTuple):
 
     :ivar retry_at: the local time in milliseconds.
     :ivar letter: whether its dead letter was refused as well.
-    :ivar times: how often it was refused.
+    :ivar backoff: of its retries.
     """
 
     reason: str
     retry_at: float
     letter: bool
-    times: int
+    backoff: Backoff
 
 
 class _Turn:
@@ -354,12 +355,12 @@ class Redeliverer:
         self._counts.refused += 1
         before = self._refused.get(id)
         letter = letter or (before is not None and before.letter)
-        times = 1 if before is None else before.times + 1
+        backoff = Backoff(self._options.refused_after, _LONGEST_REFUSAL) if before is None else before.backoff
+        seconds = backoff.next()
         # The dead letter is tried at once; other retries wait: a refusal may cost another read of the partition.
-        seconds = min(_LONGEST_REFUSAL, self._options.refused_after * 2 ** min(times, 16) / 2)
-        wait = 1000 * seconds if letter or times > 1 else 0.0
-        self._refused[id] = _Refused(error.message, 1000 * monotonic() + wait, letter, times)
-        if warn and (times == 1 or letter):
+        wait = 1000 * seconds if letter or before is not None else 0.0
+        self._refused[id] = _Refused(error.message, 1000 * monotonic() + wait, letter, backoff)
+        if warn and (before is None or letter):
             self.warnings.append(
                 f"Message {id.topic}:{id.partition}:{id.offset} is refused: {error}{_size_advice(error, id.topic)}"
             )

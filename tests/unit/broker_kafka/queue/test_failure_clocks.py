@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, write_marker
-from broker_kafka.queue.tracker.clock import LogClock
+from broker_kafka.queue.tracker.partition_state import LogClock
 from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, expire, taken
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BackendError, OperationTimeout, Unsupported
 from broker_kafka.settings import KafkaSettings
-from broker_kafka.share.join_state import JoinState
+from broker_kafka.share.messages import JoinState
 
 
 class Clock:
