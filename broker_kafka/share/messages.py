@@ -6,8 +6,8 @@ where these get nothing either while members wait for their last message, up to 
 as the group's lock and are not renewed. A message that is not settled in time is reported as lost a little before the
 lock ends, since a late ack fails for all acks of its partition that are sent with it. Messages that no fetch returned
 within half of the lock are released to other consumers; each delivery counts. A message on its last delivery is
-returned first and never released; a warning tells when it ends without an ack. *Settling.* The broker answers each ack.
-*Close* leaves the group, which releases unsettled messages at once. *Failure.* Members reconnect by themselves.
+returned first and never released; a warning reports when it ends without an ack. *Settling.* The broker answers each
+ack. *Close* leaves the group, which releases unsettled messages at once. *Failure.* Members reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -293,11 +293,11 @@ class ShareMessageSource:
                 self._expire(batch)
 
     def _lose(self, batch: Batch) -> None:
-        gone = list(batch.open.values())
+        lost = list(batch.open.values())
         self._buffer = deque(message for message in self._buffer if message.lease is not batch)
         batch.open.clear()
-        self._listener.lost(gone)
-        for message in gone:
+        self._listener.lost(lost)
+        for message in lost:
             self._warn_if_last(message, "lost")
 
     def _release_waiting(self, batch: Batch) -> None:

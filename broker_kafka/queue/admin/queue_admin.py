@@ -86,13 +86,15 @@ class QueueAdmin(KafkaAdmin):
 
     async def _count_backlog(self, topic: str, subscription: str) -> dict[int, int]:
         """The number of messages behind the positions of the group, by partition."""
-        own = QueueFilter.of(subscription, self._connection.settings)
+        queue_filter = QueueFilter.of(subscription, self._connection.settings)
         positions = (await self.describe_group(subscription)).positions
         counted: dict[int, int] = {}
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
             bounds = Bounds(max(first, positions.get(place, first)), following)
-            batches = [len(records) async for records in read_backlog(self._log, own, place, bounds, _MAX_COUNTED)]
+            batches = [
+                len(records) async for records in read_backlog(self._log, queue_filter, place, bounds, _MAX_COUNTED)
+            ]
             counted[partition] = sum(batches)
         return counted
 

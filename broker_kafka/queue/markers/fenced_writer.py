@@ -6,9 +6,10 @@
 | `NotWritten` | none is, nor will be |
 | `OutcomeUnknown` | unknown, or this writer is fenced: open another writer of the id, which ends the transaction |
 
-*Concurrency.* A producer with a thread of its own; one `write` at a time. *Cancellation.* A write that was begun goes
-on. *Stop.* Bounded, without brokers too; a write in progress gets an unknown outcome. An open transaction is aborted if
-the brokers answer within a second, since it holds up the readers of the log; else the brokers abort it later.
+*Concurrency.* A producer with a thread of its own; one `write` at a time. *Cancellation.* A write that has begun
+continues. *Stop.* Bounded, without brokers too; a write in progress gets an unknown outcome. An open transaction is
+aborted if the brokers answer within a second, since it holds up the readers of the log; else the brokers abort it
+later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`OffsetCommitter`: commits the offsets from which a tracker has to read its markers after a restart.
 
 It commits after so many markers, so long after the first of them, on a revocation and on close. *Concurrency.* On the
-loop; one commit at a time. *Cancellation.* A commit that was begun goes on. *Failure.* Each partition has its own
+loop; one commit at a time. *Cancellation.* A commit that has begun continues. *Failure.* Each partition has its own
 result; an offset that was not stored is sent again with the next commit.
 """
 

@@ -84,7 +84,7 @@ class LogClock:
                 self._anchor = (self._now, at)
 
     def estimate(self, at: int) -> int:
-        """The log's time at this local time, at least; tells when to ask the brokers for it."""
+        """The log's time at this local time, at least: when it reaches a deadline, ask the brokers for the time."""
         return self._lead + at
 
     def lag(self, at: int) -> int:
@@ -241,7 +241,7 @@ class PartitionState:
         return self.markers.to_renew(self.position - options.renew_distance, now - options.renew_age_ms, limit)
 
     def renewal(self, lease: Lease) -> Marker:
-        """A START with the present state of a lease. A reader that begins here redelivers no sooner than one of all."""
+        """A START with the state of a lease. A reader that begins here redelivers no sooner than one that read all."""
         remaining = lease.deadline - (self.clock.now or 0)
         return Marker(
             kind=Kind.START,

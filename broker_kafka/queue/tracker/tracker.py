@@ -103,7 +103,7 @@ class Tracker:
 
         :param topic_checked: skips the marker topic.
         :raises ConfigurationError: the marker topic has unfit settings.
-        :raises BrokerError: the client cannot be made, or no broker answers.
+        :raises BrokerError: the client cannot be created, or no broker answers.
         """
         options = self._options
         if not topic_checked:
@@ -134,7 +134,7 @@ class Tracker:
             raise self.failure
 
     async def close(self) -> None:
-        """Stop, and leave the group to its other members; may be called twice, and goes on if it is cancelled."""
+        """Stop, and leave the group to its other members; may be called twice, and continues if it is cancelled."""
         self._closed = True
         if self._closing is None:
             # Cut short, a close would leave a member that has partitions and does nothing for them.
@@ -149,11 +149,11 @@ class Tracker:
             await self._commit(tracked, _COMMIT)
             await self._thread.stop(_LEAVE)
         self._tracked.clear()
-        left, self._claims = list(self._claims.values()), {}
+        unused, self._claims = list(self._claims.values()), {}
         await asyncio.gather(
             *(each.close() for each in tracked),
             *self._closing_partitions,
-            *(each.writer.stop(WRITER_CLOSE) for each in left),
+            *(each.writer.stop(WRITER_CLOSE) for each in unused),
         )
         self._stopped.set()
 
@@ -236,9 +236,9 @@ class Tracker:
         if self._closed:
             raise Closed(f"The tracker of {self.subscription!r} was closed")
         claims = await claim_partitions(self._connection, self._store, self.group, partitions)
-        left = [self._claims.pop(place).writer for place in partitions if place in self._claims]
+        replaced = [self._claims.pop(place).writer for place in partitions if place in self._claims]
         self._claims |= claims
-        for writer in left:
+        for writer in replaced:
             self._tasks.spawn(writer.stop(WRITER_CLOSE))
         return {place: found.start for place, found in claims.items()}
 
@@ -255,12 +255,12 @@ class Tracker:
             self._hooks.emit(PartitionsAssigned(partitions=list(partitions), current=sorted(self._tracked)))
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        going = [self._tracked[place] for place in partitions if place in self._tracked]
+        revoked = [self._tracked[place] for place in partitions if place in self._tracked]
         if self._hooks.listening:
-            rest = sorted(set(self._tracked).difference(partitions))
-            self._hooks.emit(PartitionsRevoked(partitions=list(partitions), current=rest))
-        await asyncio.gather(*(each.stop(_TURN) for each in going))
-        await self._commit(going, min(_COMMIT, deadline - asyncio.get_running_loop().time()))
+            current = sorted(set(self._tracked).difference(partitions))
+            self._hooks.emit(PartitionsRevoked(partitions=list(partitions), current=current))
+        await asyncio.gather(*(each.stop(_TURN) for each in revoked))
+        await self._commit(revoked, min(_COMMIT, deadline - asyncio.get_running_loop().time()))
         self._drop(partitions)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -340,7 +340,7 @@ class Tracker:
             self._log_end_requested.clear()
             tracked = dict(self._tracked)
             at = now_ms()
-            # A tracker without partitions asks too: `silent` must be known before it has to take over.
+            # A tracker without partitions requests it too: `silent` must be known before it has to take over.
             places = list(tracked) or [TopicPartition(self.topic, 0)]
             try:
                 found = await high_watermarks(self._connection, places, _PATIENCE)

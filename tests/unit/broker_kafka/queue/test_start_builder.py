@@ -67,12 +67,12 @@ def taken(
 
 
 def starts(messages: Sequence[FetchedRecord], format: MarkerFormat) -> list[StartRecord]:
-    own = QueueFilter("q", None)
+    queue_filter = QueueFilter("q", None)
     shared: dict[str, Any] = {"lease_ms": 30_000, "holder": "me", "max_deliveries": 5, "dead_letter": "d"}
-    return StartBuilder(own, 2, format=format, **shared).starts(messages, NOW)
+    return StartBuilder(queue_filter, 2, format=format, **shared).starts(messages, NOW)
 
 
-def told(started: Sequence[StartRecord]) -> dict[MessageId, tuple[Marker, Content, int]]:
+def contents(started: Sequence[StartRecord]) -> dict[MessageId, tuple[Marker, Content, int]]:
     """What is said of each message, and in which partition."""
     found: dict[MessageId, tuple[Marker, Content, int]] = {}
     for each in started:
@@ -102,16 +102,14 @@ messages = st.lists(
 
 
 @given(messages, st.booleans(), st.booleans())
-def test_starts_of_several_messages_say_what_one_each_would(
-    drawn: list[dict[str, Any]], keyed: bool, valued: bool
-) -> None:
+def test_a_start_of_several_equals_single_starts(drawn: list[dict[str, Any]], keyed: bool, valued: bool) -> None:
     for each in drawn:
         # Most often a topic has keys and values in all records.
         each["key"] = each["key"] or b"k" if keyed else each["key"]
         each["value"] = each["value"] or b"v" if valued else each["value"]
     batch = [taken(offset, **each) for offset, each in enumerate(drawn)]
     together, alone = starts(batch, FORMATS["v2"]), starts(batch, ONE_EACH)
-    assert told(together) == told(alone)
+    assert contents(together) == contents(alone)
     assert len(alone) == len(batch)
     assert [each.deferred for each in batch] == [each.due > NOW for each in batch]
 
@@ -123,7 +121,7 @@ def test_messages_with_keys_and_headers_have_one_start() -> None:
     assert len(start.records) == 200
 
 
-def test_so_many_have_one_start_as_a_record_takes() -> None:
+def test_a_start_covers_as_many_messages_as_a_record_takes() -> None:
     small = starts([taken(offset) for offset in range(401)], FORMATS["v2"])
     assert [len(each.records) for each in small] == [200, 200, 1]
     large = starts([taken(offset, value=bytes(12_000)) for offset in range(5)], FORMATS["v2"])
