@@ -52,7 +52,7 @@ async def _feed(bus: broker.Bus, topic: str, stopped: asyncio.Event) -> list[byt
     return sent
 
 
-async def test_each_message_of_a_queue_has_its_output_once_whoever_is_killed(
+async def test_each_message_has_its_output_once_whichever_worker_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dice = random.Random(20261123)

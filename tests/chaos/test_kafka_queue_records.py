@@ -33,7 +33,7 @@ END = Marker(kind=Kind.END, id=ID)
         ([(START, 10.0), (RENEWAL, 11.0)], 0.0),
     ],
 )
-def test_how_early_a_message_was_sent_again(said: list[tuple[Marker, float]], early: float) -> None:
+def test_early_redeliveries_are_measured(said: list[tuple[Marker, float]], early: float) -> None:
     copy = Copy(1, Place(0, 0), 0, 9.0)
     copy.said = [Said(marker, time, "worker", marker is RENEWAL) for marker, time in said]
     copy.said.append(Said(END, 12.0, "", tracked=True))
@@ -52,7 +52,7 @@ def test_how_early_a_message_was_sent_again(said: list[tuple[Marker, float]], ea
         ([(START, 10.0), (END, 11.0), (TRIED, 11.5)], {1}),
     ],
 )
-def test_how_many_deliveries_count_for_who_has_it_next(said: list[tuple[Marker, float]], counted: set[int]) -> None:
+def test_counted_deliveries_of_the_next_holder(said: list[tuple[Marker, float]], counted: set[int]) -> None:
     copy = Copy(1, Place(0, 0), 0, 9.0)
     copy.said = [Said(marker, time, "worker", tracked=False) for marker, time in said]
     assert copy.counted == counted

@@ -92,7 +92,7 @@ class Simulation:
     def take(self, *, commits: bool = True, delay: int | None = None) -> Held | None:
         """Read the next message, write its START, commit, hand over; without the commit another reads it too.
 
-        :param delay: it is not for now: its START says when, and nobody gets it.
+        :param delay: the START defers the message, and no consumer gets it.
         """
         if self.taken == len(self.messages):
             return None
@@ -330,6 +330,6 @@ def taken(count: int = 1, *, period: int = 1000, max_attempts: int = 0) -> Simul
 
 
 def expire(queue: Simulation) -> None:
-    """The lease period passes, and the log tells."""
+    """The lease period passes, and the log is read."""
     queue.now += queue.period
     queue.read()

@@ -9,13 +9,13 @@ from broker_kafka.queue.tracker.partition_state import LogClock
 from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, expire, taken
 
 
-def test_e_times_of_several_producers_never_turn_the_clock_back() -> None:
+def test_e_times_of_several_producers_never_move_the_clock_backwards() -> None:
     clock = LogClock(at=0)
     seen = [clock.read(time, at) for at, time in enumerate([1_000, 5_000, 200, 4_999, 6_000])]
     assert seen == [1_000, 5_000, 5_000, 5_000, 6_000]
 
 
-def test_e_a_lease_of_a_producer_whose_clock_is_behind_is_not_due_at_once() -> None:
+def test_e_a_lease_of_a_producer_with_a_slow_clock_is_not_due_at_once() -> None:
     queue = taken()
     queue.send("late")
     held = MessageId(TOPIC, 0, 1)
@@ -47,7 +47,7 @@ def test_e_one_marker_from_the_far_future_does_not_expire_everything(period: int
     assert now <= queue.now + FAR.max_jump_ms
 
 
-def test_f_time_stands_still_while_the_log_is_not_heard_of() -> None:
+def test_f_the_clock_stops_while_the_log_is_not_read() -> None:
     queue = taken()
     queue.now += 3_600_000
     assert queue.redeliver() == []
@@ -58,7 +58,7 @@ def test_f_time_stands_still_while_the_log_is_not_heard_of() -> None:
     assert len(queue.redeliver()) == 1
 
 
-def test_f_an_end_that_was_written_while_the_tracker_was_cut_off_is_read_before_anything_is_due() -> None:
+def test_f_an_end_written_during_a_cut_is_read_before_anything_is_due() -> None:
     queue = taken(2)
     slow, _ = queue.held
     queue.now += 20_000
@@ -76,7 +76,7 @@ def test_f_an_end_that_was_written_while_the_tracker_was_cut_off_is_read_before_
     assert [lease.id.offset for lease in queue.tracker.due(10)] == [1]
 
 
-def test_f_silence_of_which_nobody_knows_is_not_counted() -> None:
+def test_f_unnoticed_silence_is_not_counted() -> None:
     clock = LogClock(at=0, stall_ms=10_000)
     clock.read(1_000, at=0)
     clock.caught_up(at=9_000)
@@ -88,7 +88,7 @@ def test_f_silence_of_which_nobody_knows_is_not_counted() -> None:
     assert clock.now == 11_000
 
 
-def test_f_how_far_the_clock_is_behind_the_brokers_is_told() -> None:
+def test_f_the_clock_reports_its_lag() -> None:
     clock = LogClock(at=0)
     assert clock.lag(at=5_000) == 0
     clock.read(1_000, at=0)
@@ -97,7 +97,7 @@ def test_f_how_far_the_clock_is_behind_the_brokers_is_told() -> None:
     assert clock.lag(at=6_000) == 0
 
 
-def test_f_a_quiet_topic_does_not_hold_redelivery_up() -> None:
+def test_f_a_quiet_topic_does_not_delay_redelivery() -> None:
     queue = taken()
     for _ in range(4):
         queue.now += 250
