@@ -8,7 +8,7 @@ result; an offset that was not stored is sent again with the next commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from confluent_kafka import TopicPartition as NativePartition
@@ -30,7 +30,7 @@ class OffsetCommitter:
     def __init__(
         self,
         thread: CommittingClient,
-        tracked: Callable[[], Sequence[TrackedPartition]],
+        tracked: Callable[[], Iterable[TrackedPartition]],
         options: TrackerOptions,
         counts: TrackerCounts,
     ) -> None:

@@ -30,8 +30,6 @@ class LogClock:
     :param max_jump_ms: how far log times may run ahead of this machine's monotonic clock once the clock is anchored.
     :param stall_ms: a longer silence does not count as time: while this process is cut off from the brokers, others may
         write.
-    :ivar jumps: how many log times were cut back.
-    :ivar stalls: how many silences were left out.
     """
 
     def __init__(self, at: int, *, max_jump_ms: int = 10_000, stall_ms: int = 10_000) -> None:
@@ -43,8 +41,6 @@ class LogClock:
         self._alive = at
         """The local time at which a marker was last read, or the log was last caught up with."""
         self._anchor: tuple[int, int] | None = None
-        self.jumps = 0
-        self.stalls = 0
 
     @property
     def now(self) -> int | None:
@@ -59,7 +55,6 @@ class LogClock:
         anchor = self._anchor
         if anchor is not None and timestamp > (limit := anchor[0] + at - anchor[1] + self._max_jump):
             timestamp = limit
-            self.jumps += 1
         now = self._now
         if now is None:
             self._lead = timestamp - at
@@ -76,7 +71,6 @@ class LogClock:
         silent = at - self._alive
         if silent > self._stall:
             self._lead -= silent
-            self.stalls += 1
         self._alive = max(self._alive, at)
         if self._now is not None:
             self._now = max(self._now, self._lead + at)

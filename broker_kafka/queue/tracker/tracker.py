@@ -112,7 +112,7 @@ class Tracker:
             )
         thread = _MarkerConsumer(self._connection, self.group, self)
         self._store = ThreadOffsetStore(thread, timeout=self._connection.settings.request_timeout)
-        self._committer = OffsetCommitter(thread, lambda: list(self._tracked.values()), options, self.counts)
+        self._committer = OffsetCommitter(thread, self._tracked.values, options, self.counts)
         self._thread = thread
         try:
             await thread.start()

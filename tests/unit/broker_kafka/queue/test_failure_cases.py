@@ -13,7 +13,7 @@ from broker_kafka.queue.consumer.start_builder import marker_partition
 from broker_kafka.queue.markers.redelivery import ATTEMPTS, attempts_of, origin_of, redelivery
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
 from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
-from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, Simulation, expire, taken
+from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, Simulation, expire, leased_queue
 
 
 def names(queue: Simulation) -> list[bytes | None]:
@@ -24,7 +24,7 @@ def names(queue: Simulation) -> list[bytes | None]:
 
 
 def test_a_a_restart_repeats_no_redelivery_whose_end_follows_its_deadline() -> None:
-    queue = taken(3)
+    queue = leased_queue(3)
     expire(queue)
     queue.append(b"")
     queue.now += 5_000
@@ -73,11 +73,11 @@ def test_a_invisible_records_of_transactions_open_the_gate() -> None:
 
 
 def test_c_the_end_of_a_redelivery_closes_a_second_start() -> None:
-    queue = taken()
+    queue = leased_queue()
     queue.now += queue.period
     queue.read()
     (lease,) = queue.tracker.due(1)
-    queue.taken = 0
+    queue.position = 0
     queue.take()
     queue.read()
     assert not queue.tracker.due(1)
@@ -87,10 +87,10 @@ def test_c_the_end_of_a_redelivery_closes_a_second_start() -> None:
 
 
 def test_c_a_redelivery_that_fails_after_a_second_start_is_retried() -> None:
-    queue = taken()
+    queue = leased_queue()
     expire(queue)
     (lease,) = queue.tracker.due(1)
-    queue.taken = 0
+    queue.position = 0
     queue.take()
     queue.read()
     queue.tracker.failed(lease, 100)
@@ -122,10 +122,10 @@ def test_c_a_second_start_counts_although_the_first_was_due() -> None:
 
 
 def test_d_start_end_start_counts_from_the_second_start() -> None:
-    queue = taken()
+    queue = leased_queue()
     queue.now += 900
     queue.ack(queue.held[0])
-    queue.taken = 0
+    queue.position = 0
     queue.take()
     queue.read()
     queue.now += 999
@@ -137,7 +137,7 @@ def test_d_start_end_start_counts_from_the_second_start() -> None:
 
 
 def test_each_queue_of_a_topic_tracks_its_own_leases() -> None:
-    queue = taken()
+    queue = leased_queue()
     other = MessageId(TOPIC, 0, 0, "other")
     queue.write(Marker(kind=Kind.START, id=other, after_ms=1000))
     queue.write(Marker(kind=Kind.END, id=other))
@@ -194,7 +194,7 @@ def test_g_renewals_do_not_postpone_the_lease_of_a_dead_holder() -> None:
 
 
 def test_i_a_message_released_at_a_close_is_due_at_once_and_costs_no_attempt() -> None:
-    queue = taken()
+    queue = leased_queue()
     queue.release(queue.held[0], 0, counts=False)
     queue.read()
     queue.redeliver()
@@ -204,7 +204,7 @@ def test_i_a_message_released_at_a_close_is_due_at_once_and_costs_no_attempt() -
 
 
 def test_i_a_late_keepalive_does_not_change_a_delay() -> None:
-    queue = taken()
+    queue = leased_queue()
     held = queue.held[0]
     queue.release(held, 5_000)
     queue.keep(held)
@@ -227,7 +227,7 @@ def test_i_a_late_keepalive_does_not_change_a_delay() -> None:
 
 
 def test_k_a_failed_redelivery_is_retried_and_stays_pinned() -> None:
-    queue = taken(2)
+    queue = leased_queue(2)
     expire(queue)
     for _ in range(5):
         assert len(queue.redeliver(fails=True)) == 2
@@ -239,7 +239,7 @@ def test_k_a_failed_redelivery_is_retried_and_stays_pinned() -> None:
 
 
 def test_k_a_retry_is_due_since_its_first_deadline_until_a_marker_moves_it() -> None:
-    queue = taken(2)
+    queue = leased_queue(2)
     expire(queue)
     due = queue.now
     for _ in range(3):
@@ -252,7 +252,7 @@ def test_k_a_retry_is_due_since_its_first_deadline_until_a_marker_moves_it() -> 
 
 
 def test_l_many_due_leases_are_taken_in_batches_and_in_order() -> None:
-    queue = taken(1_000)
+    queue = leased_queue(1_000)
     expire(queue)
     for begin in range(0, 1_000, 100):
         assert [lease.id.offset for lease in queue.redeliver(100)] == list(range(begin, begin + 100))
@@ -264,7 +264,7 @@ def test_l_many_due_leases_are_taken_in_batches_and_in_order() -> None:
 
 def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
     content = Content(key=b"k", value=b"v", headers=(("a", b"1"), ("a", None)), origin=None)
-    queue = taken()
+    queue = leased_queue()
     lease = next(iter(queue.tracker.markers))
     first = redelivery(lease, content)
     assert (first.topic, first.key, first.value) == (TOPIC, b"k", b"v")
@@ -280,7 +280,7 @@ def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
 
 
 def test_n_a_poison_message_is_dead_lettered_whole() -> None:
-    queue = taken(max_attempts=3)
+    queue = leased_queue(max_attempts=3)
     for _ in range(3):
         queue.read()
         expire(queue)
@@ -311,7 +311,7 @@ def test_n_an_invalid_attempt_count_is_ignored() -> None:
 
 def test_n_an_attempt_count_never_falls() -> None:
     for count in (10**9, 2**31, 2**32 - 2, 2**32 - 1, 2**33):
-        queue = taken()
+        queue = leased_queue()
         lease = next(iter(queue.tracker.markers))
         lease.attempt = min(count, 2**32 - 1)
         delivery = attempts_of(redelivery(lease, Content()).headers) + 1
@@ -337,7 +337,7 @@ def test_o_markers_of_a_source_partition_share_a_partition() -> None:
 
 
 def test_what_is_no_marker_is_passed_over_and_counted() -> None:
-    queue = taken()
+    queue = leased_queue()
     queue.append(b"garbage")
     queue.append(b"")
     queue.ack(queue.held[0])
@@ -360,7 +360,7 @@ def test_v1_markers_are_redelivered_too() -> None:
 
 
 def test_a_marker_may_name_many_messages() -> None:
-    queue = taken(3)
+    queue = leased_queue(3)
     first, second, third = [held.id for held in queue.held]
     queue.now += 900
     queue.write(Marker(kind=Kind.KEEPALIVE, id=first, more=(second.offset, third.offset), after_ms=1000))

@@ -49,7 +49,7 @@ class Raw:
         return self._timestamp
 
 
-def taken(
+def fetched(
     offset: int,
     key: bytes | None = b"k",
     value: bytes | None = b"v",
@@ -107,7 +107,7 @@ def test_a_start_of_several_equals_single_starts(drawn: list[dict[str, Any]], ke
         # Most often a topic has keys and values in all records.
         each["key"] = each["key"] or b"k" if keyed else each["key"]
         each["value"] = each["value"] or b"v" if valued else each["value"]
-    batch = [taken(offset, **each) for offset, each in enumerate(drawn)]
+    batch = [fetched(offset, **each) for offset, each in enumerate(drawn)]
     together, alone = starts(batch, FORMATS["v2"]), starts(batch, ONE_EACH)
     assert contents(together) == contents(alone)
     assert len(alone) == len(batch)
@@ -115,17 +115,17 @@ def test_a_start_of_several_equals_single_starts(drawn: list[dict[str, Any]], ke
 
 
 def test_messages_with_keys_and_headers_have_one_start() -> None:
-    batch = [taken(offset, b"%d" % offset, headers=(("a", b"b"),) * (offset % 2)) for offset in range(200)]
+    batch = [fetched(offset, b"%d" % offset, headers=(("a", b"b"),) * (offset % 2)) for offset in range(200)]
     (start,) = starts(batch, FORMATS["v2"])
     assert start.marker.whole
     assert len(start.records) == 200
 
 
 def test_a_start_covers_as_many_messages_as_a_record_takes() -> None:
-    small = starts([taken(offset) for offset in range(401)], FORMATS["v2"])
+    small = starts([fetched(offset) for offset in range(401)], FORMATS["v2"])
     assert [len(each.records) for each in small] == [200, 200, 1]
-    large = starts([taken(offset, value=bytes(12_000)) for offset in range(5)], FORMATS["v2"])
+    large = starts([fetched(offset, value=bytes(12_000)) for offset in range(5)], FORMATS["v2"])
     assert [len(each.records) for each in large] == [2, 2, 1]
     assert all(len(each.marker.data) <= PACKED_BYTES for each in small + large)
-    mixed = starts([taken(0), taken(1, value=bytes(50_000)), taken(2), taken(3)], FORMATS["v2"])
+    mixed = starts([fetched(0), fetched(1, value=bytes(50_000)), fetched(2), fetched(3)], FORMATS["v2"])
     assert [(len(each.records), each.marker.whole) for each in mixed] == [(1, False), (1, False), (2, True)]
