@@ -39,7 +39,7 @@ def _bodies(kafka: KafkaServer, topic: str, isolation: str) -> Counter[bytes | N
 
 
 async def _feed(bus: broker.Bus, topic: str, stopped: asyncio.Event) -> list[bytes]:
-    """Publish numbers until told to stop; all of them."""
+    """Publish numbers until stopped; returns all of them."""
     sent: list[bytes] = []
     while not stopped.is_set():
         more = [b"%d" % number for number in range(len(sent), len(sent) + 30)]

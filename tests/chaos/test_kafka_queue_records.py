@@ -26,7 +26,7 @@ END = Marker(kind=Kind.END, id=ID)
         # Too near to the end of the lease to say whether it was in time.
         ([(START, 10.0), (BACK, 11.9)], 0.0),
         ([(START, 10.0), (KEEP, 11.9)], 0.0),
-        # A holder that was not answered gives back again; what it kept meanwhile counts for nobody.
+        # A holder without an answer releases again; what it kept meanwhile does not count.
         ([(START, 10.0), (BACK, 11.4), (KEEP, 11.5)], -0.1),
         ([(START, 10.0), (BACK, 11.4), (BACK, 11.6)], 0.1),
         ([(START, 10.0), (BACK, 11.4), (START, 11.5)], 1.5),

@@ -17,6 +17,7 @@ from broker.driver import GroupReset, LogReaderSpi, PurgedQueue
 from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.cluster.requests import retry_while
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.admin.inspecting import backlog_ranges, open_leases, open_leases_in, read_backlog
 from broker_kafka.queue.markers.fenced_writer import OutcomeUnknown, OutgoingRecord
@@ -31,7 +32,6 @@ __all__ = ["purge_queue"]
 _MAX_COUNTED: Final = 100_000
 """A longer backlog is counted by offsets, not read."""
 _BATCH: Final = 1000
-_PAUSE: Final = 0.05
 
 
 async def purge_queue(
@@ -103,20 +103,17 @@ async def _wait_until_visible(
 
     :raises OperationTimeout: another transaction is open.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + connection.settings.request_timeout
     (topic,) = {place.topic for place in claims}
-    while True:
+
+    async def hidden_partitions() -> list[int]:
         bounds = await log.bounds(topic)
-        hidden = [place.partition for place, found in claims.items() if bounds[place.partition].next < found.end]
-        if not hidden:
-            return
-        if loop.time() >= deadline:
-            raise OperationTimeout(
-                f"An open transaction hides markers of {topic!r}[{hidden[0]}]",
-                advice="Purge again once it has ended, at the latest after its transaction.timeout.ms",
-            )
-        await asyncio.sleep(_PAUSE)
+        return [place.partition for place, claim in claims.items() if bounds[place.partition].next < claim.end]
+
+    if hidden := await retry_while(connection.settings.request_timeout, hidden_partitions, bool):
+        raise OperationTimeout(
+            f"An open transaction hides markers of {topic!r}[{hidden[0]}]",
+            advice="Purge again once it has ended, at the latest after its transaction.timeout.ms",
+        )
 
 
 def _is_purgeable(queue_filter: QueueFilter, lease: Lease, shared: str | None) -> bool:

@@ -87,9 +87,9 @@ class SeekFailed(BrokerError):
 
 
 class TrackerHost(Protocol):
-    """What a partition needs of its tracker."""
+    """The tracker, as its partitions call it."""
 
-    def request_log_end(self, place: TopicPartition) -> None:
+    def request_log_end(self) -> None:
         """Have `log_end_known` called soon."""
         ...
 
@@ -237,7 +237,7 @@ class TrackedPartition:
             return
         late = deadline is not None and state.is_open and state.clock.estimate(at) >= deadline
         if late or state.needs_end:
-            self._host.request_log_end(self.place)
+            self._host.request_log_end()
             wait = self._request_backoff.next()
         elif deadline is not None and state.is_open:
             wait = min(wait, (deadline - state.clock.estimate(at)) / 1000)

@@ -179,7 +179,7 @@ class Tracker:
 
     # -- for its partitions --------------------------------------------------------------------------------
 
-    def request_log_end(self, place: TopicPartition) -> None:
+    def request_log_end(self) -> None:
         self._log_end_requested.set()
 
     async def reclaim(self, tracked: TrackedPartition) -> None:
