@@ -258,7 +258,7 @@ class LeaseManager:
 
 
 def expired_messages(messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-    """Those of messages held here whose leases are over."""
+    """The messages whose leases have ended."""
     now = lease_time()
     for message in messages:
         if message.lease.until <= now:

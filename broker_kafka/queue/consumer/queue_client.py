@@ -239,7 +239,7 @@ class QueueClient:
         errors += [error for error in results.values() if error is not None]
         committed = {place: positions[place] for place, error in results.items() if error is None}
         messages = self._hand_over(committed, begun + self.leases.lease_seconds)
-        self._set_aside({each: error for each, error in stopped.items() if isinstance(error, MessageTooLarge)})
+        self._pause_oversized({each: error for each, error in stopped.items() if isinstance(error, MessageTooLarge)})
         self._resume_oversized(set(committed).difference(stopped))
         if not messages and errors:
             raise next((error for error in errors if not error.retriable), errors[0])
@@ -255,11 +255,11 @@ class QueueClient:
             return []
         outcome = transactions.take_outcome(claim)
         messages = self._hand_over(outcome.positions, outcome.begun + self.leases.lease_seconds)
-        self._set_aside(outcome.too_large)
+        self._pause_oversized(outcome.too_large)
         self._resume_oversized(outcome.positions)
         return messages
 
-    def _set_aside(self, too_large: Mapping[TopicPartition, BrokerError]) -> None:
+    def _pause_oversized(self, too_large: Mapping[TopicPartition, BrokerError]) -> None:
         """Pause partitions whose next START is too large, and warn."""
         for place, error in too_large.items():
             waiting = [record for record in self._drop_stale() if record.place == place]
@@ -268,10 +268,10 @@ class QueueClient:
                 logger.warning(text)
                 self.event(Warned(text=text))
                 self._member.pause([place])
-            self._forget([place])
+            self._drop_records([place])
 
     def _resume_oversized(self, places: Collection[TopicPartition]) -> None:
-        """Go on with these partitions, whose first waiting record is handed over."""
+        """Resume partitions whose first waiting record was handed over."""
         for place in places:
             if place in self._oversized:
                 self._fetched += self._oversized.remove(place)
@@ -367,7 +367,7 @@ class QueueClient:
         self._fetched = [each for each in self._fetched if self._assignments.get(each.place) == each.assignment]
         return self._fetched
 
-    def _forget(self, partitions: Collection[TopicPartition]) -> None:
+    def _drop_records(self, partitions: Collection[TopicPartition]) -> None:
         self._fetched = [each for each in self._fetched if each.place not in partitions]
 
     # -- RecordListener ------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class QueueClient:
         for partition in partitions:
             self._assignments.pop(partition, None)
             self._unknown_commits.removed(partition, [each for each in self._fetched if each.place == partition])
-        self._forget(set(partitions))
+        self._drop_records(set(partitions))
         if waiting := self._oversized.forget(partitions):
             self._member.resume(waiting)
 

@@ -101,16 +101,16 @@ class StartTransactions:
         self._writer = writer
 
     def claim(
-        self, member: KafkaRecordSource, present: Callable[[], Sequence[FetchedRecord]]
+        self, member: KafkaRecordSource, fetched: Callable[[], Sequence[FetchedRecord]]
     ) -> asyncio.Task[ClaimOutcome]:
         """The claim that runs or whose outcome was not taken yet, else a new one.
 
         The task raises BrokerError if nothing was claimed; another claim may follow.
 
-        :param present: returns the fetched records that are still ours, in the order of each partition.
+        :param fetched: returns the fetched records that are still ours, in the order of each partition.
         """
         if self._task is None:
-            self._task = self._loop.create_task(self._claim(member, present), name="broker-kafka-claim")
+            self._task = self._loop.create_task(self._claim(member, fetched), name="broker-kafka-claim")
         return self._task
 
     @property
@@ -133,14 +133,14 @@ class StartTransactions:
                 task.exception()  # retrieved, so that asyncio does not log it
         await self._drop_writer()
 
-    async def _claim(self, member: KafkaRecordSource, present: Callable[[], Sequence[FetchedRecord]]) -> ClaimOutcome:
+    async def _claim(self, member: KafkaRecordSource, fetched: Callable[[], Sequence[FetchedRecord]]) -> ClaimOutcome:
         if self._writer is None:
             await self.open()
         if self._unresolved.positions:
             return await self._resolve(member)
         # Before the records are listed: a partition that is assigned again meanwhile has another generation.
         metadata, member_id = await asyncio.gather(member.group_metadata(), member.member_id())
-        records = present()[: self._limit]
+        records = fetched()[: self._limit]
         writer = self._writer
         if not records or writer is None:
             return _NOTHING
