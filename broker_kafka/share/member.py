@@ -121,7 +121,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
     # -- for the loop --------------------------------------------------------------------------------------
 
     def fetch(self) -> None:
-        """Fetch one batch; the last one must be retry_while. :raises BrokerError: as `OwnerThread.submit`."""
+        """Fetch one batch; the last one must be settled. :raises BrokerError: as `OwnerThread.submit`."""
         self.submit(self._begin_fetch)
 
     async def settle(self, acknowledgements: Sequence[Acknowledgement]) -> list[BrokerError | None]:

@@ -6,8 +6,8 @@ where these get nothing either while members wait for their last message, up to 
 as the group's lock and are not renewed. A message that is not settled in time is reported as lost a little before the
 lock ends, since a late ack fails for all acks of its partition that are sent with it. Messages that no fetch returned
 within half of the lock are released to other consumers; each delivery counts. A message on its last delivery is
-returned first and never released; a warning tells when it ends without an ack. *Settling.* The broker answers each ack.
-*Close* leaves the group, which releases unsettled messages at once. *Failure.* Members reconnect by themselves.
+returned first and never released; a warning reports when it ends without an ack. *Settling.* The broker answers each
+ack. *Close* leaves the group, which releases unsettled messages at once. *Failure.* Members reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -19,12 +19,22 @@ from typing import Any, Final
 
 from confluent_kafka import AcknowledgeType, KafkaError
 
-from broker import BrokerError, Closed, ConnectionFailed, LeaseLost, Message, Outcome, Unsupported
+from broker import (
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    LeaseLost,
+    Message,
+    OperationTimeout,
+    Outcome,
+    Unsupported,
+)
 from broker.driver import (
     Ephemeral,
     MessageSubscription,
     Settlement,
     SourceListener,
+    TaskSet,
     Waker,
     Warned,
     lease_time,
@@ -36,6 +46,7 @@ from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import group_id
 from broker_kafka.codec.headers import NativeRecord, RecordView
 from broker_kafka.errors import kafka_error
+from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.fetch_scheduling import FetchScheduler
 from broker_kafka.share.group_config import (
     configure_group,
@@ -44,10 +55,9 @@ from broker_kafka.share.group_config import (
     no_share_groups,
     require_group,
 )
-from broker_kafka.share.join_state import JoinState
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
 
-__all__ = ["SHARE_VIEW", "Batch", "ShareMessageSource", "place_of", "subscribe"]
+__all__ = ["SHARE_VIEW", "Batch", "JoinState", "ShareMessageSource", "place_of", "subscribe"]
 
 
 class _ShareView(RecordView):
@@ -87,6 +97,9 @@ _CLOSE_SECONDS: Final = 8.0
 _MAX_BATCH: Final = 500
 _ADD_AFTER: Final = 0.05
 """Seconds without a message after which a member may be added."""
+
+_FIRST_FETCH: Final = 0.5
+"""Seconds that the first fetch takes beyond `fetch_wait_max_ms`: the brokers look up the group's coordinator."""
 
 _KINDS: Final = {
     Outcome.ACK: AcknowledgeType.ACCEPT,
@@ -131,7 +144,7 @@ class ShareMessageSource:
         self._members: dict[ShareMember, Batch | None] = {}
         self._scheduler: FetchScheduler[ShareMember] = FetchScheduler(connection.settings.share_members, partitions)
         self._adding: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Task[bool]] = set()
+        self._leaving = TaskSet("broker-kafka-share-leaving", lambda error: logger.debug("%s: %s", self._what, error))
         self._buffer: deque[Message[Any]] = deque()
         self._failures: deque[BrokerError] = deque()
         self._join = JoinState(self._what, connection.settings)
@@ -280,11 +293,11 @@ class ShareMessageSource:
                 self._expire(batch)
 
     def _lose(self, batch: Batch) -> None:
-        gone = list(batch.open.values())
+        lost = list(batch.open.values())
         self._buffer = deque(message for message in self._buffer if message.lease is not batch)
         batch.open.clear()
-        self._listener.lost(gone)
-        for message in gone:
+        self._listener.lost(lost)
+        for message in lost:
             self._warn_if_last(message, "lost")
 
     def _release_waiting(self, batch: Batch) -> None:
@@ -376,7 +389,7 @@ class ShareMessageSource:
         try:
             await member.start()
         except BaseException:
-            self._stop_soon(member)
+            self._leaving.spawn(member.stop(_CLOSE_SECONDS))
             raise
         if self._closed:
             await member.stop(_CLOSE_SECONDS)
@@ -389,12 +402,7 @@ class ShareMessageSource:
         if (member := self._scheduler.idle_member(self._members, now)) is not None:
             del self._members[member]
             self._scheduler.remove(member)
-            self._stop_soon(member)
-
-    def _stop_soon(self, member: ShareMember) -> None:
-        task = self._loop.create_task(member.stop(_CLOSE_SECONDS), name="broker-kafka-share-leaving")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+            self._leaving.spawn(member.stop(_CLOSE_SECONDS))
 
     def _forget(self, member: ShareMember) -> None:
         """A member ended by itself: the brokers redeliver its messages when its session ends."""
@@ -438,6 +446,58 @@ class ShareMessageSource:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"{self._what} is closed")
+
+
+class JoinState:
+    """Whether and since when a consumer has partitions of its share group: it is idle only after a fetch since then.
+
+    :param what: the consumer, for errors.
+    """
+
+    def __init__(self, what: str, settings: KafkaSettings) -> None:
+        self._what = what
+        self._timeout: Final = settings.request_timeout
+        self._first_answer: Final = settings.fetch_wait_max_ms / 1000 + _FIRST_FETCH
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
+        self._joined_at: float | None = None
+        self._decided = asyncio.Event()
+        self._failure: BrokerError | None = None
+
+    def succeeded(self) -> None:
+        """A member has partitions, or messages."""
+        if self._joined_at is None:
+            self._joined_at = self._loop.time()
+            self._decided.set()
+
+    def failed(self, error: BrokerError) -> None:
+        """A member cannot join; retriable errors are ignored."""
+        if self._joined_at is None and not error.retriable:
+            self._failure = error
+            self._decided.set()
+
+    async def wait(self) -> None:
+        """Wait until a member has joined.
+
+        :raises BrokerError: none can. :raises OperationTimeout: none did within `request_timeout`.
+        """
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._decided.wait()
+        except TimeoutError as error:
+            raise OperationTimeout(
+                f"{self._what}: no partition was assigned in {self._timeout:g} s",
+                advice="A new group waits for the brokers' group.share.heartbeat.interval.ms; raise request_timeout",
+            ) from error
+        if self._joined_at is None and self._failure is not None:
+            raise self._failure
+
+    def is_idle(self) -> bool:
+        """Whether no message means that there is none: a fetch was answered since, or no member ever joins."""
+        now = self._loop.time()
+        if self._joined_at is None:
+            return now - self._opened_at >= self._timeout
+        return now - self._joined_at >= self._first_answer
 
 
 async def subscribe(

@@ -18,7 +18,7 @@ class Books:
     """The balance of one run.
 
     :param sent: numbers with a receipt.
-    :param unsure: numbers of which the publisher told an error.
+    :param unsure: numbers for which the publisher raised an error.
     :param away: from when to when the broker was restarted.
     :ivar problems: what may not be.
     """
@@ -130,7 +130,7 @@ class Books:
         mine = [each for each in copy.deliveries if each.worker.name == start.holder]
         life = self._lives.get(start.holder)
         if life is None:
-            return "not explained: nobody holds it"
+            return "not explained: it has no holder"
         if life.died is not None and life.died <= end.time:
             return "its holder died" if mine else "its holder died, before it was handed over"
         if life.stood_still(start.time, end.time):
@@ -138,9 +138,9 @@ class Books:
         if overlaps(self._away, start.time, end.time):
             return "the broker was away"
         if copy.place in life.lost or any("lost" in each.steps for each in mine):
-            return "its holder was told that it lost it"
+            return "its holder got a LeaseLost"
         if any(step.startswith("failed") for each in mine for step in each.steps):
-            return "its holder was told that its END may not be written"
+            return "its holder got another error for its END"
         if not mine:
             # It was committed while its group changed hands, or its commit was answered after the lease.
             return NOT_HANDED_OVER
@@ -149,13 +149,13 @@ class Books:
     def _check_settled(self, number: int, copy: Copy, deliveries: list[Delivery]) -> None:
         settling = [each for each in copy.deliveries if each.handled]
         if not settling:
-            self._wrong(number, f"was ended at {copy.place} by nobody who handled it")
+            self._wrong(number, f"was ended at {copy.place} without a handler")
             return
-        told = [each for each in settling if "settled" in each.steps] or settling
-        how = "rejected" if "rejects" in told[0].steps else "acked"
+        settled = [each for each in settling if "settled" in each.steps] or settling
+        how = "rejected" if "rejects" in settled[0].steps else "acked"
         self.settled[how] += 1
-        if "settled" not in told[0].steps:
-            self.settled[f"of these, their END is there and {self._untold(told[0])}"] += 1
+        if "settled" not in settled[0].steps:
+            self.settled[f"of these, their END is there and {self._unconfirmed(settled[0])}"] += 1
         rejections = sum("rejects" in each.steps for each in deliveries)
         letters = self._letters[number]
         if letters > rejections or (how == "rejected" and not letters):
@@ -163,20 +163,20 @@ class Books:
         if letters > (how == "rejected"):
             self.settled["dead letters besides, of what came again"] += letters - (how == "rejected")
         for delivery in deliveries:
-            if delivery.handled and delivery is not told[0]:
+            if delivery.handled and delivery is not settled[0]:
                 why = self._why_twice(delivery)
                 self.twice[why] += 1
                 if why.startswith("not explained"):
                     self._wrong(number, f"was handled twice, {why}: {delivery.steps} at {delivery.place}")
 
-    def _untold(self, delivery: Delivery) -> str:
+    def _unconfirmed(self, delivery: Delivery) -> str:
         failed = [step for step in delivery.steps if step.startswith("failed")]
         if "lost" in delivery.steps:
-            return "it was told as lost"
+            return "its lease was reported lost"
         if failed:
-            return f"it was told as {failed[0].partition(':')[2]}"
+            return f"its ack raised {failed[0].partition(':')[2]}"
         return (
-            "its worker left before it was told" if "leaves" in delivery.steps else "its worker died before it was told"
+            "its worker left before the answer" if "leaves" in delivery.steps else "its worker died before the answer"
         )
 
     def _why_twice(self, delivery: Delivery) -> str:

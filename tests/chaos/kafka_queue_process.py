@@ -56,8 +56,8 @@ def action_of(seed: int, number: int, attempt: int) -> tuple[str, random.Random]
 
 def _note(file: int, step: str, message: Message[Any]) -> None:
     place = f"{message.native.partition()}:{message.native.offset()}"
-    told = f"{step} {int(message.data or b'')} {place} {message.delivery_attempt or 0} {time.time():.4f}\n"
-    os.write(file, told.encode())
+    line = f"{step} {int(message.data or b'')} {place} {message.delivery_attempt or 0} {time.time():.4f}\n"
+    os.write(file, line.encode())
 
 
 async def _handle(message: Message[bytes], seed: int, file: int) -> None:
@@ -103,7 +103,7 @@ async def _handle(message: Message[bytes], seed: int, file: int) -> None:
         say(f"failed:{type(error).__name__}")
 
 
-def _tell_waits() -> None:
+def _report_waits() -> None:
     lines = [f"{task.get_name()}: {' > '.join(_waits(task.get_coro()))}\n" for task in asyncio.all_tasks()]
     sys.stderr.write("".join(lines))
     sys.stderr.flush()
@@ -126,7 +126,7 @@ async def main(url: str, topic: str, subscription: str, dead: str, seed: int, or
         work = asyncio.create_task(inbox.receive(handle, concurrency=_CONCURRENCY))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, inbox.stop)
-        loop.add_signal_handler(signal.SIGUSR1, _tell_waits)
+        loop.add_signal_handler(signal.SIGUSR1, _report_waits)
         os.write(file, f"ready 0 0:0 0 {time.time():.4f}\n".encode())
         await work
 

@@ -79,5 +79,5 @@ class Alone(Ran):
     @property
     def ready(self) -> bool:
         """Whether it has said that it tracks partitions; else nothing is lost with it."""
-        told = [line for line in self.errors.read_text().splitlines() if line.startswith(_TRACKS)]
-        return bool(told) and told[-1] != f"{_TRACKS}no partition"
+        lines = [line for line in self.errors.read_text().splitlines() if line.startswith(_TRACKS)]
+        return bool(lines) and lines[-1] != f"{_TRACKS}no partition"

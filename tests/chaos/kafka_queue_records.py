@@ -23,9 +23,9 @@ __all__ = ["Copy", "Delivery", "Life", "Place", "Said", "overlaps", "read_copies
 
 
 _LAST_MOMENT: Final = 0.25
-"""Seconds before the end of a lease in which a tracker may heed what is said, or not. Who holds a message counts its
-lease from before the START was written, and was told that it is over unless the answer came by then; a broker gives a
-record its time before anybody sees it."""
+"""Seconds before the end of a lease in which a tracker may or may not apply a marker. A holder counts its lease from
+before the START was written, and loses it unless the answer came by then; a broker gives a record its time before any
+reader sees it."""
 
 
 class Place(NamedTuple):
@@ -91,7 +91,7 @@ class Copy:
             elif marker.kind is Kind.END:
                 break
             elif marker.attempt is not None:
-                # What is said too late may have been sent already, and what it was told before counts then.
+                # With a late marker the message may have been sent already, with the count of earlier markers.
                 late = said.time > self._deadline(said) - (0.0 if marker.released else _LAST_MOMENT)
                 counts = {*counts, marker.attempt} if late else {marker.attempt}
                 if marker.released:
@@ -161,7 +161,7 @@ class Life:
 
     :ivar died: when it was killed, or crashed; None if it did not.
     :ivar stills: from when to when it was frozen, or blocked itself.
-    :ivar lost: what it was told that it lost, whether a handler had it or not.
+    :ivar lost: what was reported lost to it, whether a handler had it or not.
     """
 
     name: str

@@ -164,8 +164,8 @@ class QueueRun:
         faults = ", ".join(f"{count} {what}" for what, count in sorted(self.faults.items()))
         took = f"{self.took[0]:.0f} s of faults, {self.took[1]:.0f} s until all was settled"
         processes = f"{len(self._all)} workers, {len(self._all_trackers)} trackers alone, {self._producers} producers"
-        told = f"{took}; {processes}; {faults}; {len(self._unsure)} sends unsure"
-        return f"{told}\n{books.table()}" + "".join(f"\n! {each}" for each in books.problems[:20])
+        summary = f"{took}; {processes}; {faults}; {len(self._unsure)} sends unsure"
+        return f"{summary}\n{books.table()}" + "".join(f"\n! {each}" for each in books.problems[:20])
 
     # -- processes -----------------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class QueueRun:
         await self._leave(await self._victim(self._running))
 
     async def _restart(self, end: Callable[[KafkaServer], object]) -> None:
-        # Two away at once are no majority, and one that still starts can't be told to stop.
+        # Two away at once are no majority, and one that is still starting cannot be stopped.
         async with self._restarting:
             lost = self._dice.choice(self._brokers)
             self._up.clear()
@@ -333,7 +333,7 @@ class QueueRun:
                 await asyncio.sleep(size * self._producers / self._rate)
 
     async def _until_settled(self) -> None:
-        """Until nothing waits, and nobody holds anything; or nothing goes on any more."""
+        """Until no message waits or is held, or there is no progress."""
         lag, moved = None, time.monotonic()
         async with broker.connect(self._url) as bus:
             while time.monotonic() < moved + _STUCK:

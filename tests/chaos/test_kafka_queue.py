@@ -66,7 +66,7 @@ def test_a_short_run_has_every_fault_of_a_long_one(plan: Sequence[tuple[float, s
     assert {what for _, what in plan} == {what for _, what in long_plan(600.0, seed=1)}
 
 
-async def test_what_went_wrong_is_told_where_the_accounts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_account_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueueRun, "_until_settled", _nothing)
     monkeypatch.setattr(QueueRun, "_read", _read_nothing)
     run = QueueRun(shared_server(), tmp_path, seed=1, plan=(), seconds=0.0, workers=0, trackers=0, producers=0)
@@ -90,7 +90,7 @@ async def test_brokers_are_away_one_after_the_other(tmp_path: Path, monkeypatch:
     assert steps == ["stop", "start", "kill", "start"]
 
 
-async def test_a_run_that_fails_leaves_nothing_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_run_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def harm(_: QueueRun) -> None:
         raise RuntimeError("the broker does not start")
 
@@ -101,7 +101,7 @@ async def test_a_run_that_fails_leaves_nothing_that_goes_on(tmp_path: Path, monk
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_run_that_fails_waits_for_a_broker_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_run_waits_for_a_starting_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else that would be there when all is over."""
     begun, goes_on, steps = threading.Event(), threading.Event(), list[str]()
 

@@ -39,7 +39,7 @@ def _bodies(kafka: KafkaServer, topic: str, isolation: str) -> Counter[bytes | N
 
 
 async def _feed(bus: broker.Bus, topic: str, stopped: asyncio.Event) -> list[bytes]:
-    """Publish numbers until told to stop; all of them."""
+    """Publish numbers until stopped; returns all of them."""
     sent: list[bytes] = []
     while not stopped.is_set():
         more = [b"%d" % number for number in range(len(sent), len(sent) + 30)]
@@ -52,7 +52,7 @@ async def _feed(bus: broker.Bus, topic: str, stopped: asyncio.Event) -> list[byt
     return sent
 
 
-async def test_each_message_of_a_queue_has_its_output_once_whoever_is_killed(
+async def test_each_message_has_its_output_once_whichever_worker_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dice = random.Random(20261123)

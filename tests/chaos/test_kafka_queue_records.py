@@ -26,14 +26,14 @@ END = Marker(kind=Kind.END, id=ID)
         # Too near to the end of the lease to say whether it was in time.
         ([(START, 10.0), (BACK, 11.9)], 0.0),
         ([(START, 10.0), (KEEP, 11.9)], 0.0),
-        # A holder that was not answered gives back again; what it kept meanwhile counts for nobody.
+        # A holder without an answer releases again; what it kept meanwhile does not count.
         ([(START, 10.0), (BACK, 11.4), (KEEP, 11.5)], -0.1),
         ([(START, 10.0), (BACK, 11.4), (BACK, 11.6)], 0.1),
         ([(START, 10.0), (BACK, 11.4), (START, 11.5)], 1.5),
         ([(START, 10.0), (RENEWAL, 11.0)], 0.0),
     ],
 )
-def test_how_early_a_message_was_sent_again(said: list[tuple[Marker, float]], early: float) -> None:
+def test_early_redeliveries_are_measured(said: list[tuple[Marker, float]], early: float) -> None:
     copy = Copy(1, Place(0, 0), 0, 9.0)
     copy.said = [Said(marker, time, "worker", marker is RENEWAL) for marker, time in said]
     copy.said.append(Said(END, 12.0, "", tracked=True))
@@ -52,7 +52,7 @@ def test_how_early_a_message_was_sent_again(said: list[tuple[Marker, float]], ea
         ([(START, 10.0), (END, 11.0), (TRIED, 11.5)], {1}),
     ],
 )
-def test_how_many_deliveries_count_for_who_has_it_next(said: list[tuple[Marker, float]], counted: set[int]) -> None:
+def test_counted_deliveries_of_the_next_holder(said: list[tuple[Marker, float]], counted: set[int]) -> None:
     copy = Copy(1, Place(0, 0), 0, 9.0)
     copy.said = [Said(marker, time, "worker", tracked=False) for marker, time in said]
     assert copy.counted == counted

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
@@ -128,7 +128,13 @@ class Queue:
         ends = sent + count
 
         def there() -> bool:
-            return sum(self.admin.bounds(self.topic, number)[1] for number in range(self.partitions)) >= ends
+            try:
+                return sum(self.admin.bounds(self.topic, number)[1] for number in range(self.partitions)) >= ends
+            except KafkaException as error:
+                # A broker that has just started may not lead its partitions yet.
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                    raise
+                return False
 
         wait_for(there)
         return wait_for(lambda: found if len(found := self.again(sent)) >= count else [])

@@ -1,4 +1,4 @@
-"""A process that runs a tracker and tells how it is doing, a line of JSON at each change; paused or killed by its test.
+"""A process that runs a tracker and prints its state, a line of JSON at each change; paused or killed by its test.
 
 Its third argument says where it freezes itself, once: `before` it writes what is due, or `within` the transaction, when
 the records are on the brokers and not committed.
@@ -56,13 +56,13 @@ async def run(bootstrap: str, subscription: str, where: str) -> None:
     await connection.open()
     tracker = Tracker(connection, subscription, Hooks(), options=TrackerOptions(commit_after=0.1))
     await tracker.open()
-    told = ""
+    printed = ""
     while True:
         state = tracker.state()
         now = json.dumps({"partitions": [*state.partitions], "open": state.open, **asdict(tracker.counts)})
-        if now != told:
+        if now != printed:
             print(now, flush=True)
-            told = now
+            printed = now
         await asyncio.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""What consumers of a queue with markers see, beside the kit: redeliveries as they were, neighbours, administration."""
+"""Consumers of a queue with markers, beside the conformance kit: redelivered content, other topics, administration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
         yield bus
 
 
-async def test_what_comes_again_is_the_message_as_it_was(kafka: KafkaServer, bus: Bus, topic: str, group: str) -> None:
+async def test_a_redelivered_message_is_unchanged(kafka: KafkaServer, bus: Bus, topic: str, group: str) -> None:
     headers = [("colour", b"red"), ("colour", b"blue"), ("binary", b"\xff"), ("none", None)]
     async with bus.messages(topic, subscription=group) as inbox:
         produce(kafka.bootstrap, topic, [None], key=b"k", headers=headers)
@@ -49,7 +49,7 @@ async def test_what_comes_again_is_the_message_as_it_was(kafka: KafkaServer, bus
         await again.ack()
 
 
-async def test_what_a_handler_raised_is_told_of_what_waits(bus: Bus, topic: str, group: str) -> None:
+async def test_an_open_lease_has_the_error_of_its_handler(bus: Bus, topic: str, group: str) -> None:
     failed = asyncio.Event()
     assert isinstance(bus.backend, TracksQueues)
 
@@ -69,7 +69,7 @@ async def test_what_a_handler_raised_is_told_of_what_waits(bus: Bus, topic: str,
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2_random", "random"])
-async def test_i7_all_markers_of_a_message_lie_in_one_partition_and_those_of_a_queue_in_many(
+async def test_i7_markers_of_a_message_share_a_partition_and_those_of_a_queue_are_spread(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, partitioner: str
 ) -> None:
     topic = make_topic(partitions=3)
@@ -83,16 +83,14 @@ async def test_i7_all_markers_of_a_message_lie_in_one_partition_and_those_of_a_q
         records = await asyncio.to_thread(read_all, kafka.bootstrap, marker_topic_name(group), partition)
         markers = [marker for record in records for marker, _ in read_markers(record.value())]
         known = [marker for marker in markers if marker is not None and marker != TIME_MARKER]
-        told = {(marker.kind, message) for marker in known for message in marker.ids()}
-        messages = {message for _, message in told}
-        assert told == {(kind, message) for kind in (Kind.START, Kind.END) for message in messages}
+        marked = {(marker.kind, message) for marker in known for message in marker.ids()}
+        messages = {message for _, message in marked}
+        assert marked == {(kind, message) for kind in (Kind.START, Kind.END) for message in messages}
         assert {marker_partition(message, 3) for message in messages} == {partition}
 
 
 @pytest.mark.deep
-async def test_what_an_open_transaction_hides_counts_in_the_lag(
-    kafka: KafkaServer, bus: Bus, topic: str, group: str
-) -> None:
+async def test_lag_counts_records_of_an_open_transaction(kafka: KafkaServer, bus: Bus, topic: str, group: str) -> None:
     worker = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": group, "log_level": 0})
     await asyncio.to_thread(worker.init_transactions, PATIENCE)
     async with bus.messages(topic, subscription=group) as inbox:
@@ -107,7 +105,7 @@ async def test_what_an_open_transaction_hides_counts_in_the_lag(
         await message.ack()
 
 
-async def test_subscriptions_of_one_topic_have_its_messages_each_for_itself(bus: Bus, topic: str, group: str) -> None:
+async def test_each_subscription_of_a_topic_gets_its_messages(bus: Bus, topic: str, group: str) -> None:
     async with (
         bus.messages(topic, subscription=group) as first,
         bus.messages(topic, subscription=f"{group}-2") as second,
@@ -124,7 +122,7 @@ async def test_subscriptions_of_one_topic_have_its_messages_each_for_itself(bus:
         await nothing_more(second, 0.3)
 
 
-async def test_lag_tells_what_nobody_has_taken_and_what_is_held(bus: Bus, topic: str, group: str) -> None:
+async def test_lag_counts_backlog_and_open_messages(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group, max_outstanding=3) as inbox:
         await bus.topic(topic).publish_batch(numbered(10))
         held = await take(inbox, 3, PATIENCE)
@@ -144,9 +142,7 @@ async def test_lag_tells_what_nobody_has_taken_and_what_is_held(bus: Bus, topic:
         await eventually(only_the_delayed_one, PATIENCE, "one that waits for its time")
 
 
-async def test_lag_of_each_partition_counts_no_marks_of_transactions(
-    bus: Bus, make_topic: MakeTopic, group: str
-) -> None:
+async def test_lag_of_a_partition_excludes_transaction_ends(bus: Bus, make_topic: MakeTopic, group: str) -> None:
     topic = make_topic(partitions=2)
     await bus.admin.ensure_subscription(topic, group, start="earliest")
     async with bus.transactional_publisher(f"{group}-writer") as publisher:
@@ -157,7 +153,7 @@ async def test_lag_of_each_partition_counts_no_marks_of_transactions(
 
 
 @pytest.mark.deep
-async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: MakeTopic, group: str) -> None:
+async def test_a_deleted_topic_does_not_block_others(bus: Bus, make_topic: MakeTopic, group: str) -> None:
     gone, there = make_topic(), make_topic()
     warnings: list[str] = []
     bus.hooks.listen(lambda event: warnings.append(event.text) if isinstance(event, Warned) else None)
@@ -178,7 +174,7 @@ async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: Make
     assert "topic does not exist" in warnings[0]
 
 
-async def test_what_is_larger_than_is_published_here_comes_again(
+async def test_a_message_above_our_own_size_limit_is_redelivered(
     kafka: KafkaServer, bus: Bus, make_topic: MakeTopic, group: str
 ) -> None:
     topic, body = make_topic(config={"max.message.bytes": "3000000"}), b"x" * 2_000_000
@@ -191,7 +187,7 @@ async def test_what_is_larger_than_is_published_here_comes_again(
         await again.ack()
 
 
-async def test_a_deleted_subscription_takes_its_markers_along(bus: Bus, topic: str, group: str) -> None:
+async def test_deleting_a_subscription_deletes_its_marker_topic(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group) as inbox:
         await bus.topic(topic).publish(b"x")
         await take(inbox, 1, PATIENCE)
@@ -202,7 +198,7 @@ async def test_a_deleted_subscription_takes_its_markers_along(bus: Bus, topic: s
         await bus.admin.describe_subscription(topic, group)
 
 
-async def test_markers_that_are_tracked_are_not_deleted(bus: Bus, topic: str, group: str) -> None:
+async def test_the_marker_topic_of_a_running_tracker_is_not_deleted(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group):
         pass
     assert isinstance(bus.backend, TracksQueues)
@@ -219,6 +215,6 @@ async def test_markers_that_are_tracked_are_not_deleted(bus: Bus, topic: str, gr
     assert marker_topic_name(group) not in await bus.admin.topics()
 
 
-async def test_what_markers_cannot_do_is_refused(bus: Bus, topic: str) -> None:
+async def test_unsupported_options_are_refused(bus: Bus, topic: str) -> None:
     with pytest.raises(Unsupported, match="ephemeral"):
         bus.messages(topic, subscription=ephemeral())

@@ -21,7 +21,7 @@ PATIENCE = 20.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 
-async def test_a_start_that_is_on_its_way_is_written_before_the_group_is_left(
+async def test_a_close_waits_for_starts_in_flight(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, close, leave = MarkerProducer.write, QueueClient.close, KafkaRecordSource.close

@@ -62,15 +62,17 @@ def kinds_of(kafka: KafkaServer, queue: str) -> list[Kind]:
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, kind: Kind, which: int) -> None:
-    """Have the marker of this kind of one message, and of those it tells of with it, not written, the first time that
-    so many are, with what its producer would tell."""
+    """Fail the write of one marker of this kind once, with an error as its producer returns it.
+
+    :param which: the index of a message among those that the markers of one write name; all that share its marker fail.
+    """
     write: Write = MarkerProducer.write
     left = [which]
 
     async def failing(self: MarkerProducer, markers: Sequence[PlacedMarker], **how: Any) -> list[BrokerError | None]:
         found = [marker for placed in markers for marker, _ in read_markers(placed.data)]
-        told = [(place, marker) for place, marker in enumerate(found) if marker is not None and marker.kind == kind]
-        mine = [place for place, marker in told for _ in marker.ids()]
+        matching = [(place, marker) for place, marker in enumerate(found) if marker is not None and marker.kind == kind]
+        mine = [place for place, marker in matching for _ in marker.ids()]
         if not left or len(mine) < left[0] + 1:
             return await write(self, markers, **how)
         place = mine[left.pop()]
@@ -80,7 +82,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, kind: Kind, which: int) -> None:
     monkeypatch.setattr(MarkerProducer, "write", failing)
 
 
-async def test_b_a_message_whose_start_failed_is_not_lost_and_not_doubled(
+async def test_b_a_message_whose_start_failed_is_delivered_once(
     bus: Bus, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_once(monkeypatch, Kind.START, 3)
@@ -98,7 +100,7 @@ async def test_b_a_message_whose_start_failed_is_not_lost_and_not_doubled(
 @pytest.mark.parametrize(
     "failure", [ConnectionFailed("The coordinator is away"), LeaseLost("The group is rebalancing")], ids=repr
 )
-async def test_b_what_was_started_and_not_committed_is_handed_over_once(
+async def test_b_a_started_uncommitted_message_is_handed_over_once(
     bus: Bus, topic: str, group: str, failure: BrokerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = KafkaRecordSource.commit_noted
@@ -118,11 +120,11 @@ async def test_b_what_was_started_and_not_committed_is_handed_over_once(
     assert not failures
 
 
-async def test_h_a_quiet_queue_on_a_busy_topic_keeps_its_time_outs(
+async def test_h_a_quiet_queue_on_a_busy_topic_keeps_its_timeouts(
     kafka: KafkaServer, bus: Bus, topic: str, group: str
 ) -> None:
     loop = asyncio.get_running_loop()
-    foreign = {"headers": [(QUEUE, b"somebody-else")]}
+    foreign = {"headers": [(QUEUE, b"another")]}
     stop = asyncio.Event()
 
     async def keep_busy() -> None:
@@ -148,7 +150,7 @@ async def test_h_a_quiet_queue_on_a_busy_topic_keeps_its_time_outs(
     assert kinds_of(kafka, group) == [Kind.START, Kind.END]
 
 
-async def test_j_the_end_of_one_message_that_fails_is_nobody_elses(
+async def test_j_a_failed_end_affects_no_other_message(
     bus: Bus, make_topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(partitions=2)
@@ -190,7 +192,7 @@ async def test_m_a_client_that_is_cut_off_closes_in_time(wired: tuple[KafkaServe
 
 
 @pytest.mark.deep
-async def test_o_an_ack_counts_though_the_marker_topic_has_grown_meanwhile(
+async def test_o_an_ack_counts_after_the_marker_topic_has_grown(
     kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
 ) -> None:
     url = f"{kafka.url}?{QUICK}&lease_seconds=1&topic_metadata_refresh_interval_ms=200"
@@ -206,12 +208,12 @@ async def test_o_an_ack_counts_though_the_marker_topic_has_grown_meanwhile(
             await nothing_more(inbox, 2.5)
             assert not any(message.lease_lost for message in messages)
     assert admin.bounds(topic, 0)[1] == 20
-    told = [read_all(kafka.bootstrap, marker_topic_name(group), partition) for partition in range(7)]
-    assert [bool(records) for records in told].count(True) == 1
+    partitions = [read_all(kafka.bootstrap, marker_topic_name(group), partition) for partition in range(7)]
+    assert [bool(records) for records in partitions].count(True) == 1
 
 
 @pytest.mark.deep
-async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, Proxy], group: str) -> None:
+async def test_p_acks_count_across_broken_connections(wired: tuple[KafkaServer, Proxy], group: str) -> None:
     server, proxy = wired
     topic = RawAdmin(server.bootstrap).make_topic()
     async with (
@@ -237,29 +239,29 @@ async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, 
 
 
 @pytest.mark.deep
-async def test_keepalives_that_are_not_written_are_told(wired: tuple[KafkaServer, Proxy], group: str) -> None:
+async def test_failed_keepalives_emit_an_event(wired: tuple[KafkaServer, Proxy], group: str) -> None:
     server, proxy = wired
     topic = RawAdmin(server.bootstrap).make_topic()
     async with connect(f"{url_of(proxy)}?{QUICK}&lease_seconds=9") as bus:
-        told: list[LeasesNotRenewed] = []
-        bus.hooks.listen(lambda event: told.append(event) if isinstance(event, LeasesNotRenewed) else None)
+        events: list[LeasesNotRenewed] = []
+        bus.hooks.listen(lambda event: events.append(event) if isinstance(event, LeasesNotRenewed) else None)
         async with bus.messages(topic, subscription=group, prefetch=1, close_timeout=1.0) as inbox:
             produce(server.bootstrap, topic, numbered(9))
             (held,) = await take(inbox, 1, PATIENCE)
 
-            def is_told() -> bool:
-                return any(message.id == held.id for event in told for message in event.messages)
+            def is_reported() -> bool:
+                return any(message.id == held.id for event in events for message in event.messages)
 
             proxy.hold()
             try:
-                await eventually(is_told, PATIENCE, "the event")
+                await eventually(is_reported, PATIENCE, "the event")
             finally:
                 proxy.hold(False)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bus", ["", "&queue_transactions=true"], ids=["apart", "together"], indirect=True)
-async def test_a_start_that_is_too_large_is_told_and_holds_up_no_other_partition(
+async def test_an_oversized_start_warns_and_blocks_no_other_partition(
     kafka: KafkaServer, bus: Bus, make_topic: MakeTopic, group: str
 ) -> None:
     topic = make_topic(partitions=2, config={"max.message.bytes": "100000"})
@@ -277,13 +279,13 @@ async def test_a_start_that_is_too_large_is_told_and_holds_up_no_other_partition
         assert (first.data, beside.data) == (b"first", b"beside")
         assert len(warned) == 1
         assert f"{topic}[0] waits from 1 on" in warned[0]
-        (mend,) = re.findall(r"ensure_topic\('(.+)', max_message_bytes=(\d+)\)", warned[0])
-        # Until it is mended no other consumer opens, which tells how it is, too.
+        (fix,) = re.findall(r"ensure_topic\('(.+)', max_message_bytes=(\d+)\)", warned[0])
+        # Until then no other consumer opens, and its error says why.
         with pytest.raises(ConfigurationError, match=r"max\.message\.bytes"):
             async with bus.messages(topic, subscription=group):
                 pass
-        assert mend[0] == marker_topic_name(group)
-        await bus.admin.ensure_topic(mend[0], max_message_bytes=int(mend[1]))
+        assert fix[0] == marker_topic_name(group)
+        await bus.admin.ensure_topic(fix[0], max_message_bytes=int(fix[1]))
         large, behind = await take(inbox, 2, PATIENCE)
         assert (len(large.data or b""), behind.data) == (2_000_000, b"behind")
         for message in (first, beside, large, behind):

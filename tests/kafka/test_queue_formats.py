@@ -1,4 +1,4 @@
-"""Markers that others than this SDK follow, and those that others write, in one topic with ours, on the real broker."""
+"""Markers that other programs read, and markers of other programs in a topic with ours, on the real broker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ async def test_v1_is_written_to_the_byte(kafka: KafkaServer, topic: str, group: 
 
 
 @pytest.mark.parametrize("format", ["v1", "v2-single"])
-async def test_what_has_no_key_comes_again_without_one(kafka: KafkaServer, topic: str, group: str, format: str) -> None:
+async def test_a_message_without_key_is_redelivered_without_one(
+    kafka: KafkaServer, topic: str, group: str, format: str
+) -> None:
     async with connect(f"{kafka.url}?{QUICK}&marker_format={format}") as bus:
         produce(kafka.bootstrap, topic, [b"x"])
         async with bus.messages(topic, subscription=group) as inbox:
@@ -62,7 +64,7 @@ async def test_what_has_no_key_comes_again_without_one(kafka: KafkaServer, topic
 
 
 @pytest.mark.deep
-async def test_what_fails_with_v1_is_given_up_by_the_consumer_that_has_it(
+async def test_the_consumer_dead_letters_a_failing_message_with_v1(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
     dead = make_topic()
@@ -84,7 +86,7 @@ async def test_what_fails_with_v1_is_given_up_by_the_consumer_that_has_it(
 
 
 @pytest.mark.parametrize("written", ["v1", "v2-single"])
-async def test_a_reader_of_v1_follows_every_message(
+async def test_a_v1_reader_follows_every_message(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, written: str
 ) -> None:
     topic = make_topic(partitions=3)
@@ -121,7 +123,7 @@ async def test_a_reader_of_v1_follows_every_message(
         assert all(set(fields_of(data)) <= set(FIELDS.values()) for data in markers)
 
 
-async def test_what_a_foreign_worker_left_open_comes_to_ours(kafka: KafkaServer) -> None:
+async def test_a_message_left_open_by_kafka_mq_go_is_redelivered(kafka: KafkaServer) -> None:
     queue = await asyncio.to_thread(Queue, kafka)
     async with connected(kafka) as connection:
         await queue.prepare(connection)
@@ -147,7 +149,7 @@ async def test_what_a_foreign_worker_left_open_comes_to_ours(kafka: KafkaServer)
     assert V1Reader().read(await asyncio.to_thread(markers_of, kafka, queue.subscription)).open == {}
 
 
-async def test_v1_markers_are_of_one_topic(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
+async def test_v1_markers_are_limited_to_one_topic(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
     first, second = make_topic(), make_topic()
     async with (
         connect(f"{kafka.url}?{QUICK}&marker_format=v1") as bus,
@@ -160,29 +162,31 @@ async def test_v1_markers_are_of_one_topic(kafka: KafkaServer, make_topic: MakeT
 
 
 @pytest.mark.deep
-async def test_v1_markers_of_an_earlier_topic_are_told(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
+async def test_v1_markers_of_an_earlier_topic_cause_a_warning(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str
+) -> None:
     """By another process, or much later: what is open of the first would be sent to the second."""
-    told: list[str] = []
+    warnings: list[str] = []
     first, second = make_topic(), make_topic()
     for topic in (first, first, second):
-        assert told == []
+        assert warnings == []
         async with connect(f"{kafka.url}?{QUICK}&marker_format=v1") as bus:
-            bus.hooks.listen(lambda event: told.append(event.text) if isinstance(event, Warned) else None)
+            bus.hooks.listen(lambda event: warnings.append(event.text) if isinstance(event, Warned) else None)
             await bus.topic(topic).publish(b"x")
             async with bus.messages(topic, subscription=group) as inbox:
                 (message,) = await take(inbox, 1, PATIENCE)
                 await message.ack()
-    (text,) = told
+    (text,) = warnings
     assert f"has read {first!r} with markers, and reads {second!r}" in text
     assert "another marker_topic" in text
 
 
-def test_a_format_that_there_is_not() -> None:
+def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"marker_format.*v2-single"):
         connect("kafka://localhost:9092?queue=markers&marker_format=v3")
 
 
-async def test_another_tracker_follows_consumers_that_track_nothing(
+async def test_a_standalone_tracker_serves_consumers_without_tracker(
     kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
 ) -> None:
     """As kafka-mq-go's does, whose marker topic has a name of its own; one of ours stands in for it."""
@@ -193,7 +197,7 @@ async def test_another_tracker_follows_consumers_that_track_nothing(
         (message,) = await take(inbox, 1, PATIENCE)
         await message.nack(delay=0)
         await nothing_more(inbox, 1.0)
-        # Its position is noted with the new topic, and nobody is there.
+        # Its position is committed with the new topic, before any consumer joins.
         assert not (await bus.admin.describe_group(f"{shared}.tracker")).members
         assert isinstance(bus.backend, TracksQueues)
         tracker = bus.backend.queue_tracker(group, unnamed=topic)
@@ -208,7 +212,9 @@ async def test_another_tracker_follows_consumers_that_track_nothing(
 
 
 @pytest.mark.deep
-async def test_subscriptions_that_share_a_marker_topic_keep_apart(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_subscriptions_that_share_a_marker_topic_do_not_interfere(
+    kafka: KafkaServer, topic: str, group: str
+) -> None:
     names = [f"{group}-{number}" for number in range(2)]
     async with connect(f"{kafka.url}?{QUICK}&marker_topic={group}") as bus:
         async with bus.messages(topic, subscription=names[0]) as one, bus.messages(topic, subscription=names[1]) as two:
@@ -227,7 +233,7 @@ async def test_subscriptions_that_share_a_marker_topic_keep_apart(kafka: KafkaSe
 
 
 @pytest.mark.parametrize("written", ["v1", "v2"])
-async def test_queues_that_share_a_topic_have_their_own_messages(
+async def test_queues_that_share_a_topic_get_their_own_messages(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, written: str
 ) -> None:
     topic = make_topic(partitions=2)
@@ -240,7 +246,7 @@ async def test_queues_that_share_a_topic_have_their_own_messages(
     ):
         await billing.topic(topic).publish_batch([OutboundMessage(b"%d" % number, "billing") for number in range(4)])
         await orders.topic(topic).publish(b"x", key="orders")
-        await orders.topic(topic).publish(b"nobody's", key="others")
+        await orders.topic(topic).publish(b"foreign", key="others")
         (order,) = await take(ordered, 1, PATIENCE)
         assert order.data == b"x"
         found = {message.data: message for message in await take(bills, 4, PATIENCE)}
@@ -266,7 +272,7 @@ async def test_queues_that_share_a_topic_have_their_own_messages(
 
 
 @pytest.mark.deep
-async def test_a_purge_leaves_the_messages_of_queues_that_share_its_topics(
+async def test_a_purge_keeps_messages_of_other_queues_in_shared_topics(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
     url = f"{kafka.url}?{QUICK}&marker_topic={group}"
@@ -296,7 +302,7 @@ async def test_a_purge_leaves_the_messages_of_queues_that_share_its_topics(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("settings", ["marker_format=v1", "marker_format=v1&marker_topic={group}", "queue_id=billing"])
-async def test_a_redrive_leaves_what_it_does_not_move_as_it_was(
+async def test_a_redrive_leaves_other_letters_unchanged(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str, settings: str
 ) -> None:
     dead = make_topic()

@@ -29,27 +29,27 @@ QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 FORMATS = ["marker_format=v2", "marker_format=v2-single", "marker_format=v1", "queue_transactions=true"]
 
 
-def told_of(kafka: KafkaServer, group: str) -> dict[int, list[Kind]]:
+def kinds_by_offset(kafka: KafkaServer, group: str) -> dict[int, list[Kind]]:
     """What committed markers say of each message, by its offset and in the order of the log."""
-    told: dict[int, list[Kind]] = {}
+    kinds_of: dict[int, list[Kind]] = {}
     for record in read_all(kafka.bootstrap, marker_topic_name(group)):
         for marker, _ in read_markers(record.value()):
             if marker is not None and marker != TIME_MARKER:
                 for message in marker.ids():
-                    told.setdefault(message.offset, []).append(marker.kind)
-    return told
+                    kinds_of.setdefault(message.offset, []).append(marker.kind)
+    return kinds_of
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("settings", FORMATS)
-async def test_i1_no_position_passes_a_message_that_has_no_start(
+async def test_i1_no_position_passes_a_message_without_start(
     kafka: KafkaServer, admin: RawAdmin, topic: str, group: str, settings: str
 ) -> None:
     seen: list[int] = []
 
     def look() -> None:
         position = admin.committed(group, topic).offset
-        started = told_of(kafka, group)
+        started = kinds_by_offset(kafka, group)
         assert set(range(position)) <= set(started)
         seen.append(position)
 
@@ -69,7 +69,7 @@ async def test_i1_no_position_passes_a_message_that_has_no_start(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("settings", FORMATS)
-async def test_i3_start_before_hand_over_and_nothing_after_end(
+async def test_i3_start_precedes_hand_over_and_end_is_last(
     kafka: KafkaServer, topic: str, group: str, settings: str
 ) -> None:
     random = Random(7)
@@ -83,12 +83,12 @@ async def test_i3_start_before_hand_over_and_nothing_after_end(
                 await message.ack()
 
             messages = await take(inbox, 60, PATIENCE)
-            started = await asyncio.to_thread(told_of, kafka, group)
+            started = await asyncio.to_thread(kinds_by_offset, kafka, group)
             assert {int(message.id.rpartition(":")[2]) for message in messages} <= set(started)
             await asyncio.gather(*map(settle, messages))
-    told = await asyncio.to_thread(told_of, kafka, group)
-    assert len(told) == 60
-    for kinds in told.values():
+    kinds_of = await asyncio.to_thread(kinds_by_offset, kafka, group)
+    assert len(kinds_of) == 60
+    for kinds in kinds_of.values():
         assert (kinds[0], kinds[-1]) == (Kind.START, Kind.END)
         assert set(kinds[1:-1]) <= {Kind.KEEPALIVE}
-    assert any(Kind.KEEPALIVE in kinds for kinds in told.values())
+    assert any(Kind.KEEPALIVE in kinds for kinds in kinds_of.values())

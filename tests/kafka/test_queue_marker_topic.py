@@ -1,4 +1,4 @@
-"""The marker topic of a queue on the real broker: made right, or refused with what is wrong and the mend."""
+"""The marker topic of a queue on the real broker: created as trackers need it, or refused with advice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_names() -> None:
     assert tracker_group("billing") == "billing.tracker"
 
 
-async def test_it_is_made_as_a_tracker_needs_it(
+async def test_it_is_created_with_the_settings_that_trackers_need(
     connection: Connection, spi: KafkaAdmin, make_topic: MakeTopic, group: str
 ) -> None:
     messages = make_topic(partitions=3, config={"max.message.bytes": "3000000"})
@@ -51,7 +51,7 @@ async def test_it_is_made_as_a_tracker_needs_it(
     assert config["max.message.bytes"] == str(3_000_000 + MARKER_HEADROOM)
 
 
-async def test_one_that_a_tracker_makes_alone_takes_what_topics_take_by_default(
+async def test_a_tracker_without_topics_creates_it_for_the_default_message_size(
     connection: Connection, group: str, topic: str
 ) -> None:
     assert await ensure_marker_topic(connection, group) == 1
@@ -59,9 +59,7 @@ async def test_one_that_a_tracker_makes_alone_takes_what_topics_take_by_default(
     assert await ensure_marker_topic(connection, group, topics=[topic], create=False) == 1
 
 
-async def test_one_that_is_new_is_known_as_one_of_markers_before_any_tracker_was_there(
-    connection: Connection, group: str, topic: str
-) -> None:
+async def test_a_new_one_is_marked_before_any_tracker_ran(connection: Connection, group: str, topic: str) -> None:
     markers = marker_topic_name(group)
     await ensure_marker_topic(connection, group, topics=[topic])
     stored = await GroupOffsetStore(connection).stored(tracker_group(group))
@@ -70,37 +68,37 @@ async def test_one_that_is_new_is_known_as_one_of_markers_before_any_tracker_was
         await check_names(connection, MessageSubscription(topic=markers, subscription=f"{group}-2"))
 
 
-async def test_brokers_that_have_not_heard_yet_of_a_new_one_are_asked_again(
+async def test_brokers_that_do_not_know_the_new_topic_yet_are_asked_repeatedly(
     connection: Connection, group: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     markers = marker_topic_name(group)
     whats = {f"Topic {markers!r}", f"Describing topic {markers!r}"}
     ask = connection.outcomes
-    asked: Counter[str] = Counter()
+    requests: Counter[str] = Counter()
 
     async def outcomes(start: Callable[[Any], Any], what: str) -> dict[Any, Any]:
         found = await ask(start, what)
         if what not in whats or any(isinstance(each, BrokerError) for each in found.values()):
             return found
-        asked[what] += 1
+        requests[what] += 1
         # The first answer to each is of the broker that made it, the next ones are of others.
         first = what.startswith("Topic")
-        strange = first < asked[what] < 4
+        strange = first < requests[what] < 4
         return dict.fromkeys(found, translate(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), what)) if strange else found
 
     monkeypatch.setattr(connection, "outcomes", outcomes)
     assert await ensure_marker_topic(connection, group, topics=[topic]) == 1
-    assert all(asked[what] >= 4 for what in whats)
+    assert all(requests[what] >= 4 for what in whats)
 
 
-async def test_one_that_is_there_keeps_its_partitions(
+async def test_an_existing_one_keeps_its_partitions(
     connection: Connection, admin: RawAdmin, group: str, topic: str
 ) -> None:
     admin.make_topic(marker_topic_name(group), 5, config=RIGHT)
     assert await ensure_marker_topic(connection, group, topics=[topic], partitions=2, create=False) == 5
 
 
-async def test_a_consumer_sees_to_its_marker_topic_once(
+async def test_a_consumer_checks_its_marker_topic_once(
     kafka: KafkaServer, group: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described: list[str] = []
@@ -120,7 +118,7 @@ async def test_a_consumer_sees_to_its_marker_topic_once(
     assert described == [topic, marker_topic_name(group)]
 
 
-async def test_nothing_is_made_unless_asked_for(connection: Connection, group: str) -> None:
+async def test_it_is_not_created_with_create_off(connection: Connection, group: str) -> None:
     with pytest.raises(TopicNotFound):
         await ensure_marker_topic(connection, group, create=False)
 
@@ -136,7 +134,7 @@ async def test_nothing_is_made_unless_asked_for(connection: Connection, group: s
         ("max.message.bytes", "1048588", f"'{1048588 + MARKER_HEADROOM}'"),
     ],
 )
-async def test_a_wrong_setting_is_named_with_its_value_and_its_mend(
+async def test_an_error_names_each_wrong_setting_and_its_fix(
     connection: Connection,
     spi: KafkaAdmin,
     admin: RawAdmin,
@@ -155,7 +153,7 @@ async def test_a_wrong_setting_is_named_with_its_value_and_its_mend(
     assert await ensure_marker_topic(connection, group, topics=[topic]) == 1
 
 
-async def test_a_consumer_whose_marker_topic_is_deleted_says_so(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_a_consumer_whose_marker_topic_is_deleted_fails(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(f"{kafka.url}?queue=markers") as bus, bus.messages(topic, subscription=group) as inbox:
         await bus.topic(topic).publish(b"x")
         assert await inbox.next_message(timeout=20) is not None

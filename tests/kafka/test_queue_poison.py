@@ -38,7 +38,7 @@ async def killed_at(url: str, *names: str) -> bytes:
 
 
 @pytest.mark.deep
-async def test_what_killed_its_worker_as_often_as_it_may_is_a_dead_letter_by_the_tracker(
+async def test_the_tracker_dead_letters_a_message_that_kills_its_workers(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
     dead, url = make_topic(partitions=1), f"{kafka.url}?{QUICK}"

@@ -17,7 +17,7 @@ QUICK = "queue=markers&session_timeout_ms=2000&heartbeat_interval_ms=300"
 
 
 @pytest.mark.deep
-async def test_letters_that_another_redrive_holds_are_counted(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+async def test_letters_held_by_another_redrive_are_counted(kafka: KafkaServer, make_topic: MakeTopic) -> None:
     topic, dead = make_topic(), make_topic()
     produce(kafka.bootstrap, dead, numbered(2), headers={"dead-letter-topic": topic})
     async with connect(f"{kafka.url}?queue=markers") as bus:
@@ -30,7 +30,7 @@ async def test_letters_that_another_redrive_holds_are_counted(kafka: KafkaServer
 
 
 @pytest.mark.deep
-async def test_letters_of_a_redrive_that_was_killed_are_counted_until_they_come_again(
+async def test_letters_of_a_killed_redrive_are_counted_until_redelivered(
     kafka: KafkaServer, make_topic: MakeTopic
 ) -> None:
     topic, dead = make_topic(), make_topic()

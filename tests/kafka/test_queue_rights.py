@@ -1,4 +1,4 @@
-"""Trackers that may describe a topic and not write to it: that is its messages' own trouble, and holds up no others."""
+"""Trackers that may describe a topic and not write to it: only messages of that topic wait."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def released(id: MessageId, *, max_attempts: int = 0, dead_letter: str = "") -> 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("what", ["dead letters", "messages"])
-async def test_a_topic_that_one_may_read_and_not_write_holds_up_no_other(secure: SecureBroker, what: str) -> None:
+async def test_a_topic_without_write_access_blocks_no_other(secure: SecureBroker, what: str) -> None:
     hooks, warned = listening()
     queue = await asyncio.to_thread(Queue, secure.server)
     other = await asyncio.to_thread(queue.admin.make_topic)
@@ -66,14 +66,12 @@ async def test_a_topic_that_one_may_read_and_not_write_holds_up_no_other(secure:
 
 
 @pytest.mark.deep
-async def test_a_marker_that_names_a_topic_of_kafkas_own_holds_up_no_other(
-    connection: Connection, queue: Queue
-) -> None:
+async def test_a_marker_of_an_internal_topic_blocks_no_other(connection: Connection, queue: Queue) -> None:
     await stands_apart(connection, queue, doubts=False)
 
 
 @pytest.mark.deep
-async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
+async def test_an_unforeseen_refusal_blocks_no_other(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(self: TopicChecks, topics: object) -> dict[str, Exception]:
@@ -85,7 +83,7 @@ async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["d" * 40_000, "no name"], ids=["too long", "letters"])
-async def test_dead_letters_for_what_kafka_cannot_have_hold_up_no_other(
+async def test_a_dead_letter_topic_with_an_invalid_name_blocks_no_other(
     connection: Connection, queue: Queue, name: str
 ) -> None:
     hooks, warned = listening()
@@ -115,7 +113,7 @@ async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) ->
     assert [f"{INTERNAL}:0:700 is refused" in text and repr(INTERNAL) in text for text in warned] == [True]
 
 
-async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Connection, queue: Queue) -> None:
+async def test_a_transaction_refused_for_a_topic_raises_its_error(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     await asyncio.to_thread(queue.commit, ids)
     writer = FencedWriter(connection, f"{queue.topic}-writer")
@@ -128,7 +126,7 @@ async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Co
         ]
         with pytest.raises(OutcomeUnknown) as caught:
             await writer.write(entries)
-        # Which of them it is for, the client does not tell; those that it had not dropped by then are not among them.
+        # The client does not say which of them; those that it had not dropped by then are missing.
         assert 1 in caught.value.refused
         for error in caught.value.refused.values():
             assert isinstance(error, NotAuthorized)
@@ -141,7 +139,7 @@ async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Co
 
 
 @pytest.mark.deep
-async def test_what_a_broker_refuses_of_one_record_is_not_said_of_others(connection: Connection, queue: Queue) -> None:
+async def test_the_refusal_of_one_record_is_not_reported_for_others(connection: Connection, queue: Queue) -> None:
     writer = FencedWriter(connection, f"{queue.topic}-writer")
     await writer.start()
     try:

@@ -23,9 +23,7 @@ QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 
 @pytest.mark.deep
-async def test_each_subscription_gets_it_in_time_though_its_consumers_went(
-    kafka: KafkaServer, topic: str, group: str
-) -> None:
+async def test_each_subscription_gets_it_on_time_after_a_restart(kafka: KafkaServer, topic: str, group: str) -> None:
     groups = [group, f"{group}-2"]
     async with connect(f"{kafka.url}?{QUICK}") as bus:
         for name in groups:
@@ -61,7 +59,7 @@ async def test_each_subscription_gets_it_in_time_though_its_consumers_went(
 
 
 @pytest.mark.deep
-async def test_one_whose_readers_have_no_position_behind_it_is_left_to_the_log(kafka: KafkaServer) -> None:
+async def test_a_message_that_no_position_has_passed_is_left_to_the_log(kafka: KafkaServer) -> None:
     """Its reader died before the commit: another reads it, and starts it again."""
     queue = await asyncio.to_thread(Queue, kafka)
     async with connected(kafka) as connection:
@@ -79,7 +77,7 @@ async def test_one_whose_readers_have_no_position_behind_it_is_left_to_the_log(k
             assert (DUE, due) in (again.headers() or [])
 
 
-async def test_what_no_queue_keeps_so_long_is_refused(kafka: KafkaServer, topic: str) -> None:
+async def test_a_delay_above_the_limit_is_refused(kafka: KafkaServer, topic: str) -> None:
     month = datetime.now(UTC) + timedelta(days=31)
     async with connect(f"{kafka.url}?queue=markers") as bus:
         with pytest.raises(InvalidMessage, match=r"deliver_at is .* 30 days"):

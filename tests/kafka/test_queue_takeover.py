@@ -1,4 +1,4 @@
-"""Trackers that are paused, killed or cut off: each message comes again once, whoever writes it."""
+"""Trackers that are paused, killed or cut off: each message is redelivered once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class TrackerProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def told(self, wanted: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """What it tells, once that is as wanted."""
+    async def wait_for(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Its state, once the condition holds."""
         assert self.process.stdout is not None
         async with asyncio.timeout(30):
             while True:
                 line = await self.process.stdout.readline()
                 assert line, "the process has ended"
-                if wanted(state := json.loads(line)):
+                if condition(state := json.loads(line)):
                     return state
 
     async def frozen(self) -> None:
@@ -56,7 +56,7 @@ async def started(queue: Queue, where: str) -> AsyncGenerator[TrackerProcess]:
     )
     try:
         tracker = TrackerProcess(process)
-        await tracker.told(lambda state: state["partitions"] == [0])
+        await tracker.wait_for(lambda state: state["partitions"] == [0])
         yield tracker
     finally:
         if process.returncode is None:
@@ -66,9 +66,7 @@ async def started(queue: Queue, where: str) -> AsyncGenerator[TrackerProcess]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("where", "then"), [("before", "goes on"), ("within", "goes on"), ("within", "dies")])
-async def test_i9_who_was_paused_while_another_took_over_writes_nothing(
-    kafka: KafkaServer, where: str, then: str
-) -> None:
+async def test_i9_a_tracker_paused_during_a_takeover_writes_nothing(kafka: KafkaServer, where: str, then: str) -> None:
     queue = await asyncio.to_thread(Queue, kafka)
     async with connected(kafka) as connection:
         await queue.prepare(connection)
@@ -82,21 +80,21 @@ async def test_i9_who_was_paused_while_another_took_over_writes_nothing(
                 await asyncio.to_thread(queue.wait_for_again, 4, 5)
                 if then == "goes on":
                     zombie.process.send_signal(signal.SIGCONT)
-                    state = await zombie.told(lambda state: state["unknown_outcomes"] or not state["partitions"])
+                    state = await zombie.wait_for(lambda state: state["unknown_outcomes"] or not state["partitions"])
                     assert state["redelivered"] == 0
                 await eventually(lambda: tracker.state().open == 0)
                 assert tracker.counts.redelivered == 4
             if then == "goes on":
                 # It is a tracker like any other again.
-                await zombie.told(lambda state: state["partitions"] == [0])
+                await zombie.wait_for(lambda state: state["partitions"] == [0])
                 await asyncio.to_thread(queue.take, ids[4:], period=100)
-                await zombie.told(lambda state: state["redelivered"] == 1 and state["open"] == 0)
+                await zombie.wait_for(lambda state: state["redelivered"] == 1 and state["open"] == 0)
             values = sorted(each.value() or b"" for each in await asyncio.to_thread(queue.again, 5))
             assert values == [b"m%d" % number for number in range(4 if then == "dies" else 5)]
 
 
 @pytest.mark.deep
-async def test_time_stands_still_while_the_broker_is_away() -> None:
+async def test_the_clock_stops_while_the_broker_is_down() -> None:
     with KafkaServer() as server:
         queue = await asyncio.to_thread(Queue, server)
         async with connected(server) as connection:

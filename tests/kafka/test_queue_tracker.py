@@ -20,7 +20,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, wait_for
 
 
-async def test_a_message_whose_lease_ends_comes_again_once(connection: Connection, queue: Queue) -> None:
+async def test_a_message_whose_lease_ends_is_redelivered_once(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 3)
     async with tracking(connection, queue) as tracker:
         await asyncio.to_thread(queue.take, ids[1:2], period=600_000)
@@ -44,7 +44,7 @@ async def test_a_message_whose_lease_ends_comes_again_once(connection: Connectio
 
 
 @pytest.mark.deep
-async def test_keepalives_put_it_off_and_a_release_brings_it_sooner(connection: Connection, queue: Queue) -> None:
+async def test_keepalives_postpone_a_redelivery_and_a_release_advances_it(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 3)
     kept, released, _ = ids
     async with tracking(connection, queue):
@@ -61,9 +61,7 @@ async def test_keepalives_put_it_off_and_a_release_brings_it_sooner(connection: 
 
 
 @pytest.mark.deep
-async def test_one_whose_readers_have_no_position_behind_it_is_left_to_the_log(
-    connection: Connection, queue: Queue
-) -> None:
+async def test_a_message_that_no_position_has_passed_is_left_to_the_log(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 2)
     async with tracking(connection, queue) as tracker:
         await asyncio.to_thread(queue.take, ids, commits=False, period=200)
@@ -75,7 +73,7 @@ async def test_one_whose_readers_have_no_position_behind_it_is_left_to_the_log(
         assert tracker.state().open == 1
 
 
-async def test_what_was_delivered_too_often_is_a_dead_letter(connection: Connection, queue: Queue) -> None:
+async def test_a_message_delivered_too_often_is_dead_lettered(connection: Connection, queue: Queue) -> None:
     await asyncio.to_thread(queue.admin.make_topic, queue.dead)
     ids = await asyncio.to_thread(queue.send, 2)
     async with tracking(connection, queue) as tracker:
@@ -93,21 +91,21 @@ async def test_what_was_delivered_too_often_is_a_dead_letter(connection: Connect
         assert again.value() == b"m1"
         (letter,) = await eventually_read(queue, queue.dead, 1)
         assert letter.value() == b"m0"
-        told = dict(letter.headers() or ())
-        assert told["color"] == b"red"
-        assert told["raw"] == b"\xff"
-        assert told["dead-letter-reason"] == b"delivered 3 times without being settled"
-        assert told["dead-letter-attempts"] == b"3"
-        assert told["dead-letter-topic"] == queue.topic.encode()
-        assert told["dead-letter-subscription"] == queue.subscription.encode()
-        assert told["dead-letter-id"] == b"given"
-        assert "anybroker-attempts" not in told
+        headers = dict(letter.headers() or ())
+        assert headers["color"] == b"red"
+        assert headers["raw"] == b"\xff"
+        assert headers["dead-letter-reason"] == b"delivered 3 times without being settled"
+        assert headers["dead-letter-attempts"] == b"3"
+        assert headers["dead-letter-topic"] == queue.topic.encode()
+        assert headers["dead-letter-subscription"] == queue.subscription.encode()
+        assert headers["dead-letter-id"] == b"given"
+        assert "anybroker-attempts" not in headers
         await eventually(lambda: tracker.state().open == 0)
         assert (tracker.counts.redelivered, tracker.counts.dead_lettered) == (1, 1)
 
 
 @pytest.mark.deep
-async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer, connection: Connection) -> None:
+async def test_a_refused_message_blocks_no_other(kafka: KafkaServer, connection: Connection) -> None:
     queue = await asyncio.to_thread(Queue, kafka, config={"max.message.bytes": "2000"})
     await queue.prepare(connection)
     await asyncio.to_thread(queue.admin.make_topic, queue.dead)
@@ -132,9 +130,9 @@ async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer,
         assert letter.value() == b"y" * 3000
         assert "could not be redelivered" in str(dict(letter.headers() or ())["dead-letter-reason"])
         await eventually(lambda: tracker.state().open == 2)
-        (told,) = [text for text in warned if f"{ids[3].topic}:0:3 is refused" in text]
-        assert f"larger than max.message.bytes of {ids[3].topic!r}" in told
-        assert "bus.admin.ensure_topic(name, max_message_bytes=" in told
+        (warning,) = [text for text in warned if f"{ids[3].topic}:0:3 is refused" in text]
+        assert f"larger than max.message.bytes of {ids[3].topic!r}" in warning
+        assert "bus.admin.ensure_topic(name, max_message_bytes=" in warning
         assert any("topic does not exist: 'no\\x00name'" in text for text in warned)
         (tracked,) = tracker._tracked.values()
         assert {*tracked._redeliverer._refused} >= {ids[3]}
@@ -150,9 +148,7 @@ async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer,
     [MessageId("{topic}", 0, 700, "q" * 40_000), MessageId("{topic}", 0, 700, " q"), MessageId("t" * 40_000, 0, 700)],
     ids=["too long a queue", "white space", "too long a topic"],
 )
-async def test_a_marker_of_what_kafka_cannot_have_holds_up_nothing(
-    connection: Connection, queue: Queue, id: MessageId
-) -> None:
+async def test_a_marker_with_invalid_names_blocks_nothing(connection: Connection, queue: Queue, id: MessageId) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     named = id._replace(topic=id.topic.format(topic=queue.topic))
     async with tracking(connection, queue) as tracker:
@@ -167,7 +163,7 @@ async def test_a_marker_of_what_kafka_cannot_have_holds_up_nothing(
 
 
 @pytest.mark.deep
-async def test_what_is_no_marker_is_counted_and_passed_over(connection: Connection, queue: Queue) -> None:
+async def test_an_unknown_marker_is_counted_and_skipped(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     server = queue.server.bootstrap
     await asyncio.to_thread(produce, server, queue.markers, [b"", None, b"\xff\xff", b"{}"])
@@ -198,9 +194,7 @@ async def test_markers_that_name_a_queue_and_no_topic_end_too(connection: Connec
 
 
 @pytest.mark.deep
-async def test_a_start_that_lies_far_back_is_repeated_and_the_log_before_it_let_go(
-    connection: Connection, queue: Queue
-) -> None:
+async def test_an_old_start_is_renewed_and_unpins_the_log(connection: Connection, queue: Queue) -> None:
     first, *rest = await asyncio.to_thread(queue.send, 21)
     async with tracking(connection, queue, partition=PartitionOptions(renew_distance=10)) as tracker:
         await asyncio.to_thread(queue.take, [first], period=600_000)
@@ -218,7 +212,7 @@ async def test_a_start_that_lies_far_back_is_repeated_and_the_log_before_it_let_
 
 
 @pytest.mark.deep
-async def test_a_new_tracker_sends_none_of_a_hundred_thousand_that_have_ended(
+async def test_a_new_tracker_redelivers_none_of_a_hundred_thousand_ended_messages(
     kafka: KafkaServer, connection: Connection
 ) -> None:
     count, together = 50_000, 200
@@ -244,7 +238,7 @@ async def test_a_new_tracker_sends_none_of_a_hundred_thousand_that_have_ended(
 
 
 @pytest.mark.deep
-async def test_redeliveries_are_not_made_again_by_the_next_tracker(connection: Connection, queue: Queue) -> None:
+async def test_redeliveries_are_not_repeated_by_the_next_tracker(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 300)
     async with tracking(connection, queue, batch=50) as tracker:
         await asyncio.to_thread(queue.take, ids, period=200)
@@ -261,7 +255,7 @@ async def test_redeliveries_are_not_made_again_by_the_next_tracker(connection: C
 
 @pytest.mark.deep
 @both_protocols
-async def test_partitions_change_hands_while_leases_are_open(kafka: KafkaServer, protocol: str) -> None:
+async def test_partitions_are_reassigned_while_leases_are_open(kafka: KafkaServer, protocol: str) -> None:
     queue = await asyncio.to_thread(Queue, kafka, 2)
     values: dict[str, Any] = {"group_protocol": "consumer"} if protocol == "consumer" else {}
     async with connected(kafka, **values) as connection, connected(kafka, **values) as other:
@@ -302,7 +296,7 @@ async def test_partitions_that_are_added_are_tracked_too(kafka: KafkaServer) -> 
             await eventually(lambda: tracker.state().open == 1)
 
 
-async def test_a_position_that_the_log_does_not_hold_is_told(connection: Connection, queue: Queue) -> None:
+async def test_a_committed_position_outside_the_log_causes_a_warning(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 20)
     await asyncio.to_thread(queue.take, ids)
     await asyncio.to_thread(queue.rewind)
@@ -316,7 +310,7 @@ async def test_a_position_that_the_log_does_not_hold_is_told(connection: Connect
 
 
 @pytest.mark.deep
-async def test_an_end_that_an_open_transaction_hides_counts(connection: Connection, queue: Queue) -> None:
+async def test_an_end_hidden_by_an_open_transaction_counts(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     config = {"bootstrap.servers": queue.server.bootstrap, "transactional.id": queue.subscription, "log_level": 0}
     worker = Producer(config)

@@ -29,7 +29,7 @@ from tests.servers.kafka_client import RawAdmin, read_all
 PATIENCE = 30.0
 LEASE = 1.0
 LASTING = 2.5 * LEASE
-"""So long is a lease over that nobody renews, and its message sent again."""
+"""Seconds until a lease that is not renewed has ended and its message is redelivered."""
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
 OPTIONS = f"{QUICK}&queue=markers&lease_seconds={LEASE:g}"
 
@@ -108,7 +108,7 @@ async def test_leases_are_renewed_until_the_transaction_ends(
 
 
 @pytest.mark.deep
-async def test_nothing_of_an_aborted_one_counts_and_its_messages_are_held_on(
+async def test_an_aborted_transaction_has_no_effect_and_keeps_its_leases(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ) -> None:
     topic, sink = make_topic(), make_topic()
@@ -135,7 +135,7 @@ async def test_nothing_of_an_aborted_one_counts_and_its_messages_are_held_on(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("commits", [True, False])
-async def test_while_the_brokers_decide_no_lease_is_due(
+async def test_no_lease_is_due_while_the_commit_is_pending(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch, commits: bool
 ) -> None:
     commit, waiting, go = KafkaTransaction.commit, asyncio.Event(), asyncio.Event()
@@ -211,7 +211,7 @@ async def test_an_abort_after_the_end_was_written_leaves_the_message_held(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("how", ["max_lease", "stood still"])
-async def test_a_lease_that_is_lost_inside_undoes_the_transaction(
+async def test_a_lease_lost_inside_aborts_the_transaction(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str
 ) -> None:
     topic, sink = make_topic(), make_topic()
@@ -226,7 +226,7 @@ async def test_a_lease_that_is_lost_inside_undoes_the_transaction(
                 if how == "max_lease":
                     await eventually(lambda: message.lease_lost, PATIENCE, "max_lease has passed")
                 else:
-                    # As after a pause of the process: the time is over, and nobody here has noticed yet.
+                    # As after a suspension: the lease has ended, and this process has not noticed yet.
                     message.lease.until = lease_time()
         assert message.lease_lost
         (again,) = await take(inbox, 1, PATIENCE)
@@ -260,7 +260,7 @@ async def test_a_publisher_that_is_fenced_acks_nothing(kafka: KafkaServer, make_
 
 @pytest.mark.deep
 @pytest.mark.parametrize("where", ["before", "after"])
-async def test_who_dies_within_the_transaction_has_done_nothing(
+async def test_a_process_killed_within_the_transaction_has_no_effect(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, where: str
 ) -> None:
     topic, sink = make_topic(), make_topic()

@@ -1,4 +1,4 @@
-"""`queue_transactions`: STARTs and positions count together, whatever stands still or dies in between."""
+"""`queue_transactions`: STARTs and positions count together, whatever is suspended or dies in between."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def done(bus: Bus, topic: str, group: str, messages: Sequence[Message[byte
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("where", "then"), [("before", "goes on"), ("within", "goes on"), ("within", "dies")])
-async def test_who_stands_still_while_it_starts_messages_doubles_none(
+async def test_a_process_suspended_while_starting_messages_duplicates_none(
     kafka: KafkaServer, topic: str, group: str, where: str, then: str
 ) -> None:
     url = f"{kafka.url}?{OPTIONS}"
@@ -75,14 +75,14 @@ async def test_who_stands_still_while_it_starts_messages_doubles_none(
         finally:
             if zombie.returncode is None:
                 zombie.kill()
-            told, _ = await zombie.communicate()
-        assert b"m" not in told
+            output, _ = await zombie.communicate()
+        assert b"m" not in output
         starts = await asyncio.to_thread(starts_of, kafka, group)
         assert sorted(starts.values()) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["it was written", "it was not"])
-async def test_what_is_not_known_to_be_written_is_found_out(
+async def test_an_unknown_outcome_is_resolved(
     kafka: KafkaServer, topic: str, group: str, is_written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = FencedWriter.write

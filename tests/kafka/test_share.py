@@ -56,7 +56,7 @@ async def quick(kafka: KafkaServer) -> AsyncIterator[Bus]:
 
 
 @pytest.mark.parametrize("queue", ["offsets", "markers"])
-async def test_the_name_of_a_consumer_group_is_told_with_the_mend(
+async def test_the_name_of_a_consumer_group_is_refused_with_advice(
     kafka: KafkaServer, bus: Bus, topic: str, group: str, queue: str
 ) -> None:
     async with connect(f"{kafka.url}?queue={queue}") as other:
@@ -78,7 +78,7 @@ async def test_the_name_of_a_consumer_group_is_told_with_the_mend(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("settings", ["queue=markers", "group_protocol=classic", "group_protocol=consumer"])
-async def test_the_name_of_a_share_group_is_told_with_the_mend(
+async def test_the_name_of_a_share_group_is_refused_with_advice(
     kafka: KafkaServer, bus: Bus, topic: str, group: str, settings: str
 ) -> None:
     async with (
@@ -93,7 +93,7 @@ async def test_the_name_of_a_share_group_is_told_with_the_mend(
 
 
 @pytest.mark.deep
-async def test_a_lock_that_ends_takes_only_what_was_not_settled(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_an_ended_lock_loses_unsettled_messages_only(kafka: KafkaServer, topic: str, group: str) -> None:
     events: list[Event] = []
     lock = 3.0  # time for five acks on a busy machine
     async with (
@@ -109,14 +109,16 @@ async def test_a_lock_that_ends_takes_only_what_was_not_settled(kafka: KafkaServ
         assert (again.data, again.delivery_attempt) == (held[0].data, 2)
         assert held[0].lease_lost
         assert [event.message.data for event in events if isinstance(event, LeaseExpired)] == [held[0].data]
-        with pytest.raises(LeaseLost, match="be done sooner where"):
+        with pytest.raises(LeaseLost, match="finish sooner if"):
             await held[0].ack()
         await again.ack()
         await nothing_more(inbox, 1.2 * lock)
 
 
 @pytest.mark.deep
-async def test_what_a_killed_worker_held_comes_again_and_counts(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_messages_of_a_killed_worker_are_redelivered_and_counted(
+    kafka: KafkaServer, topic: str, group: str
+) -> None:
     async with connect(share(kafka, 2)) as bus:
         await bus.admin.ensure_subscription(topic, group)
         for body in numbered(40):
@@ -163,7 +165,7 @@ async def test_two_consumers_share_one_partition(bus: Bus, topic: str, group: st
     assert bodies([*seen[True], *seen[False]]) == once(sent)
 
 
-async def test_a_slow_handler_holds_up_no_other_message(bus: Bus, topic: str, group: str) -> None:
+async def test_a_slow_handler_blocks_no_other_message(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
         held: list[Message[bytes]] = []
         for body in numbered(4):
@@ -175,7 +177,7 @@ async def test_a_slow_handler_holds_up_no_other_message(bus: Bus, topic: str, gr
         assert {message.state for message in held} == {SettleState.SETTLED}
 
 
-async def test_as_many_as_have_members_may_be_slow(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_one_slow_handler_per_member_blocks_nothing(kafka: KafkaServer, topic: str, group: str) -> None:
     async with (
         connect(share(kafka) + "&share_members=2") as bus,
         bus.messages(topic, subscription=group, confirm_acks=True) as inbox,
@@ -192,7 +194,7 @@ async def test_as_many_as_have_members_may_be_slow(kafka: KafkaServer, topic: st
 
 
 @pytest.mark.deep
-async def test_what_nobody_asks_for_goes_to_others_in_half_of_the_lock(
+async def test_unfetched_messages_are_released_within_half_of_the_lock(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
     async with (
@@ -211,7 +213,7 @@ async def test_what_nobody_asks_for_goes_to_others_in_half_of_the_lock(
 
 
 @pytest.mark.deep
-async def test_the_last_delivery_is_a_dead_letter(bus: Bus, make_topic: MakeTopic, group: str) -> None:
+async def test_the_last_delivery_is_dead_lettered(bus: Bus, make_topic: MakeTopic, group: str) -> None:
     topic, dead = make_topic(), make_topic()
     policy = Retry(max_attempts=5)
     async with (
@@ -229,7 +231,7 @@ async def test_the_last_delivery_is_a_dead_letter(bus: Bus, make_topic: MakeTopi
         await letter.ack()
 
 
-async def test_without_dead_letters_the_last_delivery_is_told(
+async def test_without_dead_letters_the_last_delivery_causes_a_warning(
     bus: Bus, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bus.messages(topic, subscription=group) as inbox:
@@ -242,7 +244,7 @@ async def test_without_dead_letters_the_last_delivery_is_told(
         assert "was released after delivery 10 of 10, and the brokers drop it" in caplog.text
 
 
-async def test_a_last_delivery_is_kept_for_who_asks_and_told_where_its_lock_ends(
+async def test_a_last_delivery_is_not_released_and_causes_a_warning(
     quick: Bus, admin: RawAdmin, topic: str, group: str
 ) -> None:
     admin.configure_group(group, {"share.delivery.count.limit": "2"})
@@ -254,11 +256,11 @@ async def test_a_last_delivery_is_kept_for_who_asks_and_told_where_its_lock_ends
         held = await take(inbox, 1, PATIENCE)
         await eventually(lambda: held[0].lease_lost, PATIENCE, "the end of the first lock")
         await take(inbox, 1, PATIENCE)
-        await eventually(lambda: len(warned) >= 2, PATIENCE, "both messages to be told")
+        await eventually(lambda: len(warned) >= 2, PATIENCE, "a warning for both messages")
     assert all("was lost after delivery 2 of 2, and the brokers drop it" in text for text in warned), warned
 
 
-async def test_who_is_cancelled_while_joining_leaves_no_member(bus: Bus, topic: str, group: str) -> None:
+async def test_a_cancelled_join_leaves_no_member(bus: Bus, topic: str, group: str) -> None:
     await bus.admin.ensure_subscription(topic, group)
     inbox = bus.messages(topic, subscription=group)
     opening = asyncio.create_task(inbox.open())
@@ -274,18 +276,16 @@ async def test_who_is_cancelled_while_joining_leaves_no_member(bus: Bus, topic: 
     await eventually(lambda: not has_members(), PATIENCE, "the end of the member's thread")
 
 
-async def test_redrives_do_not_count_as_deliveries_of_the_letters(
-    kafka: KafkaServer, bus: Bus, make_topic: MakeTopic
-) -> None:
+async def test_redrives_do_not_count_as_deliveries(kafka: KafkaServer, bus: Bus, make_topic: MakeTopic) -> None:
     topic, dead = make_topic(), make_topic()
     produce(kafka.bootstrap, dead, numbered(3), headers={"dead-letter-topic": topic})
     assert [letter.data for letter in await bus.admin.list_dead(dead)] == numbered(3)
     assert (await bus.admin.redrive(dead, limit=1)).moved == 1
-    # By offsets, which drop nothing that is handed out and back. They tell a lag, as no share group does.
+    # By offsets, which drop nothing however often it is handed out and back, and which report a lag.
     assert (await bus.admin.lag(dead, REDRIVE_SUBSCRIPTION)).waiting == 2
 
 
-async def test_what_share_groups_cannot_do_is_refused(bus: Bus, topic: str, group: str) -> None:
+async def test_unsupported_operations_are_refused(bus: Bus, topic: str, group: str) -> None:
     with pytest.raises(Unsupported, match="start"):
         bus.messages(topic, subscription=group, start="latest")
     with pytest.raises(ConfigurationError, match=r"Lower Retry\.maximum"):
@@ -307,7 +307,7 @@ async def test_what_share_groups_cannot_do_is_refused(bus: Bus, topic: str, grou
         await message.ack()
 
 
-async def test_a_group_is_told_by_its_configuration(bus: Bus, topic: str, group: str) -> None:
+async def test_a_group_is_described_by_its_configuration(bus: Bus, topic: str, group: str) -> None:
     with pytest.raises(SubscriptionNotFound, match="ensure_subscription"):
         async with bus.messages(topic, subscription=group, create=False):
             pass
@@ -328,7 +328,9 @@ async def test_a_group_is_told_by_its_configuration(bus: Bus, topic: str, group:
         await until_seen(inbox, [b"x"], PATIENCE)
 
 
-async def test_what_an_administrator_has_set_stays(kafka: KafkaServer, admin: RawAdmin, topic: str, group: str) -> None:
+async def test_configuration_set_by_an_administrator_stays(
+    kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
+) -> None:
     admin.configure_group(group, {"share.delivery.count.limit": "3", "share.record.lock.duration.ms": "2000"})
     warned: list[str] = []
     async with connect(f"{kafka.url}?queue=share") as bus:
@@ -346,7 +348,7 @@ async def test_what_an_administrator_has_set_stays(kafka: KafkaServer, admin: Ra
     assert (config["share.delivery.count.limit"], config["share.record.lock.duration.ms"]) == ("3", "2000")
 
 
-async def test_a_lock_that_brokers_do_not_take_is_told(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_a_lock_outside_the_brokers_limits_is_refused(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(share(kafka, 3000)) as bus:
         with pytest.raises(InvalidSetting, match=r"share_lock is 3000.*max\.record\.lock"):
             async with bus.messages(topic, subscription=group):
@@ -354,7 +356,7 @@ async def test_a_lock_that_brokers_do_not_take_is_told(kafka: KafkaServer, topic
 
 
 @pytest.mark.deep
-async def test_brokers_without_share_groups_are_told_at_open(tmp_path: Path, group: str) -> None:
+async def test_brokers_without_share_groups_are_refused_at_open(tmp_path: Path, group: str) -> None:
     found = distribution()
     config = tmp_path / "server.properties"
     config.write_text(

@@ -52,12 +52,12 @@ async def queued_messages(
     connection: Connection, log: LogReaderSpi, subscription: str, limit: int
 ) -> list[QueuedMessage]:
     """As `TracksQueues.queued_messages`: open messages, the oldest first, and then the backlog."""
-    own = QueueFilter.of(subscription, connection.settings)
+    queue_filter = QueueFilter.of(subscription, connection.settings)
     await require_markers(connection, subscription)
     # Before the leases: a message that is started meanwhile is then in both, and never in neither.
     backlog: list[Record[Any]] = []
     for place, bounds in (await backlog_ranges(connection, log, subscription)).items():
-        backlog += await _first_of(log, own, place, bounds, limit)
+        backlog += await _first_of(log, queue_filter, place, bounds, limit)
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())
     shown = [_open_message(lease, now) for lease in sorted(leases, key=lambda lease: lease.started)[:limit]]
@@ -74,7 +74,7 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
 
     Reads the marker topic from the committed positions of the trackers.
     """
-    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
+    queue_filter, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     topic = marker_topic_name(subscription, shared)
     if not is_topic_name(topic):
         return []
@@ -92,7 +92,7 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
         first, following = bounds[place.partition]
         start = first if position is None else max(first, position.offset)
         found += await open_leases_in(log, place, start, following)
-    return [lease for lease in found if own.has_lease(lease)]
+    return [lease for lease in found if queue_filter.matches_lease(lease)]
 
 
 async def open_leases_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
@@ -192,19 +192,19 @@ async def backlog_ranges(connection: Connection, log: LogReaderSpi, subscription
 
 
 async def read_backlog(
-    log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, batch: int
+    log: LogReaderSpi, queue_filter: QueueFilter, place: TopicPartition, bounds: Bounds, batch: int
 ) -> AsyncGenerator[list[Record[Any]]]:
     """The records of a range that are messages of the queue, in batches of at most so many."""
     if bounds.first < bounds.next:
         async for records in log.read(*place, bounds.first, bounds.next, batch):
-            yield [record for record in records if own.has(record.key, headers_of(record.native) or ())]
+            yield [record for record in records if queue_filter.matches(record.key, headers_of(record.native) or ())]
 
 
 async def _first_of(
-    log: LogReaderSpi, own: QueueFilter, place: TopicPartition, bounds: Bounds, count: int
+    log: LogReaderSpi, queue_filter: QueueFilter, place: TopicPartition, bounds: Bounds, count: int
 ) -> list[Record[Any]]:
     found: list[Record[Any]] = []
-    async with aclosing(read_backlog(log, own, place, bounds, count)) as batches:
+    async with aclosing(read_backlog(log, queue_filter, place, bounds, count)) as batches:
         async for batch in batches:
             found += batch
             if len(found) >= count:

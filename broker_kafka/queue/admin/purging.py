@@ -17,6 +17,7 @@ from broker.driver import GroupReset, LogReaderSpi, PurgedQueue
 from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.cluster.requests import retry_while
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.admin.inspecting import backlog_ranges, open_leases, open_leases_in, read_backlog
 from broker_kafka.queue.markers.fenced_writer import OutcomeUnknown, OutgoingRecord
@@ -31,7 +32,6 @@ __all__ = ["purge_queue"]
 _MAX_COUNTED: Final = 100_000
 """A longer backlog is counted by offsets, not read."""
 _BATCH: Final = 1000
-_PAUSE: Final = 0.05
 
 
 async def purge_queue(
@@ -40,49 +40,51 @@ async def purge_queue(
     """As `TracksQueues.purge_queue`.
 
     Messages in an open transaction stay. So do those with V1 markers in a shared topic, which name no queue, unless
-    `queue_id` tells whose they are.
+    `queue_id` identifies their queue.
     """
-    own, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
+    queue_filter, shared = QueueFilter.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
     places = await partitions_of(connection, await require_markers(connection, subscription))
     ranges = await backlog_ranges(connection, log, subscription)
     if dry_run:
         leases = [
-            lease for lease in await open_leases(connection, log, subscription) if _is_purgeable(own, lease, shared)
+            lease
+            for lease in await open_leases(connection, log, subscription)
+            if _is_purgeable(queue_filter, lease, shared)
         ]
-        return PurgedQueue(open=len(leases), ready=await _count(log, own, ranges))
+        return PurgedQueue(open=len(leases), ready=await _count(log, queue_filter, ranges))
     groups = KafkaGroups(connection)
     for group, members in ((subscription, "consumers"), (trackers, "consumers and trackers")):
         await groups.refuse_members(group, f"queue {subscription!r} is not purged", members=members)
     claims = await claim_partitions(connection, GroupOffsetStore(connection), trackers, places)
     try:
-        ready = await _skip(groups, log, own, ranges)
+        ready = await _skip(groups, log, queue_filter, ranges)
         await _wait_until_visible(connection, log, claims)
-        return PurgedQueue(open=await _end_open(log, own, claims, shared), ready=ready)
+        return PurgedQueue(open=await _end_open(log, queue_filter, claims, shared), ready=ready)
     finally:
         await asyncio.gather(*(each.writer.stop(WRITER_CLOSE) for each in claims.values()))
 
 
-async def _count(log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]) -> int:
+async def _count(log: LogReaderSpi, queue_filter: QueueFilter, ranges: Mapping[TopicPartition, Bounds]) -> int:
     """The number of messages of the queue in these ranges; of offsets if there are many."""
     total = sum(bounds.next - bounds.first for bounds in ranges.values())
     if total > _MAX_COUNTED:
         return total
     count = 0
     for place, bounds in ranges.items():
-        async for records in read_backlog(log, own, place, bounds, _BATCH):
+        async for records in read_backlog(log, queue_filter, place, bounds, _BATCH):
             count += len(records)
     return count
 
 
 async def _skip(
-    groups: KafkaGroups, log: LogReaderSpi, own: QueueFilter, ranges: Mapping[TopicPartition, Bounds]
+    groups: KafkaGroups, log: LogReaderSpi, queue_filter: QueueFilter, ranges: Mapping[TopicPartition, Bounds]
 ) -> int:
     """Move the group to the ends of its topics; returns how many messages that skips."""
     topics = sorted({place.topic for place in ranges})
     if not topics:
         return 0
-    changes = await groups.reset(own.queue, GroupReset(to="latest", topics=topics), dry_run=False)
+    changes = await groups.reset(queue_filter.queue, GroupReset(to="latest", topics=topics), dry_run=False)
     for change in changes:
         if change.error is not None:
             raise change.error
@@ -91,7 +93,7 @@ async def _skip(
         for change in changes
         if change.partition in ranges
     }
-    return await _count(log, own, skipped)
+    return await _count(log, queue_filter, skipped)
 
 
 async def _wait_until_visible(
@@ -101,35 +103,32 @@ async def _wait_until_visible(
 
     :raises OperationTimeout: another transaction is open.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + connection.settings.request_timeout
     (topic,) = {place.topic for place in claims}
-    while True:
+
+    async def hidden_partitions() -> list[int]:
         bounds = await log.bounds(topic)
-        hidden = [place.partition for place, found in claims.items() if bounds[place.partition].next < found.end]
-        if not hidden:
-            return
-        if loop.time() >= deadline:
-            raise OperationTimeout(
-                f"An open transaction hides markers of {topic!r}[{hidden[0]}]",
-                advice="Purge again once it has ended, at the latest after its transaction.timeout.ms",
-            )
-        await asyncio.sleep(_PAUSE)
+        return [place.partition for place, claim in claims.items() if bounds[place.partition].next < claim.end]
+
+    if hidden := await retry_while(connection.settings.request_timeout, hidden_partitions, bool):
+        raise OperationTimeout(
+            f"An open transaction hides markers of {topic!r}[{hidden[0]}]",
+            advice="Purge again once it has ended, at the latest after its transaction.timeout.ms",
+        )
 
 
-def _is_purgeable(own: QueueFilter, lease: Lease, shared: str | None) -> bool:
+def _is_purgeable(queue_filter: QueueFilter, lease: Lease, shared: str | None) -> bool:
     """Whether the lease is certainly of this queue: V1 markers in a shared topic name their queue by key only."""
-    return own.has_lease(lease) and bool(lease.id.queue or own.key is not None or shared is None)
+    return queue_filter.matches_lease(lease) and bool(lease.id.queue or queue_filter.key is not None or shared is None)
 
 
 async def _end_open(
-    log: LogReaderSpi, own: QueueFilter, claims: Mapping[TopicPartition, PartitionClaim], shared: str | None
+    log: LogReaderSpi, queue_filter: QueueFilter, claims: Mapping[TopicPartition, PartitionClaim], shared: str | None
 ) -> int:
     """Write the END of every open message; returns how many."""
     count = 0
     for place, claimed in claims.items():
         found = await open_leases_in(log, place, claimed.start, claimed.end)
-        leases = [lease for lease in found if _is_purgeable(own, lease, shared)]
+        leases = [lease for lease in found if _is_purgeable(queue_filter, lease, shared)]
         if not leases:
             continue
         try:
@@ -138,7 +137,7 @@ async def _end_open(
             if not error.fenced:
                 raise
             raise BackendError(
-                f"A consumer or tracker of {own.queue!r} was opened while it was purged",
+                f"A consumer or tracker of {queue_filter.queue!r} was opened while it was purged",
                 native=error,
                 retriable=True,
                 advice="Close it and purge again",

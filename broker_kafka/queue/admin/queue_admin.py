@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker import Bounds, Lag, NotFound, TopicPartition
 from broker.driver import REDRIVE_SUBSCRIPTION, LogReaderSpi
@@ -12,6 +12,7 @@ from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks, partitions_of
 from broker_kafka.cluster.names import is_topic_name
+from broker_kafka.cluster.requests import retry_while
 from broker_kafka.queue.admin.inspecting import open_leases, read_backlog
 from broker_kafka.queue.markers.marker_topic import marker_topic_name, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
@@ -23,7 +24,17 @@ _MAX_COUNTED: Final = 1000
 """A longer backlog is counted by offsets, not read."""
 _TRANSACTION_SECONDS: Final = 1.0
 """A transaction of a live tracker ends within this."""
-_PAUSE: Final = 0.05
+
+
+class _Count(NamedTuple):
+    """:ivar hidden: records of the topic that an open transaction hides, by partition.
+    :ivar hidden_markers: the same of the marker topic.
+    """
+
+    lag: Lag
+    unsettled: int
+    hidden: Mapping[int, int]
+    hidden_markers: int
 
 
 class QueueAdmin(KafkaAdmin):
@@ -43,25 +54,27 @@ class QueueAdmin(KafkaAdmin):
         """
         if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
             return await super().lag(topic, subscription)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _TRANSACTION_SECONDS
-        markers = marker_topic_name(subscription, self._connection.settings.marker_topic)
-        while True:
-            lag, unsettled = await self._count_all(topic, subscription)
-            hidden = await self._hidden(topic)
-            hidden_markers = sum((await self._hidden(markers)).values()) if is_topic_name(markers) else 0
-            # Messages move between the backlog and leases while they are counted; none may be missing from both.
-            lag_then, unsettled_then = await self._count_all(topic, subscription)
-            if not (hidden or hidden_markers) or loop.time() >= until:
-                break
-            await asyncio.sleep(_PAUSE)
-        lag = max(lag, lag_then, key=lambda each: each.waiting)
+
+        async def count() -> _Count:
+            return await self._count(topic, subscription)
+
+        found = await retry_while(_TRANSACTION_SECONDS, count, lambda each: bool(each.hidden or each.hidden_markers))
         return replace(
-            lag,
-            waiting=lag.waiting + sum(hidden.values()),
-            unsettled=max(unsettled, unsettled_then) + hidden_markers,
-            partitions={each: behind + hidden.get(each, 0) for each, behind in lag.partitions.items()},
+            found.lag,
+            waiting=found.lag.waiting + sum(found.hidden.values()),
+            unsettled=found.unsettled + found.hidden_markers,
+            partitions={each: behind + found.hidden.get(each, 0) for each, behind in found.lag.partitions.items()},
         )
+
+    async def _count(self, topic: str, subscription: str) -> _Count:
+        markers = marker_topic_name(subscription, self._connection.settings.marker_topic)
+        lag, unsettled = await self._count_all(topic, subscription)
+        hidden = await self._hidden(topic)
+        hidden_markers = sum((await self._hidden(markers)).values()) if is_topic_name(markers) else 0
+        # Messages move between the backlog and leases while they are counted; none may be missing from both.
+        lag_then, unsettled_then = await self._count_all(topic, subscription)
+        lag = max(lag, lag_then, key=lambda each: each.waiting)
+        return _Count(lag, max(unsettled, unsettled_then), hidden, hidden_markers)
 
     async def _hidden(self, topic: str) -> dict[int, int]:
         """By partition, the number of records that an open transaction hides, if any."""
@@ -86,13 +99,15 @@ class QueueAdmin(KafkaAdmin):
 
     async def _count_backlog(self, topic: str, subscription: str) -> dict[int, int]:
         """The number of messages behind the positions of the group, by partition."""
-        own = QueueFilter.of(subscription, self._connection.settings)
+        queue_filter = QueueFilter.of(subscription, self._connection.settings)
         positions = (await self.describe_group(subscription)).positions
         counted: dict[int, int] = {}
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
             bounds = Bounds(max(first, positions.get(place, first)), following)
-            batches = [len(records) async for records in read_backlog(self._log, own, place, bounds, _MAX_COUNTED)]
+            batches = [
+                len(records) async for records in read_backlog(self._log, queue_filter, place, bounds, _MAX_COUNTED)
+            ]
             counted[partition] = sum(batches)
         return counted
 

@@ -15,7 +15,7 @@ from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 __all__ = ["KafkaQueueTracker"]
 
 _LONGEST_SILENCE: Final = 10.0
-"""Seconds without an answer that count as trouble; the tracker asks every 2.5 s and waits 2 s."""
+"""Seconds without an answer that count as trouble; the tracker sends a request every 2.5 s and waits 2 s."""
 
 
 class KafkaQueueTracker:

@@ -43,7 +43,7 @@ async def watch_for_conflicting_members(
 ) -> None:
     """Look for conflicting members now and then, until some are found or this is cancelled.
 
-    The first look comes after a session timeout: a killed member is gone by then, so a group may change over.
+    The first look comes after a session timeout: by then a killed member has left, so a group may change over.
 
     :param report: called once, with what to do.
     :param key_mark: see `conflicting_members`.

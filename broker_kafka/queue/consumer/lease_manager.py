@@ -1,6 +1,6 @@
 """`HeldMessage` and `LeaseManager`: the leases of messages that this process holds, and the markers that change them.
 
-*Concurrency.* One event loop; calls may overlap. *Cancellation.* A write that was begun goes on. *Failure.* A marker
+*Concurrency.* One event loop; calls may overlap. *Cancellation.* A write that has begun continues. *Failure.* A marker
 that is not on the brokers in time leaves its messages held, so that the call can be repeated. A message whose lease is
 over gets no marker; the error depends on what the log may hold:
 
@@ -258,7 +258,7 @@ class LeaseManager:
 
 
 def expired_messages(messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-    """Those of messages held here whose leases are over."""
+    """The messages whose leases have ended."""
     now = lease_time()
     for message in messages:
         if message.lease.until <= now:

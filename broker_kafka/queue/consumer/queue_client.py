@@ -7,7 +7,7 @@ commit leaves the records to the next member of the group; one that dies after i
 *Concurrency.* One event loop; `settle` and `extend` may run beside `fetch`. *Rebalances.* A revoked partition waits for
 claims in flight, also those that an interrupted fetch left behind; a close waits for them for a second. Messages that
 were handed over stay with this process: their markers are no other member's. *Failure.* Records that could not be
-started or committed are kept, and tried again by the next `fetch`; a partition that goes drops them, and its next owner
+started or committed are kept, and the next `fetch` tries again; a revoked partition drops them, and its next owner
 reads them from the committed position. A partition with a message whose START is larger than the marker topic allows is
 paused until the topic takes it; other partitions go on.
 """
@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from broker import BackendError, BrokerError, Closed, LeaseLost, Message, MessageTooLarge, TopicPartition
 from broker.driver import (
+    Backoff,
     Event,
     PartitionsAssigned,
     PartitionsLost,
@@ -51,9 +52,7 @@ _CLOSE_SECONDS: Final = 1.0
 _GRACE: Final = 1.0
 """Seconds for which an interrupted fetch still waits for the claim in flight."""
 _TRUSTED: Final = 5.0
-"""Seconds after a commit or an assignment for which our partitions are taken to be ours still."""
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 30.0
+"""Seconds after a commit or an assignment for which our partitions count as ours."""
 
 
 class QueueClient:
@@ -64,7 +63,7 @@ class QueueClient:
     :param unknown_commits: shared with `transactions`.
     :param failure: returns the error for which no more messages may be handed over, if any.
     :param session_seconds: the group reassigns our partitions after so long without a sign of this process.
-    :param on_close: awaited at the end of `close`, however that went.
+    :param on_close: awaited at the end of `close`, even if that fails.
     """
 
     def __init__(
@@ -97,8 +96,8 @@ class QueueClient:
         """The assigned partitions, each with the number of its assignment."""
         self._assignment_count = 0
         self._commit_text = ""
-        self._text_made_at = 0
-        """The `_assignment_count` for which `_commit_text` was made."""
+        self._text_built_at = 0
+        """The `_assignment_count` at which `_commit_text` was built."""
         self._fetched: list[FetchedRecord] = []
         """What is not committed, in the order of each partition."""
         self._oversized = OversizedStarts()
@@ -192,7 +191,7 @@ class QueueClient:
             and (runs := await self._member.fetch_runs(max_messages, max_bytes, wait))
         ):
             for run in runs:
-                # The member returns no run of a partition that has gone, so that this is the assignment it came in.
+                # The member returns no run of a revoked partition: this is the assignment of the run.
                 assignment = self._assignments.get(TopicPartition(run.topic, run.partition), 0)
                 self._fetched += self._start_builder.fetched(run, assignment)
                 max_messages -= len(run)
@@ -200,7 +199,7 @@ class QueueClient:
             wait = 0.0
 
     async def _resolve_unknown_commits(self) -> None:
-        """Release messages of partitions that went and came back, if their commit turns out to have succeeded.
+        """Release messages of partitions that were revoked and assigned again, if their commit succeeded after all.
 
         :raises BrokerError: the group's positions cannot be read.
         """
@@ -240,7 +239,7 @@ class QueueClient:
         errors += [error for error in results.values() if error is not None]
         committed = {place: positions[place] for place, error in results.items() if error is None}
         messages = self._hand_over(committed, begun + self.leases.lease_seconds)
-        self._set_aside({each: error for each, error in stopped.items() if isinstance(error, MessageTooLarge)})
+        self._pause_oversized({each: error for each, error in stopped.items() if isinstance(error, MessageTooLarge)})
         self._resume_oversized(set(committed).difference(stopped))
         if not messages and errors:
             raise next((error for error in errors if not error.retriable), errors[0])
@@ -256,11 +255,11 @@ class QueueClient:
             return []
         outcome = transactions.take_outcome(claim)
         messages = self._hand_over(outcome.positions, outcome.begun + self.leases.lease_seconds)
-        self._set_aside(outcome.too_large)
+        self._pause_oversized(outcome.too_large)
         self._resume_oversized(outcome.positions)
         return messages
 
-    def _set_aside(self, too_large: Mapping[TopicPartition, BrokerError]) -> None:
+    def _pause_oversized(self, too_large: Mapping[TopicPartition, BrokerError]) -> None:
         """Pause partitions whose next START is too large, and warn."""
         for place, error in too_large.items():
             waiting = [record for record in self._drop_stale() if record.place == place]
@@ -269,10 +268,10 @@ class QueueClient:
                 logger.warning(text)
                 self.event(Warned(text=text))
                 self._member.pause([place])
-            self._forget([place])
+            self._drop_records([place])
 
     def _resume_oversized(self, places: Collection[TopicPartition]) -> None:
-        """Go on with these partitions, whose first waiting record is handed over."""
+        """Resume partitions whose first waiting record was handed over."""
         for place in places:
             if place in self._oversized:
                 self._fetched += self._oversized.remove(place)
@@ -300,12 +299,12 @@ class QueueClient:
         """The result of each partition that is still ours; None if the fetch was interrupted."""
         if not positions:
             return {}
-        asked_at = lease_time()
+        sent_at = lease_time()
         results = await self._claims.unless_interrupted(self._commit_with_text(positions))
         if results is None:
             return None
         if any(error is None for error in results.values()):
-            self._known_at = asked_at
+            self._known_at = sent_at
         # While a group rebalances it takes no positions, also of partitions that stay with this member.
         return {
             place: _rebalancing(error) if isinstance(error, LeaseLost) else error
@@ -316,11 +315,11 @@ class QueueClient:
     async def _commit_with_text(
         self, positions: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, BrokerError | None]:
-        if self._text_made_at != self._assignment_count:
+        if self._text_built_at != self._assignment_count:
             # A member that was expelled rejoins with another id, and is assigned its partitions again.
             member = await self._member.member_id()
             self._commit_text = commit_text(member, key_mark=self._start_builder.key_mark)
-            self._text_made_at = self._assignment_count
+            self._text_built_at = self._assignment_count
         text = self._commit_text
         self._unknown_commits.sent(positions, text)
         results = await self._member.commit_noted({place: (at, text) for place, at in positions.items()})
@@ -368,7 +367,7 @@ class QueueClient:
         self._fetched = [each for each in self._fetched if self._assignments.get(each.place) == each.assignment]
         return self._fetched
 
-    def _forget(self, partitions: Collection[TopicPartition]) -> None:
+    def _drop_records(self, partitions: Collection[TopicPartition]) -> None:
         self._fetched = [each for each in self._fetched if each.place not in partitions]
 
     # -- RecordListener ------------------------------------------------------------------------------------
@@ -400,7 +399,7 @@ class QueueClient:
         for partition in partitions:
             self._assignments.pop(partition, None)
             self._unknown_commits.removed(partition, [each for each in self._fetched if each.place == partition])
-        self._forget(set(partitions))
+        self._drop_records(set(partitions))
         if waiting := self._oversized.forget(partitions):
             self._member.resume(waiting)
 
@@ -412,7 +411,7 @@ class QueueClient:
 class InFlightClaims:
     """What is being started and committed: an interrupted fetch leaves it behind, and a revocation waits for it.
 
-    Made on the event loop. *Cancellation.* Work that was begun goes on.
+    Created on the event loop. *Cancellation.* Work that has begun continues.
     """
 
     def __init__(self) -> None:
@@ -422,12 +421,12 @@ class InFlightClaims:
         self._interrupted: asyncio.Future[None] = self._loop.create_future()
 
     def interrupt(self) -> None:
-        """Have the running fetch leave slow work behind."""
+        """Have the running fetch return without slow work."""
         if not self._interrupted.done():
             self._interrupted.set_result(None)
 
     def resume(self) -> None:
-        """Have the next fetch wait for its work again."""
+        """Have the next fetch wait for its work."""
         if self._interrupted.done():
             self._interrupted = self._loop.create_future()
 
@@ -443,7 +442,7 @@ class InFlightClaims:
             claim.set_result(None)
 
     async def unless_interrupted(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """The result of the work; None if the fetch was interrupted and the work takes long, which then goes on.
+        """The result of the work; None if the fetch was interrupted and the work takes long; it then continues.
 
         Records that were started and not committed are read again by the partition's next owner; the lease of those
         that were committed and not handed over ends.
@@ -476,11 +475,11 @@ def _retrieve_exception(task: asyncio.Task[Any]) -> None:
 
 
 class _Waiting:
-    __slots__ = ("pause", "records", "retry_at")
+    __slots__ = ("backoff", "records", "retry_at")
 
     def __init__(self) -> None:
         self.records: list[FetchedRecord] = []
-        self.pause = _FIRST_PAUSE
+        self.backoff = Backoff(1.0, 30.0)
         self.retry_at = 0.0
 
 
@@ -508,8 +507,7 @@ class OversizedStarts:
         new = place not in self._waiting
         waiting = self._waiting.setdefault(place, _Waiting())
         waiting.records = records + waiting.records
-        waiting.retry_at = now + waiting.pause
-        waiting.pause = min(_LONGEST_PAUSE, 2 * waiting.pause)
+        waiting.retry_at = now + waiting.backoff.next()
         return new
 
     def due(self, now: float) -> list[FetchedRecord]:

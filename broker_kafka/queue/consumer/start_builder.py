@@ -109,7 +109,7 @@ class StartRecord(NamedTuple):
 
 
 class StartBuilder:
-    """:param own: which records are the queue's.
+    """:param queue_filter: which records are the queue's.
     :param partitions: of the marker topic.
     :param holder: the name of this consumer, shown by `broker queue inspect`.
     :param max_deliveries: after so many a tracker writes a message to `dead_letter`; V1 STARTs do not carry it.
@@ -118,7 +118,7 @@ class StartBuilder:
 
     def __init__(
         self,
-        own: QueueFilter,
+        queue_filter: QueueFilter,
         partitions: int,
         *,
         lease_ms: int,
@@ -127,9 +127,9 @@ class StartBuilder:
         max_deliveries: int | None,
         dead_letter: str | None,
     ) -> None:
-        self._own: Final = own
-        self.key_mark: Final = own.key_mark
-        self._queue: Final = own.queue
+        self._filter: Final = queue_filter
+        self.key_mark: Final = queue_filter.key_mark
+        self._queue: Final = queue_filter.queue
         self._v1: Final = format.v1
         self._by_key: Final = format.place_by_key
         self._max_markers: Final = format.markers_per_record
@@ -141,7 +141,7 @@ class StartBuilder:
 
     def fetched(self, run: NativeRun, assignment: int) -> list[FetchedRecord]:
         """The records of a run."""
-        topic, number, queue, own, by_key = run.topic, run.partition, self._queue, self._own, self._by_key
+        topic, number, queue, queue_filter, by_key = run.topic, run.partition, self._queue, self._filter, self._by_key
         place = TopicPartition(topic, number)
         partition = default = marker_partition(MessageId(topic, number, 0, queue), self._partitions)
         found: list[FetchedRecord] = []
@@ -152,9 +152,9 @@ class StartBuilder:
             if by_key:
                 key = _bytes(raw.key())
                 partition = default if key is None else partition_of(key, self._partitions)
-            if not headers and own.key is None:
+            if not headers and queue_filter.key is None:
                 held = HeldMessage(MessageId(topic, number, offset, queue), partition, 1)
-            elif own.has(raw.key(), headers):
+            elif queue_filter.matches(raw.key(), headers):
                 held = HeldMessage(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)
                 due = due_of(headers)
                 is_first = held.attempt == 1 and origin_of(headers) is None

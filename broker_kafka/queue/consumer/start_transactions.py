@@ -4,8 +4,8 @@ The coordinator takes the positions of a current member only, and trackers read 
 suspended anywhere on the way has either started nothing, or started messages that no other member has.
 
 *Concurrency.* On the loop; one claim at a time, in a producer and thread apart from the other markers, which count at
-once. *Cancellation.* A claim that was begun goes on. *Failure.* A transaction whose outcome is unknown is resolved by a
-new producer of the same id, before anything else is claimed.
+once. *Cancellation.* A claim that has begun continues. *Failure.* A transaction whose outcome is unknown is resolved by
+a new producer of the same id, before anything else is claimed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StartTransactions:
         self._connection = connection
         self._marker: Final = marker
         self._id: Final = f"{queue}.start-{uuid4().hex}"
-        """Stored with each position, which tells our commits from those of later owners."""
+        """Stored with each position, to tell our commits from those of later owners."""
         self._start_builder: Final = start_builder
         self._max_markers: Final = max_markers
         self._timeout_ms: Final = min(connection.settings.transaction_timeout_ms, max(1_000, int(1000 * timeout)))
@@ -101,16 +101,16 @@ class StartTransactions:
         self._writer = writer
 
     def claim(
-        self, member: KafkaRecordSource, present: Callable[[], Sequence[FetchedRecord]]
+        self, member: KafkaRecordSource, fetched: Callable[[], Sequence[FetchedRecord]]
     ) -> asyncio.Task[ClaimOutcome]:
         """The claim that runs or whose outcome was not taken yet, else a new one.
 
-        The task raises BrokerError if nothing was claimed; another claim may then be made.
+        The task raises BrokerError if nothing was claimed; another claim may follow.
 
-        :param present: returns the fetched records that are still ours, in the order of each partition.
+        :param fetched: returns the fetched records that are still ours, in the order of each partition.
         """
         if self._task is None:
-            self._task = self._loop.create_task(self._claim(member, present), name="broker-kafka-claim")
+            self._task = self._loop.create_task(self._claim(member, fetched), name="broker-kafka-claim")
         return self._task
 
     @property
@@ -133,14 +133,14 @@ class StartTransactions:
                 task.exception()  # retrieved, so that asyncio does not log it
         await self._drop_writer()
 
-    async def _claim(self, member: KafkaRecordSource, present: Callable[[], Sequence[FetchedRecord]]) -> ClaimOutcome:
+    async def _claim(self, member: KafkaRecordSource, fetched: Callable[[], Sequence[FetchedRecord]]) -> ClaimOutcome:
         if self._writer is None:
             await self.open()
         if self._unresolved.positions:
             return await self._resolve(member)
-        # Before the records are listed: a partition that goes and comes back meanwhile is of another generation.
+        # Before the records are listed: a partition that is assigned again meanwhile has another generation.
         metadata, member_id = await asyncio.gather(member.group_metadata(), member.member_id())
-        records = present()[: self._limit]
+        records = fetched()[: self._limit]
         writer = self._writer
         if not records or writer is None:
             return _NOTHING
@@ -173,7 +173,7 @@ class StartTransactions:
         return claimed
 
     async def _resolve(self, member: KafkaRecordSource) -> ClaimOutcome:
-        """The outcome of the unresolved claim, which the group's positions tell now that a new producer is open."""
+        """The outcome of the unresolved claim, read from the group's positions now that a new producer is open."""
         claim = self._unresolved
         found = await member.stored(list(claim.positions))
         ours: dict[TopicPartition, int] = {}

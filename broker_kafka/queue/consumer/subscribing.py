@@ -52,8 +52,8 @@ async def open_queue(
         )
     partitions = await ensure_marker_topic(connection, queue, topics=(subscription.topic,))
     settings = connection.settings
-    own = QueueFilter.of(queue, settings)
-    await refuse_conflicting_members(connection, subscription.topic, queue, key_mark=own.key_mark)
+    queue_filter = QueueFilter.of(queue, settings)
+    await refuse_conflicting_members(connection, subscription.topic, queue, key_mark=queue_filter.key_mark)
     written = FORMATS[settings.marker_format]
 
     def warn(text: str) -> None:
@@ -65,7 +65,7 @@ async def open_queue(
         for other in await _other_v1_topics(connection, queue, subscription.topic):
             warn(
                 f"Subscription {queue!r} has read {other!r} with markers, and reads {subscription.topic!r} with "
-                "marker_format=v1, whose markers name no topic: markers of one are taken for markers of the other. "
+                "marker_format=v1, whose markers name no topic: markers of one count as markers of the other. "
                 f"Delete the subscription of {other!r} first, or use another marker_topic, or marker_format=v2-single"
             )
     tracker = await trackers.use(queue, subscription.topic) if settings.queue_tracker else None
@@ -76,7 +76,7 @@ async def open_queue(
     producer = MarkerProducer(connection, markers, key, timeout=timeout, max_markers=written.markers_per_record)
     leases = LeaseManager(producer, lease_seconds=settings.lease_seconds, format=written)
     start_builder = StartBuilder(
-        own,
+        queue_filter,
         partitions,
         lease_ms=leases.lease_ms,
         holder=f"{settings.client_id}@{_HOST}:{os.getpid()}",
@@ -132,7 +132,7 @@ async def open_queue(
     except BaseException:
         await client.close()
         raise
-    if own.key_mark:
+    if queue_filter.key_mark:
         # A consumer that skips no records harms no other member; those with a queue_id report the conflict.
 
         def fail(text: str) -> None:
@@ -140,7 +140,9 @@ async def open_queue(
             conflict.append(ConfigurationError(text))
             client.interrupt()
 
-        work = watch_for_conflicting_members(connection, subscription.topic, queue, fail, key_mark=own.key_mark)
+        work = watch_for_conflicting_members(
+            connection, subscription.topic, queue, fail, key_mark=queue_filter.key_mark
+        )
         watching.append(asyncio.get_running_loop().create_task(work, name="broker-kafka-conflicting-members"))
     return client
 

@@ -1,7 +1,7 @@
-"""`UnknownCommits`: records of partitions that went while their commit was in flight, and whether it succeeded.
+"""`UnknownCommits`: records of partitions that were lost while their commit was in flight, and whether it succeeded.
 
-The next owner of a partition reads from the committed position. If that is one this process sent, the records before it
-are read by no one: their leases end, and they are redelivered behind what follows them in the log. Of several commits
+The next owner of a partition reads from the committed position. If that is one this process sent, no consumer reads the
+records before it: their leases end, and they are redelivered behind what follows them in the log. Of several commits
 without an answer any may have succeeded, a newer one too: an older position is sent after it to confirm ownership.
 
 *Concurrency.* On the loop. *Failure.* What cannot be looked up stays unknown.
@@ -20,7 +20,7 @@ __all__ = ["UnknownCommits"]
 
 
 class UnknownCommits:
-    """Made without I/O."""
+    """Creating one does no I/O."""
 
     def __init__(self) -> None:
         self._sent: dict[TopicPartition, list[StoredOffset]] = {}
@@ -45,9 +45,9 @@ class UnknownCommits:
                 del sent[: sent.index(position)]
 
     def removed(self, place: TopicPartition, records: Sequence[FetchedRecord]) -> None:
-        """A partition went, with records that are not known to be committed."""
+        """A partition was lost or revoked, with records that are not known to be committed."""
         if records and place in self._sent:
-            # The partition may come and go again before anything is looked up.
+            # The partition may be assigned and lost again before anything is looked up.
             self._removed.setdefault(place, []).extend(records)
 
     async def resolve(self, member: KafkaRecordSource, places: Collection[TopicPartition]) -> list[FetchedRecord]:

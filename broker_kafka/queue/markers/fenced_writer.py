@@ -6,9 +6,10 @@
 | `NotWritten` | none is, nor will be |
 | `OutcomeUnknown` | unknown, or this writer is fenced: open another writer of the id, which ends the transaction |
 
-*Concurrency.* A producer with a thread of its own; one `write` at a time. *Cancellation.* A write that was begun goes
-on. *Stop.* Bounded, without brokers too; a write in progress gets an unknown outcome. An open transaction is aborted if
-the brokers answer within a second, since it holds up the readers of the log; else the brokers abort it later.
+*Concurrency.* A producer with a thread of its own; one `write` at a time. *Cancellation.* A write that has begun
+continues. *Stop.* Bounded, without brokers too; a write in progress gets an unknown outcome. An open transaction is
+aborted if the brokers answer within a second, since it holds up the readers of the log; else the brokers abort it
+later.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class OutcomeUnknown(BrokerError):
 
     :ivar fenced: whether another one was opened already.
     :ivar refused: the errors of single records, by index in the batch; these are not on the brokers.
-    :ivar explained: set by the caller if `refused` tells it what to do differently.
+    :ivar refusals_handled: set by the caller if it handles `refused`.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class OutcomeUnknown(BrokerError):
         super().__init__(message, native=native, retriable=True)
         self.fenced = fenced
         self.refused: Mapping[int, BrokerError] = refused or {}
-        self.explain_marker_error = False
+        self.refusals_handled = False
 
 
 class FencedWriter(OwnerThread[Producer]):

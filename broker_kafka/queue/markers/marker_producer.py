@@ -1,8 +1,8 @@
 """`MarkerProducer`: writes the markers of one queue client, in order for each message.
 
-*Concurrency.* One event loop; overlapping calls are sent in the order in which they were made. *Order.* The producer is
-idempotent: retries neither duplicate nor reorder markers. *Cancellation.* A cancelled call goes on. *Failure.* Each
-marker has its own outcome; one that failed may still be on the brokers.
+*Concurrency.* One event loop; overlapping calls are sent in the order of the calls. *Order.* The producer is
+idempotent: retries neither duplicate nor reorder markers. *Cancellation.* The write of a cancelled call continues.
+*Failure.* Each marker has its own outcome; one that failed may still be on the brokers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MarkerProducer:
     async def open(self) -> None:
         """Connect, so that the first marker does not wait for that.
 
-        :raises BrokerError: the client cannot be made, or the topic does not exist.
+        :raises BrokerError: the client cannot be created, or the topic does not exist.
         """
         await self._thread.start()
         topic = self._topic

@@ -32,7 +32,7 @@ class QueueFilter(NamedTuple):
         """The mark of the key in commit texts; empty without a key."""
         return "" if self.key is None else commit_text.key_mark(self.key)
 
-    def has(self, key: bytes | None, headers: Headers) -> bool:
+    def matches(self, key: bytes | None, headers: Headers) -> bool:
         """Whether a record is for this queue: redeliveries of other queues are not."""
         if self.key is not None and key != self.key:
             return False
@@ -41,7 +41,7 @@ class QueueFilter(NamedTuple):
                 return value == self.queue.encode()
         return True
 
-    def has_lease(self, lease: Lease) -> bool:
+    def matches_lease(self, lease: Lease) -> bool:
         """Whether a lease is the queue's; V1 markers name no queue, and carry its key."""
         if lease.id.queue and lease.id.queue != self.queue:
             return False

@@ -127,7 +127,6 @@ _BATCH_BYTES_EACH: Final = 768
 class MarkersQueue:
     """:param first: the offset from which the log is read.
     :ivar bytes: of the STARTs of open messages.
-    :ivar ignored: how many markers named messages that are not open, or came too late.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -144,7 +143,6 @@ class MarkersQueue:
         self._offsets: Final = OffsetsQueue()
         self._deadlines: Final = DeadlinesQueue()
         self.bytes = 0
-        self.ignored = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))
@@ -310,7 +308,6 @@ class MarkersQueue:
                 self._end_renewal(MessageId(topic, partition, offset, queue))
         present = self._open.get((topic, partition, queue))
         if present is None:
-            self.ignored += len(offsets)
             return
         pop = present.pop
         ended = [pop(offset, None) for offset in offsets]
@@ -320,11 +317,9 @@ class MarkersQueue:
         else:
             batches: dict[LeaseBatch, int] = {}
             for each in ended:
-                if each is None:
-                    self.ignored += 1
-                elif isinstance(each, Lease):
+                if isinstance(each, Lease):
                     self._end_one(each)
-                else:
+                elif each is not None:
                     batches[each] = batches.get(each, 0) + 1
             for batch, count in batches.items():
                 self._left(batch, count)
@@ -351,7 +346,6 @@ class MarkersQueue:
     def _keep_alive(self, id: MessageId, offset: int, time: int, marker: Marker) -> None:
         lease = self.find(id)
         if lease is None or lease.state == LeaseState.SENDING or (lease.released and not marker.released):
-            self.ignored += 1
             return
         lease.touched = offset
         if marker.attempt is not None and not lease.released:

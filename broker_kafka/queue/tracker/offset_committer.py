@@ -1,54 +1,25 @@
 """`OffsetCommitter`: commits the offsets from which a tracker has to read its markers after a restart.
 
 It commits after so many markers, so long after the first of them, on a revocation and on close. *Concurrency.* On the
-loop; one commit at a time. *Cancellation.* A commit that was begun goes on. *Failure.* Each partition has its own
+loop; one commit at a time. *Cancellation.* A commit that has begun continues. *Failure.* Each partition has its own
 result; an offset that was not stored is sent again with the next commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError
-from broker.driver import logger
+from broker.driver import logger, pause
 from broker_kafka.offsets.kafka import CommittingClient
 from broker_kafka.queue.tracker.tracked_partition import TrackedPartition
 from broker_kafka.queue.tracker.tracker_state import TrackerCounts, TrackerOptions
 
-__all__ = ["CommitSchedule", "OffsetCommitter"]
-
-
-class CommitSchedule:
-    """When to commit. Pure; times are local monotonic milliseconds.
-
-    :param markers: how many markers are read again after a crash at most, beside those of open messages.
-    :param after_ms: how long a marker waits for a commit at most.
-    """
-
-    def __init__(self, *, markers: int = 10_000, after_ms: int = 1_000) -> None:
-        self._markers: Final = markers
-        self._after: Final = after_ms
-        self._waiting = 0
-        self._since = 0
-
-    def read(self, count: int, at: int) -> None:
-        """Count markers that were read at this time."""
-        if count and not self._waiting:
-            self._since = at
-        self._waiting += count
-
-    def is_due(self, at: int) -> bool:
-        """Whether to commit now."""
-        return self._waiting >= self._markers or (self._waiting > 0 and at - self._since >= self._after)
-
-    def committed(self) -> None:
-        """Count from zero again."""
-        self._waiting = 0
+__all__ = ["OffsetCommitter"]
 
 
 class OffsetCommitter:
@@ -59,39 +30,37 @@ class OffsetCommitter:
     def __init__(
         self,
         thread: CommittingClient,
-        tracked: Callable[[], Sequence[TrackedPartition]],
+        tracked: Callable[[], Iterable[TrackedPartition]],
         options: TrackerOptions,
         counts: TrackerCounts,
     ) -> None:
         self._thread = thread
         self._tracked = tracked
-        self._after: Final = options.commit_after
+        self._options: Final = options
         self._counts = counts
-        self._schedule = CommitSchedule(markers=options.commit_markers, after_ms=int(1000 * options.commit_after))
-        self._uncommitted = asyncio.Event()
+        self._uncommitted = 0
+        """How many markers were read since the last commit began."""
+        self._any = asyncio.Event()
+        """Set while a marker is uncommitted."""
         self._due = asyncio.Event()
         self._committing = asyncio.Lock()
 
     def read(self, count: int) -> None:
         """Count markers that were read."""
-        at = _now()
-        self._schedule.read(count, at)
-        self._uncommitted.set()
-        if self._schedule.is_due(at):
-            self._due.set()
+        if count:
+            self._uncommitted += count
+            self._any.set()
+            if self._uncommitted >= self._options.commit_markers:
+                self._due.set()
 
     async def run(self) -> None:
         """Commit when it is time, until cancelled."""
         while True:
-            await self._uncommitted.wait()
-            try:
-                async with asyncio.timeout(self._after):
-                    await self._due.wait()
-            except TimeoutError:
-                pass
-            self._uncommitted.clear()
+            await self._any.wait()
+            await pause(self._options.commit_after, self._due)
+            self._uncommitted = 0
+            self._any.clear()
             self._due.clear()
-            self._schedule.committed()
             try:
                 await self.commit(self._tracked())
             except BrokerError as error:
@@ -111,15 +80,11 @@ class OffsetCommitter:
             }
             if not sent:
                 return
-            answer = await self._thread.commit([NativePartition(*place, at) for place, (_, at) in sent.items()])
+            results = await self._thread.commit([NativePartition(*place, at) for place, (_, at) in sent.items()])
             self._counts.commits += 1
             for place, (state, offset) in sent.items():
-                error = answer.get(place)
-                if place in answer and error is None:
+                error = results.get(place)
+                if place in results and error is None:
                     state.committed(offset)
                 else:
                     logger.info("The position of markers %s[%d] is committed later: %s", *place, error)
-
-
-def _now() -> int:
-    return int(1000 * monotonic())

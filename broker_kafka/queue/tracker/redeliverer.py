@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from broker import BrokerError, ConfigurationError, MessageTooLarge, TopicNotFound, TopicPartition
+from broker.driver import Backoff
 from broker_kafka.errors import kafka_error
 from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.lease import Lease, LeaseState
@@ -82,13 +83,13 @@ class _Refused(NamedTuple):
 
     :ivar retry_at: the local time in milliseconds.
     :ivar letter: whether its dead letter was refused as well.
-    :ivar times: how often it was refused.
+    :ivar backoff: of its retries.
     """
 
     reason: str
     retry_at: float
     letter: bool
-    times: int
+    backoff: Backoff
 
 
 class _Turn:
@@ -139,7 +140,7 @@ class Redeliverer:
         self._max_renewals = _MAX_RENEWALS
         self._unrenewed: dict[MessageId, float] = {}
         """Messages whose renewal was refused, and the local time in seconds at which it is retried."""
-        self._noted_at = -_READ_BACK_MS
+        self._housekept_at = -_READ_BACK_MS
         self.warnings: list[str] = []
 
     async def turn(self, partition: PartitionState, writer: FencedWriter, at: int) -> bool:
@@ -156,7 +157,7 @@ class Redeliverer:
             await self._add_due(partition, turn)
         if not turn.records and not self._renews:
             self._add_renewals(partition, turn)
-        self._add_notes(partition, turn, at)
+        self._add_housekeeping(partition, turn, at)
         if not turn.records:
             return False
         try:
@@ -165,7 +166,7 @@ class Redeliverer:
             handled = self._handle_refusals(turn, error.refused)
             self._return_all(partition, turn, 0 if handled else int(1000 * self._options.retry_after))
         except OutcomeUnknown as error:
-            error.explain_marker_error = self._handle_refusals(turn, error.refused)
+            error.refusals_handled = self._handle_refusals(turn, error.refused)
             raise
         else:
             self._written(partition, turn)
@@ -187,7 +188,7 @@ class Redeliverer:
             }
             self._unrenewed = {message: at for message, at in self._unrenewed.items() if find(message) is not None}
 
-    # -- what goes into it ---------------------------------------------------------------------------------
+    # -- filling a turn ------------------------------------------------------------------------------------
 
     async def _add_due(self, partition: PartitionState, turn: _Turn) -> None:
         due = self._due(partition)
@@ -195,7 +196,7 @@ class Redeliverer:
             return
         seen = {lease.id: lease.touched for lease in due}
         contents = {lease.id: read_content(lease.data) for lease in due}
-        # Who releases a message held it, and so the position has passed it.
+        # A released message was handed over before, so the position has passed it.
         passed = await self._positions.passed([lease.id for lease in due if _may_be_ahead(lease)])
         topics = {topic for lease in due for topic in (lease.id.topic, contents[lease.id].dead_letter) if topic}
         unwritable = await self._topics.unwritable(topics)
@@ -211,7 +212,7 @@ class Redeliverer:
                 partition.failed(lease, lease.after_ms)
                 lease.due_since = -1
             elif _may_be_ahead(lease) and lease.id not in passed and not _is_gone(unwritable.get(lease.id.topic)):
-                # Its worker wrote a START and no position: the next reader of the log gets the message.
+                # The worker wrote the START and did not commit: the next reader of the partition gets the message.
                 self._counts.waiting_for_readers += 1
                 period = 0 if lease.released else lease.after_ms
                 partition.failed(lease, min(_LONGEST_WAIT_MS, max(_LEAST_WAIT_MS, period)))
@@ -227,7 +228,7 @@ class Redeliverer:
         self._rate.spend(len(turn.sent))
 
     def _due(self, partition: PartitionState) -> list[Lease]:
-        """What fits into one transaction, the longest due first; all others keep their place."""
+        """The leases that fit into one transaction, the longest due first; all others keep their place."""
         due = partition.due(min(self._limit, self._rate.room(monotonic())))
         size = 0
         for count, lease in enumerate(due):
@@ -276,9 +277,9 @@ class Redeliverer:
             turn.add(self._marker(partition.renewal(lease), read_content(lease.data)))
             turn.renewals.append(lease)
 
-    def _add_notes(self, partition: PartitionState, turn: _Turn, at: int) -> None:
-        """Add markers that no message is sent for: ENDs behind late renewals, and time markers."""
-        if at - self._noted_at < _READ_BACK_MS:
+    def _add_housekeeping(self, partition: PartitionState, turn: _Turn, at: int) -> None:
+        """Add markers without a message: ENDs behind late renewals, and time markers."""
+        if at - self._housekept_at < _READ_BACK_MS:
             return
         before = len(turn.records)
         for message in partition.markers.to_end():
@@ -286,13 +287,13 @@ class Redeliverer:
         if not turn.records and partition.wants_time(at):
             turn.add(self._marker(TIME_MARKER))
         if len(turn.records) > before:
-            self._noted_at = at
+            self._housekept_at = at
 
     def _marker(self, marker: Marker, content: Content | None = None) -> OutgoingRecord:
         v1 = marker.kind == Kind.END and marker.id.is_v1
         return OutgoingRecord(self._place.topic, None, write_marker(marker, content, v1=v1), (), self._place.partition)
 
-    # -- what became of it ---------------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------------------
 
     def _written(self, partition: PartitionState, turn: _Turn) -> None:
         now = partition.clock.estimate(int(1000 * monotonic()))
@@ -354,12 +355,12 @@ class Redeliverer:
         self._counts.refused += 1
         before = self._refused.get(id)
         letter = letter or (before is not None and before.letter)
-        times = 1 if before is None else before.times + 1
+        backoff = Backoff(self._options.refused_after, _LONGEST_REFUSAL) if before is None else before.backoff
+        seconds = backoff.next()
         # The dead letter is tried at once; other retries wait: a refusal may cost another read of the partition.
-        seconds = min(_LONGEST_REFUSAL, self._options.refused_after * 2 ** min(times, 16) / 2)
-        wait = 1000 * seconds if letter or times > 1 else 0.0
-        self._refused[id] = _Refused(error.message, 1000 * monotonic() + wait, letter, times)
-        if warn and (times == 1 or letter):
+        wait = 1000 * seconds if letter or before is not None else 0.0
+        self._refused[id] = _Refused(error.message, 1000 * monotonic() + wait, letter, backoff)
+        if warn and (before is None or letter):
             self.warnings.append(
                 f"Message {id.topic}:{id.partition}:{id.offset} is refused: {error}{_size_advice(error, id.topic)}"
             )

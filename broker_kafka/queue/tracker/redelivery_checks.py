@@ -101,16 +101,16 @@ class GroupPositions:
                 waiting.setdefault(group, {}).setdefault(place, []).append(message)
         for group, places in waiting.items():
             await self._look_up(group, list(places))
-            for place, asked in places.items():
+            for place, requested in places.items():
                 known = self._known[group, place]
-                found |= {each: since for each in asked if (since := known.since(each.offset)) is not None}
+                found |= {each: since for each in requested if (since := known.since(each.offset)) is not None}
         return found
 
     def _place(self, message: MessageId) -> tuple[str, TopicPartition]:
         return message.queue or self._subscription, TopicPartition(message.topic, message.partition)
 
     async def _look_up(self, group: str, places: list[TopicPartition]) -> None:
-        asked_at = monotonic()
+        requested_at = monotonic()
         answer = await committed_offsets(self._connection, group, [NativePartition(*place) for place in places])
         now = monotonic()
         for place in places:
@@ -121,15 +121,15 @@ class GroupPositions:
                 self._known[group, TopicPartition(each.topic, each.partition)].add(each.offset, int(1000 * now))
             else:
                 errors.append(translate(each.error, f"Reading the offsets of group {group!r}", resources=[each.topic]))
-        self._report(group, errors, asked_at)
+        self._report(group, errors, requested_at)
 
-    def _report(self, group: str, errors: Sequence[BrokerError], asked_at: float) -> None:
+    def _report(self, group: str, errors: Sequence[BrokerError], requested_at: float) -> None:
         # A topic that does not exist is reported when a message is sent to it.
         lasting = [error for error in errors if not error.retriable and not isinstance(error, TopicNotFound)]
         if not lasting and not any(error.retriable for error in errors):
             self._failing.pop(group, None)
             return
-        since = self._failing.setdefault(group, asked_at)
+        since = self._failing.setdefault(group, requested_at)
         # For a group that this user may not describe the client reports no reason.
         if since != _WARNED and (lasting or monotonic() - since >= _LONG):
             self._failing[group] = _WARNED
@@ -148,7 +148,7 @@ _WRITES: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 
 class TopicChecks:
-    """Made without I/O."""
+    """Creating one does no I/O."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

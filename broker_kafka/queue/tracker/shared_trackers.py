@@ -22,7 +22,7 @@ _CLOSE_SECONDS: Final = 5.0
 
 
 class SharedTrackers:
-    """Made without I/O."""
+    """Creating one does no I/O."""
 
     def __init__(self, connection: Connection, hooks: Hooks) -> None:
         self._connection = connection
@@ -58,7 +58,7 @@ class SharedTrackers:
             raise
 
     def keep_to_one_topic(self, subscription: str, topic: str) -> None:
-        """V1 markers name no topic: those of a second topic would be taken for those of the first.
+        """V1 markers name no topic: those of a second topic would count as those of the first.
 
         :raises ConfigurationError: another topic was consumed with this marker topic over this connection.
         """

@@ -5,7 +5,7 @@
 | failure | what the partition does |
 |---|---|
 | unknown outcome of a write | claims the partition and reads it again before it writes anything |
-| repeated unknown outcomes | rests, for growing times, and warns |
+| repeated unknown outcomes | pauses for growing times, and warns |
 | the brokers refuse the claim for good | ends the tracker, as when it opens |
 | the client does not seek back | retries after growing pauses and warns; other partitions go on |
 
@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from broker import BrokerError, Closed, LeaseLost, TopicPartition
-from broker.driver import logger
+from broker.driver import Backoff, logger, pause
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown
 from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, PartitionClaim
@@ -30,37 +30,37 @@ from broker_kafka.queue.tracker.tracker_state import TrackerCounts
 __all__ = ["FailureBackoff", "SeekFailed", "TrackedPartition", "TrackerHost", "now_ms"]
 
 
-_FREE: Final = 2
-"""So many failures in a row cost no rest."""
+_IMMEDIATE: Final = 2
+"""After so many failures in a row the partition continues at once."""
 _WARN_AT: Final = 5
-_FIRST: Final = 0.5
-_LONGEST: Final = 60.0
 _QUIET: Final = 30.0
-"""Seconds without a failure, beside the rest, after which the count starts again."""
+"""Seconds without a failure, beside the pause, after which the count starts again."""
 
 
 class FailureBackoff:
-    """How long a partition rests after unknown outcomes, and when operators are warned. Pure; times in seconds.
+    """How long a partition pauses after unknown outcomes, and when operators are warned. Times are in seconds.
 
-    One now and then is that of a broker that restarts, or of another tracker that took the partition. One that repeats
-    has a cause that a new writer does not remove: without a rest it would keep the brokers busy and stay unseen.
+    One now and then is that of a broker that restarts, or of another tracker that took the partition over. One that
+    repeats has a cause that a new writer does not remove: without a pause it would keep the brokers busy and stay
+    unseen.
     """
 
     def __init__(self) -> None:
         self._count = 0
+        self._backoff = Backoff(0.5, 60.0)
         self._quiet_at = 0.0
         self._reason = ""
 
     def add(self, reason: str, now: float) -> float:
-        """Count one more; returns how many seconds the partition rests."""
+        """Count one more; returns how many seconds the partition pauses."""
         if now >= self._quiet_at:
             self._count = 0
+            self._backoff.reset()
         self._count += 1
         self._reason = reason
-        over = self._count - _FREE
-        rest = min(_LONGEST, _FIRST * 2.0 ** min(over - 1, 16)) if over > 0 else 0.0
-        self._quiet_at = now + rest + _QUIET
-        return rest
+        seconds = self._backoff.next() if self._count > _IMMEDIATE else 0.0
+        self._quiet_at = now + seconds + _QUIET
+        return seconds
 
     @property
     def is_warning_due(self) -> bool:
@@ -73,13 +73,8 @@ class FailureBackoff:
 
 
 _LONGEST_WAIT: Final = 1.0
-_LEAST_WAIT: Final = 0.02
-_LONGEST_REQUEST_PAUSE: Final = 0.5
-_FIRST_RECLAIM: Final = 0.1
-_LONGEST_RECLAIM: Final = 2.0
-_LONGEST_SEEK_PAUSE: Final = 30.0
 _LONG: Final = 60.0
-"""Seconds after which a warning tells that a partition cannot be claimed again."""
+"""Seconds without a claim after which operators are warned."""
 
 
 def now_ms() -> int:
@@ -92,9 +87,9 @@ class SeekFailed(BrokerError):
 
 
 class TrackerHost(Protocol):
-    """What a partition needs of its tracker."""
+    """The tracker, as its partitions call it."""
 
-    def request_log_end(self, place: TopicPartition) -> None:
+    def request_log_end(self) -> None:
         """Have `log_end_known` called soon."""
         ...
 
@@ -136,10 +131,11 @@ class TrackedPartition:
         self._writer: FencedWriter | None = None
         self._live = True
         self._wake = asyncio.Event()
-        self._request_pause = _LEAST_WAIT
-        self._backoff = FailureBackoff()
-        self._rest_until = 0.0
-        """The monotonic time in seconds until which the partition rests after failures."""
+        self._request_backoff = Backoff(0.02, 0.5)
+        """Of requests for the end of the log."""
+        self._failures = FailureBackoff()
+        self._paused_until = 0.0
+        """The monotonic time in seconds until which the partition pauses after failures."""
         self._unclaimed = ""
         """Why the partition could not be claimed again for long, if so."""
         self._task: asyncio.Task[None] | None = None
@@ -147,7 +143,7 @@ class TrackedPartition:
     @property
     def trouble(self) -> str:
         """Why nothing is redelivered from this partition; empty if nothing is wrong."""
-        return self._unclaimed or self._backoff.trouble(monotonic())
+        return self._unclaimed or self._failures.trouble(monotonic())
 
     def begin(self, claim: PartitionClaim) -> None:
         """The partition was claimed, and is read from the claim's start. This owns the writer from now on."""
@@ -180,7 +176,7 @@ class TrackedPartition:
             count += state.read(offset, timestamp, message.value(), at)
         self._counts.markers += count
         self._counts.unknown += state.unknown - unknown
-        self._request_pause = _LEAST_WAIT
+        self._request_backoff.reset()
         self._wake.set()
         return count
 
@@ -236,24 +232,16 @@ class TrackedPartition:
         wait, at = _LONGEST_WAIT, now_ms()
         deadline, now = state.markers.next_deadline(), state.clock.now
         due = state.is_open and deadline is not None and now is not None and deadline <= now
-        if due and (pause := self._redeliverer.pause()):
-            await self._sleep(pause)
+        if due and (seconds := self._redeliverer.pause()):
+            await pause(seconds, self._wake)
             return
         late = deadline is not None and state.is_open and state.clock.estimate(at) >= deadline
         if late or state.needs_end:
-            self._host.request_log_end(self.place)
-            wait = self._request_pause
-            self._request_pause = min(2 * wait, _LONGEST_REQUEST_PAUSE)
+            self._host.request_log_end()
+            wait = self._request_backoff.next()
         elif deadline is not None and state.is_open:
             wait = min(wait, (deadline - state.clock.estimate(at)) / 1000)
-        await self._sleep(wait)
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        await pause(wait, self._wake)
 
     def _report_warnings(self) -> None:
         warnings = self._redeliverer.warnings
@@ -270,11 +258,11 @@ class TrackedPartition:
         logger.warning(
             "Markers of %s[%d] are read again%s: %s", *self.place, ", if the partition is ours" * fenced, error
         )
-        if isinstance(error, OutcomeUnknown) and error.explain_marker_error:
+        if isinstance(error, OutcomeUnknown) and error.refusals_handled:
             return
-        self._rest_until = monotonic() + self._backoff.add(self._stuck(error), monotonic())
-        if self._backoff.is_warning_due:
-            self._host.warn(self._backoff.trouble(monotonic()))
+        self._paused_until = monotonic() + self._failures.add(self._stuck(error), monotonic())
+        if self._failures.is_warning_due:
+            self._host.warn(self._failures.trouble(monotonic()))
 
     def _stuck(self, error: BrokerError) -> str:
         return f"Nothing is redelivered from {self.place.topic!r}[{self.place.partition}] for now: {error}"
@@ -284,16 +272,18 @@ class TrackedPartition:
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.stop(WRITER_CLOSE)
-        while self._live and (rest := self._rest_until - monotonic()) > 0:
-            await self._sleep(rest)
+        while self._live and (seconds := self._paused_until - monotonic()) > 0:
+            await pause(seconds, self._wake)
             self._wake.clear()
-        pause, longest, failed_seeks, begun = _FIRST_RECLAIM, _LONGEST_RECLAIM, 0, monotonic()
+        claims, seeks = Backoff(0.1, 2.0), Backoff(0.1, 30.0)
+        failed_seeks, begun = 0, monotonic()
         while self._live and self._writer is None:
+            backoff = claims
             try:
                 await self._host.reclaim(self)
             except SeekFailed as error:
+                backoff = seeks
                 failed_seeks += 1
-                longest = _LONGEST_SEEK_PAUSE
                 if failed_seeks == 2:
                     # A single one may mean that the partition is being revoked.
                     self._unclaimed = self._stuck(error)
@@ -314,9 +304,8 @@ class TrackedPartition:
                     self._unclaimed = self._stuck(error)
                     self._host.warn(self._unclaimed)
             if self._writer is None:
-                await self._sleep(pause)
+                await pause(backoff.next(), self._wake)
                 self._wake.clear()
-                pause = min(2 * pause, longest)
         self._unclaimed = ""
 
     # -- the end -------------------------------------------------------------------------------------------

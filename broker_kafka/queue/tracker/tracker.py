@@ -16,10 +16,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from confluent_kafka import KafkaError
+from confluent_kafka import Message as NativeRecord
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Closed, LeaseLost, TopicNotFound, TopicPartition
-from broker.driver import Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, TaskSet, Warned, logger
+from broker.driver import Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, TaskSet, Warned, logger, pause
+from broker_kafka.client.consumer import ConsumerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks
 from broker_kafka.cluster.requests import describe_topic
@@ -28,7 +31,6 @@ from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.queue.markers.lease import LeaseState
 from broker_kafka.queue.markers.marker_producer import explain_marker_error
 from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name, tracker_group
-from broker_kafka.queue.tracker.marker_consumer import MarkerConsumer
 from broker_kafka.queue.tracker.offset_committer import OffsetCommitter
 from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, PartitionClaim, claim_partitions
 from broker_kafka.queue.tracker.redeliverer import Redeliverer, RedeliveryRate
@@ -45,6 +47,8 @@ _COMMIT: Final = 3.0
 _LEAVE: Final = 5.0
 _LEAST_PAUSE: Final = 0.01
 _PATIENCE: Final = 2.0
+_BATCH: Final = 2_000
+_REVOKE_SECONDS: Final = 10.0
 
 
 class Tracker:
@@ -64,7 +68,7 @@ class Tracker:
         self._options = options or TrackerOptions()
         self.counts: Final = TrackerCounts()
         self.failure: BrokerError | None = None
-        self._thread: MarkerConsumer | None = None
+        self._thread: _MarkerConsumer | None = None
         self._store: ThreadOffsetStore
         self._committer: OffsetCommitter
         self._positions = GroupPositions(connection, subscription, self.warn)
@@ -74,8 +78,7 @@ class Tracker:
         self._claims: dict[TopicPartition, PartitionClaim] = {}
         """Of partitions that are being assigned."""
         self._tasks = TaskSet(f"tracker-{subscription}", self._task_failed)
-        self._closing_partitions: set[asyncio.Task[None]] = set()
-        """Partitions that are being closed."""
+        self._closing_partitions = TaskSet(f"tracker-{subscription}-close-partition", self._task_failed)
         self._log_end_requested = asyncio.Event()
         self._stopped = asyncio.Event()
         self._answered_at = now_ms()
@@ -100,16 +103,16 @@ class Tracker:
 
         :param topic_checked: skips the marker topic.
         :raises ConfigurationError: the marker topic has unfit settings.
-        :raises BrokerError: the client cannot be made, or no broker answers.
+        :raises BrokerError: the client cannot be created, or no broker answers.
         """
         options = self._options
         if not topic_checked:
             await ensure_marker_topic(
                 self._connection, self.subscription, topics=options.topics, partitions=options.marker_partitions
             )
-        thread = MarkerConsumer(self._connection, self.group, self)
+        thread = _MarkerConsumer(self._connection, self.group, self)
         self._store = ThreadOffsetStore(thread, timeout=self._connection.settings.request_timeout)
-        self._committer = OffsetCommitter(thread, lambda: list(self._tracked.values()), options, self.counts)
+        self._committer = OffsetCommitter(thread, self._tracked.values, options, self.counts)
         self._thread = thread
         try:
             await thread.start()
@@ -131,7 +134,7 @@ class Tracker:
             raise self.failure
 
     async def close(self) -> None:
-        """Stop, and leave the group to its other members; may be called twice, and goes on if it is cancelled."""
+        """Stop, and leave the group to its other members; may be called twice, and continues if it is cancelled."""
         self._closed = True
         if self._closing is None:
             # Cut short, a close would leave a member that has partitions and does nothing for them.
@@ -146,11 +149,11 @@ class Tracker:
             await self._commit(tracked, _COMMIT)
             await self._thread.stop(_LEAVE)
         self._tracked.clear()
-        left, self._claims = list(self._claims.values()), {}
+        unused, self._claims = list(self._claims.values()), {}
         await asyncio.gather(
             *(each.close() for each in tracked),
             *self._closing_partitions,
-            *(each.writer.stop(WRITER_CLOSE) for each in left),
+            *(each.writer.stop(WRITER_CLOSE) for each in unused),
         )
         self._stopped.set()
 
@@ -176,7 +179,7 @@ class Tracker:
 
     # -- for its partitions --------------------------------------------------------------------------------
 
-    def request_log_end(self, place: TopicPartition) -> None:
+    def request_log_end(self) -> None:
         self._log_end_requested.set()
 
     async def reclaim(self, tracked: TrackedPartition) -> None:
@@ -212,7 +215,7 @@ class Tracker:
         if self._hooks.listening:
             self._hooks.emit(Warned(text=text))
 
-    # -- MarkerHost ----------------------------------------------------------------------------------------
+    # -- ConsumerHost ----------------------------------------------------------------------------------------
 
     def arrived(self, runs: Sequence[NativeRun]) -> None:
         try:
@@ -224,6 +227,7 @@ class Tracker:
             self._open_thread().taken()
 
     def reached(self, partition: TopicPartition, position: int) -> None:
+        """All records below this position were handed over, or are not visible."""
         tracked = self._tracked.get(partition)
         if tracked is not None:
             tracked.reached(position)
@@ -232,9 +236,9 @@ class Tracker:
         if self._closed:
             raise Closed(f"The tracker of {self.subscription!r} was closed")
         claims = await claim_partitions(self._connection, self._store, self.group, partitions)
-        left = [self._claims.pop(place).writer for place in partitions if place in self._claims]
+        replaced = [self._claims.pop(place).writer for place in partitions if place in self._claims]
         self._claims |= claims
-        for writer in left:
+        for writer in replaced:
             self._tasks.spawn(writer.stop(WRITER_CLOSE))
         return {place: found.start for place, found in claims.items()}
 
@@ -251,12 +255,12 @@ class Tracker:
             self._hooks.emit(PartitionsAssigned(partitions=list(partitions), current=sorted(self._tracked)))
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        going = [self._tracked[place] for place in partitions if place in self._tracked]
+        revoked = [self._tracked[place] for place in partitions if place in self._tracked]
         if self._hooks.listening:
-            rest = sorted(set(self._tracked).difference(partitions))
-            self._hooks.emit(PartitionsRevoked(partitions=list(partitions), current=rest))
-        await asyncio.gather(*(each.stop(_TURN) for each in going))
-        await self._commit(going, min(_COMMIT, deadline - asyncio.get_running_loop().time()))
+            current = sorted(set(self._tracked).difference(partitions))
+            self._hooks.emit(PartitionsRevoked(partitions=list(partitions), current=current))
+        await asyncio.gather(*(each.stop(_TURN) for each in revoked))
+        await self._commit(revoked, min(_COMMIT, deadline - asyncio.get_running_loop().time()))
         self._drop(partitions)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -285,12 +289,12 @@ class Tracker:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _open_thread(self) -> MarkerConsumer:
+    def _open_thread(self) -> _MarkerConsumer:
         if self._thread is None:
             raise Closed(f"The tracker of {self.subscription!r} is not open")
         return self._thread
 
-    async def _check_ownership(self, thread: MarkerConsumer, place: TopicPartition) -> None:
+    async def _check_ownership(self, thread: _MarkerConsumer, place: TopicPartition) -> None:
         """Commit the stored position again, which the coordinator takes from the owner only.
 
         :raises LeaseLost: the partition is not ours.
@@ -317,9 +321,7 @@ class Tracker:
         for place in partitions:
             tracked = self._tracked.pop(place, None)
             if tracked is not None:
-                task = asyncio.get_running_loop().create_task(tracked.close(), name="tracker-close-partition")
-                self._closing_partitions.add(task)
-                task.add_done_callback(self._closing_partitions.discard)
+                self._closing_partitions.spawn(tracked.close())
 
     async def _check_topic(self) -> None:
         """Fail if the topic does not exist; a broker may not know a new topic yet."""
@@ -334,15 +336,11 @@ class Tracker:
         """Report the log ends to the partitions: on request, and often enough that no clock counts a stall."""
         heartbeat = self._options.partition.stall_ms / 4000
         while True:
-            try:
-                async with asyncio.timeout(heartbeat):
-                    await self._log_end_requested.wait()
-            except TimeoutError:
-                pass
+            await pause(heartbeat, self._log_end_requested)
             self._log_end_requested.clear()
             tracked = dict(self._tracked)
             at = now_ms()
-            # A tracker without partitions asks too: `silent` must be known before it has to take over.
+            # A tracker without partitions requests it too: `silent` must be known before it has to take over.
             places = list(tracked) or [TopicPartition(self.topic, 0)]
             try:
                 found = await high_watermarks(self._connection, places, _PATIENCE)
@@ -366,3 +364,44 @@ class Tracker:
         if not isinstance(error, BrokerError):
             error = BrokerError(f"The tracker of {self.subscription!r} failed: {error!r}", native=error)
         self.fail(error)
+
+
+class _MarkerConsumer(ConsumerThread):
+    """The thread of a member of the trackers' group, which also reports where each partition ends.
+
+    That end lies behind records that the client does not return, such as those that end transactions: without it a
+    tracker would never know that it has read everything.
+    """
+
+    def __init__(self, connection: Connection, group: str, host: Tracker) -> None:
+        config = connection.client_config("consumer") | {
+            "group.id": group,
+            # A START of an aborted transaction leases nothing.
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        seconds = min(_REVOKE_SECONDS, connection.settings.max_poll_interval_ms / 2000)
+        super().__init__(
+            config,
+            host,
+            name=f"broker-kafka-{group}",
+            warn=connection.warn,
+            max_batch=_BATCH,
+            revoke_seconds=seconds,
+            # Its commands are rare and not urgent, and checking for them between short polls costs more.
+            busy_seconds=0.0,
+        )
+        self._tracker = host
+
+    def _hand_over(self, messages: list[NativeRecord], sole: tuple[str, int] | None) -> None:
+        super()._hand_over(messages, sole)
+        for message in messages:
+            error = message.error()
+            if error is None or error.code() != KafkaError._PARTITION_EOF:
+                continue
+            topic, partition, position = message.topic(), message.partition(), message.offset()
+            if topic is not None and partition is not None and position is not None:
+                self._post(self._tracker.reached, TopicPartition(topic, partition), position)

@@ -35,7 +35,7 @@ from broker_kafka.queue.markers.wire import (
 from broker_kafka.queue.markers_pb2 import Header, HeaderList
 from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
 
-__all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "markers_of", "naive_open", "taken"]
+__all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "leased_queue", "markers_of", "naive_open"]
 
 TOPIC = "orders"
 FAR = PartitionOptions(renew_distance=10**9)
@@ -68,7 +68,7 @@ class Simulation:
     now: int = 1_000_000
     messages: list[Replacement] = field(default_factory=list)
     """The message topic; its positions are offsets."""
-    taken: int = 0
+    position: int = 0
     """The group's committed position."""
     log: list[Record] = field(default_factory=list)
     log_start: int = 0
@@ -92,13 +92,13 @@ class Simulation:
     def take(self, *, commits: bool = True, delay: int | None = None) -> Held | None:
         """Read the next message, write its START, commit, hand over; without the commit another reads it too.
 
-        :param delay: it is not for now: its START says when, and nobody gets it.
+        :param delay: the START defers the message, and no consumer gets it.
         """
-        if self.taken == len(self.messages):
+        if self.position == len(self.messages):
             return None
-        sending = self.messages[self.taken]
+        sending = self.messages[self.position]
         attempt = attempts_of(sending.headers) + 1
-        held = Held(MessageId(TOPIC, 0, self.taken, "q"), attempt, sending)
+        held = Held(MessageId(TOPIC, 0, self.position, "q"), attempt, sending)
         content = Content(
             key=sending.key,
             value=sending.value,
@@ -117,36 +117,36 @@ class Simulation:
         self.write(start, content)
         self.redelivered.pop(held.id, None)
         if commits:
-            self.taken += 1
+            self.position += 1
         if delay is None:
             self.held.append(held)
         return held
 
     def take_together(self, count: int, *, commits: bool = True) -> list[Held]:
         """The same of several; those that were not sent again have one START."""
-        first, together = self.taken, list[tuple[int, Replacement]]()
+        first, together = self.position, list[tuple[int, Replacement]]()
         found: list[Held] = []
         for offset, sending in enumerate(self.messages[first : first + count], first):
             if attempts_of(sending.headers) or origin_of(sending.headers) is not None:
-                self.taken = offset
+                self.position = offset
                 found += [held for held in [self.take(commits=False)] if held is not None]
             else:
                 together.append((offset, sending))
-        self.taken = first
+        self.position = first
         if len(together) > 1:
             self.append(self._started(together))
         for offset, sending in together:
             if len(together) == 1:
-                self.taken = offset
+                self.position = offset
                 found += [held for held in [self.take(commits=False)] if held is not None]
-                self.taken = first
+                self.position = first
             else:
                 held = Held(MessageId(TOPIC, 0, offset, "q"), 1, sending)
                 self.redelivered.pop(held.id, None)
                 self.held.append(held)
                 found.append(held)
         if commits:
-            self.taken += len(found)
+            self.position += len(found)
         return found
 
     def _started(self, messages: list[tuple[int, Replacement]]) -> bytes:
@@ -319,7 +319,7 @@ def naive_open(log: list[Record]) -> dict[MessageId, int]:
     return found
 
 
-def taken(count: int = 1, *, period: int = 1000, max_attempts: int = 0) -> Simulation:
+def leased_queue(count: int = 1, *, period: int = 1000, max_attempts: int = 0) -> Simulation:
     """A queue whose tracker has read so many STARTs."""
     queue = Simulation(options=FAR, period=period, max_attempts=max_attempts)
     for number in range(count):
@@ -330,6 +330,6 @@ def taken(count: int = 1, *, period: int = 1000, max_attempts: int = 0) -> Simul
 
 
 def expire(queue: Simulation) -> None:
-    """The lease period passes, and the log tells."""
+    """The lease period passes, and the log is read."""
     queue.now += queue.period
     queue.read()

@@ -45,7 +45,7 @@ def record(place: TopicPartition, offset: int) -> Any:
 
 
 class Log(MarkerProducer):
-    """Has each marker in the log in the order of the calls, or nowhere, and answers when it is told to.
+    """Has each marker in the log in the order of the calls, or nowhere, and answers on command.
 
     :ivar said: of each message, by partition and offset, its markers; whether each is a release, whether it is known to
         be there, and in which partition.
@@ -128,7 +128,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.had: dict[int, set[int]] = {place.partition: set() for place in PLACES}
-        """By partition, what was handed over, or is told to come again."""
+        """By partition, what was handed over, or is reported as redelivered."""
 
     def passed_over(self, messages: Sequence[Message[Any]]) -> None:
         for message in messages:

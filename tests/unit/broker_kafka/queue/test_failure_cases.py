@@ -13,7 +13,7 @@ from broker_kafka.queue.consumer.start_builder import marker_partition
 from broker_kafka.queue.markers.redelivery import ATTEMPTS, attempts_of, origin_of, redelivery
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
 from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
-from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, Simulation, expire, taken
+from tests.unit.broker_kafka.queue.simulation import FAR, TOPIC, Simulation, expire, leased_queue
 
 
 def names(queue: Simulation) -> list[bytes | None]:
@@ -23,8 +23,8 @@ def names(queue: Simulation) -> list[bytes | None]:
 # -- A: a tracker that starts again ----------------------------------------------------------------------------
 
 
-def test_a_a_restart_does_not_repeat_redeliveries_whose_end_lies_behind_their_deadline() -> None:
-    queue = taken(3)
+def test_a_a_restart_repeats_no_redelivery_whose_end_follows_its_deadline() -> None:
+    queue = leased_queue(3)
     expire(queue)
     queue.append(b"")
     queue.now += 5_000
@@ -38,7 +38,7 @@ def test_a_a_restart_does_not_repeat_redeliveries_whose_end_lies_behind_their_de
 
 
 @pytest.mark.deep
-def test_a_a_restart_over_a_hundred_thousand_closed_pairs_redelivers_none() -> None:
+def test_a_a_restart_over_a_hundred_thousand_ended_messages_redelivers_none() -> None:
     partition = PartitionState(0, 200_000, at=0, options=FAR)
     for number in range(100_000):
         message = MessageId(TOPIC, 0, number)
@@ -60,7 +60,7 @@ def test_a_the_gate_of_an_empty_partition_is_open() -> None:
     assert not PartitionState(6, 7, at=0).is_open
 
 
-def test_a_what_transactions_leave_out_of_the_log_opens_the_gate_too() -> None:
+def test_a_invisible_records_of_transactions_open_the_gate() -> None:
     partition = PartitionState(0, 3, at=0)
     partition.read(0, 1_000, None, at=1)
     assert not partition.is_open
@@ -72,12 +72,12 @@ def test_a_what_transactions_leave_out_of_the_log_opens_the_gate_too() -> None:
 # -- C, D: one message that is started twice -------------------------------------------------------------------
 
 
-def test_c_a_start_of_a_message_that_is_being_redelivered_is_closed_by_the_end_of_that() -> None:
-    queue = taken()
+def test_c_the_end_of_a_redelivery_closes_a_second_start() -> None:
+    queue = leased_queue()
     queue.now += queue.period
     queue.read()
     (lease,) = queue.tracker.due(1)
-    queue.taken = 0
+    queue.position = 0
     queue.take()
     queue.read()
     assert not queue.tracker.due(1)
@@ -86,11 +86,11 @@ def test_c_a_start_of_a_message_that_is_being_redelivered_is_closed_by_the_end_o
     assert len(queue.tracker.markers) == 0
 
 
-def test_c_a_redelivery_that_fails_after_a_second_start_is_tried_again() -> None:
-    queue = taken()
+def test_c_a_redelivery_that_fails_after_a_second_start_is_retried() -> None:
+    queue = leased_queue()
     expire(queue)
     (lease,) = queue.tracker.due(1)
-    queue.taken = 0
+    queue.position = 0
     queue.take()
     queue.read()
     queue.tracker.failed(lease, 100)
@@ -100,7 +100,7 @@ def test_c_a_redelivery_that_fails_after_a_second_start_is_tried_again() -> None
     assert queue.tracker.due(1) == [lease]
 
 
-def test_c_a_second_start_of_what_waited_counts_though_the_first_was_due() -> None:
+def test_c_a_second_start_counts_although_the_first_was_due() -> None:
     queue = Simulation(options=FAR)
     queue.send("later")
     queue.take(commits=False, delay=1000)
@@ -122,10 +122,10 @@ def test_c_a_second_start_of_what_waited_counts_though_the_first_was_due() -> No
 
 
 def test_d_start_end_start_counts_from_the_second_start() -> None:
-    queue = taken()
+    queue = leased_queue()
     queue.now += 900
     queue.ack(queue.held[0])
-    queue.taken = 0
+    queue.position = 0
     queue.take()
     queue.read()
     queue.now += 999
@@ -136,8 +136,8 @@ def test_d_start_end_start_counts_from_the_second_start() -> None:
     assert len(queue.redeliver()) == 1
 
 
-def test_queues_that_read_one_topic_have_its_messages_each_for_itself() -> None:
-    queue = taken()
+def test_each_queue_of_a_topic_tracks_its_own_leases() -> None:
+    queue = leased_queue()
     other = MessageId(TOPIC, 0, 0, "other")
     queue.write(Marker(kind=Kind.START, id=other, after_ms=1000))
     queue.write(Marker(kind=Kind.END, id=other))
@@ -148,7 +148,7 @@ def test_queues_that_read_one_topic_have_its_messages_each_for_itself() -> None:
 # -- G: a handler that hangs -----------------------------------------------------------------------------------
 
 
-def test_g_a_lease_that_is_kept_for_ever_does_not_pin_the_log() -> None:
+def test_g_a_lease_that_is_renewed_forever_does_not_pin_the_log() -> None:
     queue = Simulation(options=PartitionOptions(renew_distance=10))
     queue.send("hung")
     hung = queue.take()
@@ -174,7 +174,7 @@ def test_g_a_lease_that_is_kept_for_ever_does_not_pin_the_log() -> None:
     assert names(queue)[-1] == b"hung"
 
 
-def test_g_renewals_do_not_put_a_dead_holders_lease_off() -> None:
+def test_g_renewals_do_not_postpone_the_lease_of_a_dead_holder() -> None:
     queue = Simulation(options=PartitionOptions(renew_distance=2))
     queue.send("orphan")
     queue.take()
@@ -193,8 +193,8 @@ def test_g_renewals_do_not_put_a_dead_holders_lease_off() -> None:
 # -- I: a close with messages in hand --------------------------------------------------------------------------
 
 
-def test_i_what_is_given_back_at_a_close_comes_at_once_and_costs_no_attempt() -> None:
-    queue = taken()
+def test_i_a_message_released_at_a_close_is_due_at_once_and_costs_no_attempt() -> None:
+    queue = leased_queue()
     queue.release(queue.held[0], 0, counts=False)
     queue.read()
     queue.redeliver()
@@ -203,8 +203,8 @@ def test_i_what_is_given_back_at_a_close_comes_at_once_and_costs_no_attempt() ->
     assert held.attempt == 1
 
 
-def test_i_a_delayed_message_comes_after_its_delay_and_no_late_keepalive_changes_that() -> None:
-    queue = taken()
+def test_i_a_late_keepalive_does_not_change_a_delay() -> None:
+    queue = leased_queue()
     held = queue.held[0]
     queue.release(held, 5_000)
     queue.keep(held)
@@ -226,8 +226,8 @@ def test_i_a_delayed_message_comes_after_its_delay_and_no_late_keepalive_changes
 # -- K, L: sending ---------------------------------------------------------------------------------------------
 
 
-def test_k_what_cannot_be_sent_is_tried_again_and_stays_pinned() -> None:
-    queue = taken(2)
+def test_k_a_failed_redelivery_is_retried_and_stays_pinned() -> None:
+    queue = leased_queue(2)
     expire(queue)
     for _ in range(5):
         assert len(queue.redeliver(fails=True)) == 2
@@ -238,8 +238,8 @@ def test_k_what_cannot_be_sent_is_tried_again_and_stays_pinned() -> None:
     assert len(queue.redeliver()) == 2
 
 
-def test_k_what_is_tried_again_is_due_since_it_was_first_until_somebody_says_otherwise() -> None:
-    queue = taken(2)
+def test_k_a_retry_is_due_since_its_first_deadline_until_a_marker_moves_it() -> None:
+    queue = leased_queue(2)
     expire(queue)
     due = queue.now
     for _ in range(3):
@@ -251,8 +251,8 @@ def test_k_what_is_tried_again_is_due_since_it_was_first_until_somebody_says_oth
     assert [lease.due_since for lease in queue.redeliver()] == [due, queue.now]
 
 
-def test_l_a_storm_is_taken_in_portions_and_in_order() -> None:
-    queue = taken(1_000)
+def test_l_many_due_leases_are_taken_in_batches_and_in_order() -> None:
+    queue = leased_queue(1_000)
     expire(queue)
     for begin in range(0, 1_000, 100):
         assert [lease.id.offset for lease in queue.redeliver(100)] == list(range(begin, begin + 100))
@@ -264,7 +264,7 @@ def test_l_a_storm_is_taken_in_portions_and_in_order() -> None:
 
 def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
     content = Content(key=b"k", value=b"v", headers=(("a", b"1"), ("a", None)), origin=None)
-    queue = taken()
+    queue = leased_queue()
     lease = next(iter(queue.tracker.markers))
     first = redelivery(lease, content)
     assert (first.topic, first.key, first.value) == (TOPIC, b"k", b"v")
@@ -279,8 +279,8 @@ def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
     assert [name for name, _ in second.headers].count(ATTEMPTS) == 1
 
 
-def test_n_a_poison_message_ends_in_the_dead_letters_with_all_of_it() -> None:
-    queue = taken(max_attempts=3)
+def test_n_a_poison_message_is_dead_lettered_whole() -> None:
+    queue = leased_queue(max_attempts=3)
     for _ in range(3):
         queue.read()
         expire(queue)
@@ -304,14 +304,14 @@ def test_n_a_poison_message_ends_in_the_dead_letters_with_all_of_it() -> None:
     assert len(queue.tracker.markers) == 0
 
 
-def test_n_a_count_that_is_none_counts_as_none() -> None:
+def test_n_an_invalid_attempt_count_is_ignored() -> None:
     for value in (b"", b"-1", b"x", b"9" * 30, None):
         assert attempts_of(((ATTEMPTS, value),)) == 0
 
 
-def test_n_a_count_never_falls() -> None:
+def test_n_an_attempt_count_never_falls() -> None:
     for count in (10**9, 2**31, 2**32 - 2, 2**32 - 1, 2**33):
-        queue = taken()
+        queue = leased_queue()
         lease = next(iter(queue.tracker.markers))
         lease.attempt = min(count, 2**32 - 1)
         delivery = attempts_of(redelivery(lease, Content()).headers) + 1
@@ -329,7 +329,7 @@ def test_o_a_queue_is_spread_over_the_marker_partitions() -> None:
     assert places == set(range(8))
 
 
-def test_o_all_markers_of_a_source_partition_lie_together() -> None:
+def test_o_markers_of_a_source_partition_share_a_partition() -> None:
     assert len({marker_partition(MessageId(TOPIC, 3, offset, "q"), 8) for offset in range(100)}) == 1
 
 
@@ -337,7 +337,7 @@ def test_o_all_markers_of_a_source_partition_lie_together() -> None:
 
 
 def test_what_is_no_marker_is_passed_over_and_counted() -> None:
-    queue = taken()
+    queue = leased_queue()
     queue.append(b"garbage")
     queue.append(b"")
     queue.ack(queue.held[0])
@@ -359,8 +359,8 @@ def test_v1_markers_are_redelivered_too() -> None:
     assert (sending.key, sending.value, attempts_of(sending.headers)) == (b"queue", b"payload", 1)
 
 
-def test_a_marker_may_tell_of_many_messages() -> None:
-    queue = taken(3)
+def test_a_marker_may_name_many_messages() -> None:
+    queue = leased_queue(3)
     first, second, third = [held.id for held in queue.held]
     queue.now += 900
     queue.write(Marker(kind=Kind.KEEPALIVE, id=first, more=(second.offset, third.offset), after_ms=1000))

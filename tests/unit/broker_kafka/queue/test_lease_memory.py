@@ -29,7 +29,7 @@ def starts(together: bool) -> Sequence[bytes]:
 
 
 @pytest.mark.parametrize(("together", "most"), [(False, 860), (True, 260)])
-def test_a_lease_of_a_small_message_keeps_less_than_a_kilobyte(together: bool, most: int) -> None:
+def test_a_lease_of_a_small_message_takes_less_than_a_kilobyte(together: bool, most: int) -> None:
     records = starts(together)
     gc.collect()
     tracemalloc.start()

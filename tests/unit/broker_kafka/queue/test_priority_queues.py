@@ -76,7 +76,7 @@ def test_empty_queues_have_no_head() -> None:
     assert DeadlinesQueue().head() is None
 
 
-def test_what_has_ended_does_not_pile_up_behind_one_that_has_not() -> None:
+def test_ended_leases_behind_an_open_one_are_swept() -> None:
     offsets, deadlines = OffsetsQueue(), DeadlinesQueue()
     for number in range(20_000):
         each = lease(number, deadline=number)
@@ -92,7 +92,7 @@ def test_what_has_ended_does_not_pile_up_behind_one_that_has_not() -> None:
     assert drained(deadlines) == [first]
 
 
-def test_what_has_ended_at_the_front_is_looked_at_once() -> None:
+def test_ended_leases_at_the_head_are_visited_once() -> None:
     class Counted:
         """As much of a lease as the queue of offsets looks at."""
 

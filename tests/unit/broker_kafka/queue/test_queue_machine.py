@@ -32,7 +32,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(commits=st.sampled_from([True, True, True, False]), delay=st.sampled_from([None, None, None, 0, 3000]))
     def take(self, commits: bool, delay: int | None) -> None:
-        if self.queue.taken == len(self.queue.messages):
+        if self.queue.position == len(self.queue.messages):
             self.queue.send(f"m{self.sent}")
             self.sent += 1
         held = self.queue.take(commits=commits, delay=delay)
@@ -49,7 +49,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(2, 5), commits=st.sampled_from([True, True, False]))
     def take_together(self, count: int, commits: bool) -> None:
-        while self.queue.taken + count > len(self.queue.messages):
+        while self.queue.position + count > len(self.queue.messages):
             self.queue.send(f"m{self.sent}")
             self.sent += 1
         for held in self.queue.take_together(count, commits=commits):
@@ -172,7 +172,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def i1_no_message_is_taken_without_a_start(self) -> None:
         starts = [marker for _, marker in markers_of(self.queue.log) if marker.kind == Kind.START]
-        assert set(range(self.queue.taken)) <= {message.offset for marker in starts for message in marker.ids()}
+        assert set(range(self.queue.position)) <= {message.offset for marker in starts for message in marker.ids()}
 
     @invariant()
     def i6_the_clock_does_not_run_backwards(self) -> None:

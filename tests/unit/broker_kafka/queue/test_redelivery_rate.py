@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker_kafka.queue.tracker.redeliverer import RedeliveryRate
 
 
-def test_a_second_of_messages_is_sent_at_once_and_then_so_many_a_second() -> None:
+def test_a_burst_of_one_second_and_then_the_rate() -> None:
     rate = RedeliveryRate(1000)
     assert (rate.room(5.0), rate.pause(5.0)) == (1000, 0.0)
     rate.spend(1000)
@@ -29,7 +29,7 @@ def test_the_lowest_rate_is_one_a_second() -> None:
 
 
 @given(st.integers(1, 10_000), st.lists(st.tuples(st.floats(0, 2), st.integers(0, 20_000)), max_size=50))
-def test_no_more_is_sent_than_the_rate_and_one_second_allow(per_second: int, turns: list[tuple[float, int]]) -> None:
+def test_no_more_is_sent_than_a_burst_and_the_rate(per_second: int, turns: list[tuple[float, int]]) -> None:
     rate, now, sent = RedeliveryRate(per_second), 0.0, 0
     rate.room(now)
     for seconds, wanted in turns:

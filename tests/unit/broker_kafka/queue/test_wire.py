@@ -1,4 +1,4 @@
-"""Markers as bytes: V1 to the byte, V2 so that a V1 tracker can read it, and what is foreign told apart."""
+"""Markers as bytes: V1 to the byte, V2 so that a V1 tracker can read it, and foreign bytes as no marker."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_v1_is_read(name: str) -> None:
         assert read_content(data) == content
 
 
-def test_v1_has_one_message_for_each_marker() -> None:
+def test_a_v1_marker_names_one_message() -> None:
     marker = Marker(kind=Kind.END, id=FIRST, more=(6,))
     with pytest.raises(ValueError, match="this one 2"):
         write_marker(marker, v1=True)
@@ -128,20 +128,20 @@ def test_v1_leaves_out_what_it_has_no_field_for() -> None:
 
 
 @given(markers, contents)
-def test_v2_comes_back_as_it_was(marker: Marker, content: Content) -> None:
+def test_v2_round_trip(marker: Marker, content: Content) -> None:
     data = write_marker(marker, content)
     assert read_marker(data) == marker
     assert read_content(data) == content
 
 
 @given(st.lists(st.tuples(markers, contents), min_size=2, max_size=5))
-def test_packed_markers_come_back_as_they_were(written: list[tuple[Marker, Content]]) -> None:
+def test_packed_markers_round_trip(written: list[tuple[Marker, Content]]) -> None:
     parts = [write_marker(marker, content) for marker, content in written]
     read = read_markers(pack_markers(parts))
     assert list(read) == list(zip([marker for marker, _ in written], parts, strict=True))
 
 
-def test_what_is_packed_and_unknown_hides_no_other() -> None:
+def test_an_unknown_packed_marker_hides_no_other() -> None:
     start = write_marker(Marker(kind=Kind.START, id=FIRST), Content())
     foreign = bytes.fromhex("10 07 1a 04 08 01 10 05")
     assert [marker is None for marker, _ in read_markers(pack_markers([foreign, start, b"\xff", start]))] == [
@@ -152,7 +152,7 @@ def test_what_is_packed_and_unknown_hides_no_other() -> None:
     ]
 
 
-def test_a_v1_tracker_passes_over_what_is_packed() -> None:
+def test_a_v1_tracker_skips_packed_markers() -> None:
     raw = markers_pb2.Marker.FromString(pack_markers([b"x", b"y"]))
     assert (raw.type, raw.message_id.partition, raw.message_id.offset) == (markers_pb2.END, 0, -1)
 
@@ -164,7 +164,7 @@ def test_a_v1_tracker_reads_a_release_as_a_keepalive_of_that_delay() -> None:
     assert (raw.message_id.partition, raw.message_id.offset, raw.redeliver_after_ms) == (1, 5, 1500)
 
 
-def test_the_fields_of_v1_are_where_they_were() -> None:
+def test_the_fields_of_v1_have_their_numbers() -> None:
     fields = {field.name: field.number for field in markers_pb2.Marker.DESCRIPTOR.fields}
     v1 = ["version", "type", "message_id", "redeliver_after_ms", "key", "value"]
     assert [fields.pop(name) for name in v1] == [1, 2, 3, 4, 5, 6]
@@ -217,11 +217,11 @@ def test_the_generated_code_is_that_of_the_committed_format() -> None:
         "white space before a queue",
     ],
 )
-def test_what_is_not_known_is_no_marker(data: bytes | None) -> None:
+def test_unknown_bytes_are_no_marker(data: bytes | None) -> None:
     assert read_marker(data) is None
 
 
-def test_the_longest_names_are_known() -> None:
+def test_the_longest_names_are_valid() -> None:
     marker = Marker(kind=Kind.START, id=MessageId("a" * 249, 0, 1, "é" * 16_000))
     assert read_marker(write_marker(marker)) == marker
 
@@ -232,7 +232,7 @@ def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
     assert marker is None or marker.kind in Kind
 
 
-def test_a_marker_that_asks_for_ten_thousand_years_asks_for_a_hundred() -> None:
+def test_a_delay_is_cut_to_a_hundred_years() -> None:
     marker = read_marker(write_marker(Marker(kind=Kind.START, id=FIRST, after_ms=2**64 - 1)))
     assert marker is not None
     assert marker.after_ms < 2**42
@@ -254,7 +254,7 @@ def test_a_marker_that_asks_for_ten_thousand_years_asks_for_a_hundred() -> None:
         max_size=5,
     )
 )
-def test_starts_of_one_partition_are_written_as_any_other(starts: list[tuple[Any, ...]]) -> None:
+def test_the_start_writer_equals_write_marker(starts: list[tuple[Any, ...]]) -> None:
     """Whatever was written with the writer before."""
     writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me", max_attempts=5, dead_letter="d")
     for offset, attempt, key, value, headers, origin, time, wait in starts:
@@ -280,16 +280,16 @@ def test_starts_of_one_partition_are_written_as_any_other(starts: list[tuple[Any
     st.booleans(),
     st.booleans(),
 )
-def test_starts_that_are_written_together_say_what_each_would_alone(
+def test_starts_written_together_equal_single_ones(
     messages: dict[int, tuple[bytes, bytes, int, Any]], keyed: bool, headed: bool
 ) -> None:
     writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me", max_attempts=5, dead_letter="d")
     keys, values, times, lists = zip(*messages.values(), strict=True)
-    told = [
+    columns = [
         markers_pb2.HeaderList(headers=[markers_pb2.Header(name=name, value=value) for name, value in each])
         for each in lists
     ]
-    record = writer.together(list(messages), keys if keyed else (), values, times, told if headed else ())
+    record = writer.together(list(messages), keys if keyed else (), values, times, columns if headed else ())
     ((marker, data),) = read_markers(record)
     assert marker is not None
     assert [each.offset for each in marker.ids()] == list(messages)
@@ -314,7 +314,7 @@ def three_starts() -> markers_pb2.Marker:
 
 
 @pytest.mark.parametrize("column", ["more_offsets", "values", "times", "keys", "headers_of"])
-def test_starts_that_lack_something_of_a_message_are_no_marker(column: str) -> None:
+def test_starts_with_an_incomplete_column_are_no_marker(column: str) -> None:
     raw = three_starts()
     del getattr(raw, column)[1:]
     assert read_marker(raw.SerializeToString()) is None
@@ -327,7 +327,7 @@ def test_starts_of_another_kind_or_version_are_no_marker(field: str, value: int)
     assert read_marker(raw.SerializeToString()) is None
 
 
-def test_a_v1_tracker_passes_over_starts_that_are_written_together() -> None:
+def test_a_v1_tracker_skips_starts_written_together() -> None:
     writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me")
     raw = markers_pb2.Marker.FromString(writer.together([1, 2], (), (b"a", b"b"), (0, 0), ()))
     assert (raw.type, raw.message_id.partition, raw.message_id.offset) == (markers_pb2.END, 0, -1)

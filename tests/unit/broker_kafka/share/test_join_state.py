@@ -1,4 +1,4 @@
-"""Since when a consumer takes part in its share group, and when it is idle."""
+"""Since when a consumer is a member of its share group, and when it is idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BackendError, OperationTimeout, Unsupported
 from broker_kafka.settings import KafkaSettings
-from broker_kafka.share.join_state import JoinState
+from broker_kafka.share.messages import JoinState
 
 
 class Clock:
@@ -22,34 +22,34 @@ class Clock:
 SETTINGS = KafkaSettings(fetch_wait_max_ms=500, request_timeout=10)
 
 
-async def test_it_is_idle_when_its_first_request_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_idle_after_its_first_answered_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iteration with a short `stop_when_idle` ended before the group had given it anything."""
     clock = Clock(monkeypatch)
-    part = JoinState("orders", SETTINGS)
+    join = JoinState("orders", SETTINGS)
     clock.now += 9
-    assert not part.is_idle()
-    part.succeeded()
+    assert not join.is_idle()
+    join.succeeded()
     clock.now += 0.9
-    assert not part.is_idle()
-    part.succeeded()  # by messages, too
+    assert not join.is_idle()
+    join.succeeded()  # by messages, too
     clock.now += 0.1
-    assert part.is_idle()
+    assert join.is_idle()
     monkeypatch.undo()
 
 
-async def test_who_never_comes_to_take_part_is_idle_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_consumer_that_never_joins_becomes_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    part = JoinState("orders", SETTINGS)
+    join = JoinState("orders", SETTINGS)
     clock.now += 10
-    assert part.is_idle()
+    assert join.is_idle()
     monkeypatch.undo()
 
 
-async def test_waiting_ends_with_the_part_the_failure_or_the_time() -> None:
-    part = JoinState("orders", SETTINGS)
-    part.succeeded()
-    part.failed(Unsupported("no share groups"))
-    await part.wait()
+async def test_waiting_ends_with_the_join_the_failure_or_the_timeout() -> None:
+    join = JoinState("orders", SETTINGS)
+    join.succeeded()
+    join.failed(Unsupported("no share groups"))
+    await join.wait()
 
     refused = JoinState("orders", SETTINGS)
     refused.failed(BackendError("a broker is away", retriable=True))

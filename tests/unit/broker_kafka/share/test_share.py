@@ -1,4 +1,4 @@
-"""What a share group's client makes of trouble that no broker can be made to cause at will."""
+"""How a share consumer handles errors that no broker causes on demand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def new_source(listener: Any = None) -> ShareMessageSource:
 
 
 @pytest.mark.parametrize("call", ["acknowledge_offset", "commit_sync"])
-async def test_what_the_client_refuses_is_told_of_each_message(call: str) -> None:
+async def test_an_error_of_the_client_is_returned_for_each_message(call: str) -> None:
     class Client:
         def acknowledge_offset(self, *_: object) -> None: ...
         def commit_sync(self, _: float) -> dict[Any, Any]:
@@ -61,7 +61,7 @@ async def test_what_the_client_refuses_is_told_of_each_message(call: str) -> Non
     assert all("in no state" in str(answer) for answer in answers)
 
 
-async def test_what_members_tell_while_nobody_fetches_is_kept_once() -> None:
+async def test_an_error_between_fetches_is_kept_once() -> None:
     source = new_source()
     member = new_member(source)
     away = ConnectionFailed("No broker")
@@ -76,7 +76,7 @@ async def test_what_members_tell_while_nobody_fetches_is_kept_once() -> None:
     await source.close()
 
 
-async def test_the_lock_of_what_came_while_this_process_stood_still_is_counted_from_before(
+async def test_a_lock_counts_from_before_a_suspension(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -96,7 +96,7 @@ async def test_the_lock_of_what_came_while_this_process_stood_still_is_counted_f
     assert posted == [("arrived", member, [record], 101.0)]
 
 
-async def test_what_comes_when_its_lock_is_over_is_lost_and_never_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_arrive_after_their_lock_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[Message[Any]] = []
     source = new_source(SimpleNamespace(lost=lost.extend))
     given_up: list[Any] = []
@@ -115,7 +115,7 @@ async def test_what_comes_when_its_lock_is_over_is_lost_and_never_handed_over(mo
     assert message.native.offset() == 8
 
 
-async def test_a_lock_goes_on_ending_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_locks_end_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[Message[Any]] = []
     source = new_source(SimpleNamespace(lost=lost.extend))
     member = new_member(source)

@@ -1,4 +1,4 @@
-"""Many leases that end at once: their messages come in portions, by a rate and in order, and bury nothing."""
+"""Many leases that end at once: their messages are redelivered in batches, in order, at a limited rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers_of(again: list[bytes | None]) -> list[int]:
 
 
 @pytest.mark.deep
-async def test_a_storm_is_sent_by_the_rate_whatever_the_partitions(kafka: KafkaServer) -> None:
+async def test_redeliveries_keep_the_rate_over_all_partitions(kafka: KafkaServer) -> None:
     async with connected(kafka, queue="markers", redelivery_rate=40) as connection:
         queue = await asyncio.to_thread(Queue, kafka, 2)
         await queue.prepare(connection)
@@ -44,7 +44,7 @@ async def test_a_storm_is_sent_by_the_rate_whatever_the_partitions(kafka: KafkaS
     assert times[-1] - times[0] >= 2_800
 
 
-async def test_what_is_too_much_for_one_transaction_keeps_its_place(kafka: KafkaServer) -> None:
+async def test_messages_beyond_one_transaction_keep_their_order(kafka: KafkaServer) -> None:
     async with connected(kafka) as connection:
         queue = await asyncio.to_thread(Queue, kafka)
         await queue.prepare(connection)

@@ -1,4 +1,4 @@
-"""Partitions of a queue that go while what was taken of them is committed, and come back."""
+"""Partitions of a queue that are revoked while a commit is in flight, and assigned again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers.kafka import KafkaServer
 
 @pytest.mark.deep
 @pytest.mark.parametrize("transactions", [True, False])
-async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of_its_key(
+async def test_a_message_committed_during_a_revocation_precedes_later_ones_of_its_key(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, transactions: bool
 ) -> None:
     clients: list[QueueClient] = []
@@ -68,13 +68,13 @@ async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of
 
 
 @pytest.mark.deep
-async def test_an_older_position_that_was_asked_for_last_hides_no_newer_one_that_was_committed(
+async def test_a_later_commit_of_an_older_position_hides_no_newer_commit(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients: list[QueueClient] = []
     open_client, commit = QueueClient.open, KafkaRecordSource.commit_noted
     place = TopicPartition(topic, 0)
-    asked: list[int] = []
+    sent: list[int] = []
 
     async def opened(client: QueueClient) -> None:
         clients.append(client)
@@ -83,11 +83,11 @@ async def test_an_older_position_that_was_asked_for_last_hides_no_newer_one_that
     async def unanswered(
         source: KafkaRecordSource, positions: Mapping[TopicPartition, tuple[int, str]]
     ) -> Mapping[TopicPartition, BrokerError | None]:
-        asked.append(positions[place][0])
-        if len(asked) > 2:
+        sent.append(positions[place][0])
+        if len(sent) > 2:
             return await commit(source, positions)
-        if len(asked) == 1:
-            # The group's coordinator is not heard of for so long that it is asked again whose the partition is.
+        if len(sent) == 1:
+            # The coordinator does not answer for so long that ownership is confirmed again.
             await commit(source, positions)
             vars(clients[0])["_known_at"] = -inf
         else:
@@ -103,5 +103,5 @@ async def test_an_older_position_that_was_asked_for_last_hides_no_newer_one_that
         bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
     ):
         handled = await handed_over(bus, topic, inbox, bodies)
-    assert asked[:2] == [1, 0]
+    assert sent[:2] == [1, 0]
     assert handled == bodies

@@ -7,7 +7,7 @@ from broker_kafka.queue.tracker.partition_state import PartitionState
 from broker_kafka.queue.tracker.redelivery_checks import _KnownPositions
 
 
-def test_all_is_read_that_lay_below_an_end_when_it_was_asked_for() -> None:
+def test_everything_below_a_looked_up_end_is_read() -> None:
     partition = PartitionState(0, 0, at=0)
     assert partition.read_at < 0
     partition.log_end_known(0, at=10)
@@ -30,7 +30,7 @@ def test_all_is_read_that_lay_below_an_end_when_it_was_asked_for() -> None:
     assert partition.read_at == 50
 
 
-def test_a_position_is_known_since_it_was_told_first() -> None:
+def test_a_position_is_known_since_it_was_first_learned() -> None:
     known = _KnownPositions()
     assert known.since(0) is None
     known.add(-1001, 1)

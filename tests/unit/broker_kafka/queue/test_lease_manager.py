@@ -18,6 +18,7 @@ from broker_kafka.queue.consumer.lease_manager import HeldMessage, LeaseManager
 from broker_kafka.queue.consumer.start_builder import QUEUE_VIEW
 from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker
 from broker_kafka.queue.markers.wire import FORMATS, Kind, MessageId, read_markers
+from tests.unit.broker.consuming.warp import in_jumping_time
 
 LEASE = 0.6
 
@@ -57,6 +58,13 @@ class Unanswered(MarkerProducer):
         return [OperationTimeout("no answer in time")] * len(markers)
 
 
+@pytest.fixture
+def leases_by_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases end by the time of the running loop."""
+    for module in (__name__, "broker_kafka.queue.consumer.lease_manager"):
+        monkeypatch.setattr(f"{module}.lease_time", lambda: asyncio.get_running_loop().time())
+
+
 def new_hold(left: float = LEASE) -> HeldMessage:
     hold = HeldMessage(MessageId("orders", 0, 0, "q"), 0, 1)
     hold.until = lease_time() + left
@@ -68,11 +76,11 @@ def settlement(hold: HeldMessage, outcome: Outcome) -> Settlement:
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-async def test_what_is_being_settled_is_not_kept_behind_that(outcome: Outcome) -> None:
+async def test_no_keepalive_follows_a_settlement(outcome: Outcome) -> None:
     producer = Noting()
     book = LeaseManager(producer, lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold()
-    # Both are ready in the same moment, as an ack is that was asked for when the renewals are due.
+    # Both are ready in the same moment, as an ack that is called when the renewals are due.
     results = await asyncio.gather(book.extend([hold]), book.settle([settlement(hold, outcome)]))
     assert results == [[None], [None]]
     # A release is a KEEPALIVE, too, and the only one.
@@ -80,6 +88,8 @@ async def test_what_is_being_settled_is_not_kept_behind_that(outcome: Outcome) -
 
 
 @pytest.mark.parametrize(("left", "is_kept"), [(0.3, True), (0.02, False)])
+@pytest.mark.usefixtures("leases_by_the_loop")
+@in_jumping_time
 async def test_a_lease_that_ended_while_it_was_renewed_is_lost(left: float, is_kept: bool) -> None:
     book = LeaseManager(Slow(0.06), lease_seconds=LEASE, format=FORMATS["v2"])
     hold = HeldMessage(MessageId("orders", 0, 0, "q"), 0, 1)
@@ -96,6 +106,8 @@ async def test_a_lease_that_ended_while_it_was_renewed_is_lost(left: float, is_k
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.usefixtures("leases_by_the_loop")
+@in_jumping_time
 async def test_an_end_that_got_no_answer_may_have_been_written(outcome: Outcome) -> None:
     book = LeaseManager(Unanswered(), lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold(0.05)
@@ -110,7 +122,9 @@ async def test_an_end_that_got_no_answer_may_have_been_written(outcome: Outcome)
     assert {type(answer) for answer in answers} == {SettleError if is_ended else LeaseLost}
 
 
-async def test_a_message_whose_end_is_on_its_way_is_not_told_as_lost() -> None:
+@pytest.mark.usefixtures("leases_by_the_loop")
+@in_jumping_time
+async def test_a_message_with_an_end_in_flight_is_not_reported_lost() -> None:
     book = LeaseManager(Slow(0.1), lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold(0.05)
     settling = asyncio.ensure_future(book.settle([settlement(hold, Outcome.ACK)]))
@@ -134,7 +148,7 @@ class Keeping(MarkerProducer):
         return [None] * len(markers)
 
 
-async def test_what_waits_here_is_not_due_elsewhere_before_and_tells_its_tries() -> None:
+async def test_a_message_kept_with_a_delay_is_not_due_elsewhere_and_has_its_attempts() -> None:
     producer = Keeping()
     book = LeaseManager(producer, lease_seconds=10, format=FORMATS["v2"])
     waiting, other = new_hold(10), HeldMessage(MessageId("orders", 0, 1, "q"), 0, 1, until=inf)
@@ -149,7 +163,7 @@ async def test_what_waits_here_is_not_due_elsewhere_before_and_tells_its_tries()
     assert [round(time, -2) for time in times] == [60_000, 10_000, 60_000, 10_000, 10_000]
 
 
-async def test_the_lease_of_what_waits_here_ends_with_its_delay() -> None:
+async def test_the_lease_of_a_kept_message_ends_with_its_delay() -> None:
     book = LeaseManager(Keeping(), lease_seconds=10, format=FORMATS["v2"])
     hold = new_hold(10)
     begun = lease_time()
@@ -160,7 +174,7 @@ async def test_the_lease_of_what_waits_here_ends_with_its_delay() -> None:
 
 
 @pytest.mark.parametrize(("delay", "counted"), [(60.0, 3), (0.0, 2)])
-async def test_what_is_given_back_keeps_its_tries_and_its_delay(delay: float, counted: int) -> None:
+async def test_a_released_message_keeps_its_attempts_and_delay(delay: float, counted: int) -> None:
     producer = Keeping()
     book = LeaseManager(producer, lease_seconds=10, format=FORMATS["v2"])
     hold = new_hold(10)
@@ -171,7 +185,7 @@ async def test_what_is_given_back_keeps_its_tries_and_its_delay(delay: float, co
     assert (round(after_ms, -2), attempt, released) == (1000 * delay, counted, True)
 
 
-async def test_nothing_is_said_of_what_has_ended_or_is_lost() -> None:
+async def test_no_marker_follows_an_end_or_a_lost_lease() -> None:
     producer = Keeping()
     book = LeaseManager(producer, lease_seconds=10, format=FORMATS["v2"])
     ended = new_hold(10)
@@ -181,7 +195,7 @@ async def test_nothing_is_said_of_what_has_ended_or_is_lost() -> None:
     assert producer.said == []
 
 
-async def test_a_lease_goes_on_ending_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leases_end_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Noting()
     book = LeaseManager(producer, lease_seconds=LEASE, format=FORMATS["v2"])
     hold = new_hold()
@@ -194,7 +208,7 @@ async def test_a_lease_goes_on_ending_while_the_machine_is_suspended(monkeypatch
     assert producer.kinds == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a suspended machine is not told")
-def test_leases_are_measured_by_a_clock_that_suspends_do_not_stop() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs CLOCK_BOOTTIME")
+def test_leases_use_a_clock_that_counts_suspensions() -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= lease_time() <= time.clock_gettime(time.CLOCK_BOOTTIME)

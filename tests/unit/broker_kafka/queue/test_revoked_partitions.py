@@ -19,7 +19,7 @@ class Listener:
     def event(self, event: Event) -> None: ...
 
 
-async def test_what_is_given_up_while_it_is_claimed_for_too_long_is_forgotten() -> None:
+async def test_a_partition_revoked_during_a_slow_claim_is_forgotten() -> None:
     unused: Any = None
     listener: Any = Listener()
     client = QueueClient(

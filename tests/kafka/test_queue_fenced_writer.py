@@ -1,4 +1,4 @@
-"""The writer of trackers and of transactional STARTs, at its end."""
+"""`FencedWriter` at its close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all, wait_for
 
 
-async def test_what_a_writer_began_and_did_not_commit_holds_up_nobody_once_it_is_closed(
+async def test_a_closed_writer_leaves_no_open_transaction(
     kafka: KafkaServer, admin: RawAdmin, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unanswered(self: FencedWriter, producer: Producer) -> None:

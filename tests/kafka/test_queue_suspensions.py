@@ -1,4 +1,4 @@
-"""A holder that stands still while its STARTs or its ack are written."""
+"""A consumer that is suspended while its STARTs or acks are written."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.servers.kafka import KafkaServer
 
 
 @pytest.mark.deep
-async def test_an_ack_that_was_in_time_is_not_told_as_lost(
+async def test_an_ack_within_the_lease_is_not_reported_lost(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = MarkerProducer.write
 
-    async def stand_still(
+    async def suspended(
         producer: MarkerProducer, markers: Sequence[PlacedMarker], **more: float
     ) -> list[BrokerError | None]:
         outcomes = await write(producer, markers, **more)
@@ -37,7 +37,7 @@ async def test_an_ack_that_was_in_time_is_not_told_as_lost(
             time.sleep(1.2)  # noqa: ASYNC251
         return outcomes
 
-    monkeypatch.setattr(MarkerProducer, "write", stand_still)
+    monkeypatch.setattr(MarkerProducer, "write", suspended)
     async with (
         connect(f"{kafka.url}?queue=markers&lease_seconds=1") as bus,
         bus.messages(topic, subscription=group, confirm_acks=True) as inbox,
@@ -54,7 +54,7 @@ async def test_an_ack_that_was_in_time_is_not_told_as_lost(
 
 
 @pytest.mark.parametrize("transactions", [True, False])
-async def test_what_was_started_too_slowly_comes_before_the_next_of_its_key(
+async def test_a_message_started_too_slowly_precedes_the_next_of_its_key(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, transactions: bool
 ) -> None:
     slow = 2
@@ -66,30 +66,30 @@ async def test_what_was_started_too_slowly_comes_before_the_next_of_its_key(
         return hand_over(client, positions, until if slow < 0 else 0.0)
 
     monkeypatch.setattr(QueueClient, "_hand_over", too_late)
-    told: list[Event] = []
+    events: list[Event] = []
     bodies = [b"%d" % number for number in range(6)]
     # One at a time is taken, so that the first two come too late, and what follows them does not.
     async with (
         connect(f"{kafka.url}?queue=markers&queue_transactions={str(transactions).lower()}") as bus,
         bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
     ):
-        bus.hooks.listen(told.append)
+        bus.hooks.listen(events.append)
         handled = await handed_over(bus, topic, inbox, bodies)
     assert handled == bodies
-    assert [event.message.data for event in told if isinstance(event, LeaseExpired)] == bodies[:2]
+    assert [event.message.data for event in events if isinstance(event, LeaseExpired)] == bodies[:2]
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("queue", ["markers&lease_seconds=1", "share&share_lock=1"])
-async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
+async def test_buffered_messages_with_ended_leases_are_not_handed_over(
     kafka: KafkaServer, topic: str, group: str, queue: str
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     async with connect(f"{kafka.url}?queue={queue}") as bus, bus.messages(topic, subscription=group) as inbox:
-        bus.hooks.listen(told.append)
+        bus.hooks.listen(events.append)
         await bus.topic(topic).publish_batch([OutboundMessage(body, key="mail") for body in (b"0", b"1")])
         (held,) = await take(inbox, 1, 20.0)
-        received = lambda: sum(len(event.messages) for event in told if isinstance(event, Received))  # noqa: E731
+        received = lambda: sum(len(event.messages) for event in events if isinstance(event, Received))  # noqa: E731
         await eventually(lambda: received() == 2, 20.0, "the second waits in the buffer")
         time.sleep(1.2)  # noqa: ASYNC251
         found = await take(inbox, 2, 20.0)
@@ -98,26 +98,26 @@ async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
             await held.ack()
         for message in found:
             await message.ack()
-        lost = {event.message.data: event.message.state for event in told if isinstance(event, LeaseExpired)}
+        lost = {event.message.data: event.message.state for event in events if isinstance(event, LeaseExpired)}
         assert lost == {b"0": SettleState.LOST, b"1": SettleState.LOST}
 
 
 @pytest.mark.deep
-async def test_an_unconfirmed_ack_of_who_stood_still_is_told_as_refused(
+async def test_an_unconfirmed_ack_after_a_suspension_is_reported_failed(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     async with (
         connect(f"{kafka.url}?queue=markers&lease_seconds=1") as bus,
         bus.messages(topic, subscription=group) as inbox,
     ):
-        bus.hooks.listen(told.append)
+        bus.hooks.listen(events.append)
         await bus.topic(topic).publish(b"once")
         (message,) = await take(inbox, 1, 20.0)
         time.sleep(1.2)  # noqa: ASYNC251
         await message.ack()
         (again,) = await take(inbox, 1, 20.0)
         assert (again.data, again.delivery_attempt) == (b"once", 2)
-        (refused,) = [event for event in told if isinstance(event, SettleFailed)]
+        (refused,) = [event for event in events if isinstance(event, SettleFailed)]
         assert (refused.message, type(refused.error), message.state) == (message, LeaseLost, SettleState.LOST)
         await again.ack()

@@ -49,7 +49,7 @@ class Raw:
         return self._timestamp
 
 
-def taken(
+def fetched(
     offset: int,
     key: bytes | None = b"k",
     value: bytes | None = b"v",
@@ -67,12 +67,12 @@ def taken(
 
 
 def starts(messages: Sequence[FetchedRecord], format: MarkerFormat) -> list[StartRecord]:
-    own = QueueFilter("q", None)
+    queue_filter = QueueFilter("q", None)
     shared: dict[str, Any] = {"lease_ms": 30_000, "holder": "me", "max_deliveries": 5, "dead_letter": "d"}
-    return StartBuilder(own, 2, format=format, **shared).starts(messages, NOW)
+    return StartBuilder(queue_filter, 2, format=format, **shared).starts(messages, NOW)
 
 
-def told(started: Sequence[StartRecord]) -> dict[MessageId, tuple[Marker, Content, int]]:
+def contents(started: Sequence[StartRecord]) -> dict[MessageId, tuple[Marker, Content, int]]:
     """What is said of each message, and in which partition."""
     found: dict[MessageId, tuple[Marker, Content, int]] = {}
     for each in started:
@@ -102,32 +102,30 @@ messages = st.lists(
 
 
 @given(messages, st.booleans(), st.booleans())
-def test_starts_of_several_messages_say_what_one_each_would(
-    drawn: list[dict[str, Any]], keyed: bool, valued: bool
-) -> None:
+def test_a_start_of_several_equals_single_starts(drawn: list[dict[str, Any]], keyed: bool, valued: bool) -> None:
     for each in drawn:
         # Most often a topic has keys and values in all records.
         each["key"] = each["key"] or b"k" if keyed else each["key"]
         each["value"] = each["value"] or b"v" if valued else each["value"]
-    batch = [taken(offset, **each) for offset, each in enumerate(drawn)]
+    batch = [fetched(offset, **each) for offset, each in enumerate(drawn)]
     together, alone = starts(batch, FORMATS["v2"]), starts(batch, ONE_EACH)
-    assert told(together) == told(alone)
+    assert contents(together) == contents(alone)
     assert len(alone) == len(batch)
     assert [each.deferred for each in batch] == [each.due > NOW for each in batch]
 
 
 def test_messages_with_keys_and_headers_have_one_start() -> None:
-    batch = [taken(offset, b"%d" % offset, headers=(("a", b"b"),) * (offset % 2)) for offset in range(200)]
+    batch = [fetched(offset, b"%d" % offset, headers=(("a", b"b"),) * (offset % 2)) for offset in range(200)]
     (start,) = starts(batch, FORMATS["v2"])
     assert start.marker.whole
     assert len(start.records) == 200
 
 
-def test_so_many_have_one_start_as_a_record_takes() -> None:
-    small = starts([taken(offset) for offset in range(401)], FORMATS["v2"])
+def test_a_start_covers_as_many_messages_as_a_record_takes() -> None:
+    small = starts([fetched(offset) for offset in range(401)], FORMATS["v2"])
     assert [len(each.records) for each in small] == [200, 200, 1]
-    large = starts([taken(offset, value=bytes(12_000)) for offset in range(5)], FORMATS["v2"])
+    large = starts([fetched(offset, value=bytes(12_000)) for offset in range(5)], FORMATS["v2"])
     assert [len(each.records) for each in large] == [2, 2, 1]
     assert all(len(each.marker.data) <= PACKED_BYTES for each in small + large)
-    mixed = starts([taken(0), taken(1, value=bytes(50_000)), taken(2), taken(3)], FORMATS["v2"])
+    mixed = starts([fetched(0), fetched(1, value=bytes(50_000)), fetched(2), fetched(3)], FORMATS["v2"])
     assert [(len(each.records), each.marker.whole) for each in mixed] == [(1, False), (1, False), (2, True)]

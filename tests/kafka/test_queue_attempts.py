@@ -1,4 +1,4 @@
-"""What waits in the memory of a consumer for its next delivery, on a real broker: its tries and its delay outlive that
+"""Messages that wait in a consumer's memory for their next delivery, on a real broker: attempts and delay outlive the
 consumer, however it ends."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUICK = f"session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers&lease_
 
 async def killed(url: str, topic: str, group: str, *delays: float) -> list[tuple[str, float]]:
     """Run a worker until it kills itself; each delivery that it had, and when."""
-    command = (sys.executable, "-m", "tests.kafka.queue_tries_process", url, topic, group, *map(str, delays))
+    command = (sys.executable, "-m", "tests.kafka.queue_attempts_process", url, topic, group, *map(str, delays))
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     try:
         async with asyncio.timeout(40):
@@ -46,9 +46,7 @@ async def sent(bus: Bus, topic: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("format", ["v2", "v2-single"])
-async def test_a_delay_outlives_the_process_that_was_asked_for_it(
-    kafka: KafkaServer, topic: str, group: str, format: str
-) -> None:
+async def test_a_delay_outlives_its_process(kafka: KafkaServer, topic: str, group: str, format: str) -> None:
     url = f"{kafka.url}?{QUICK}&marker_format={format}"
     async with connect(url) as bus:
         await sent(bus, topic)
@@ -62,7 +60,7 @@ async def test_a_delay_outlives_the_process_that_was_asked_for_it(
 
 
 @pytest.mark.deep
-async def test_tries_from_memory_outlive_the_process(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_attempts_from_memory_outlive_the_process(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}"
     async with connect(url) as bus:
         await sent(bus, topic)
@@ -75,7 +73,7 @@ async def test_tries_from_memory_outlive_the_process(kafka: KafkaServer, topic: 
 
 
 @pytest.mark.deep
-async def test_tries_and_delay_outlive_a_close(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_attempts_and_delay_outlive_a_close(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}"
     async with connect(url) as bus:
         await sent(bus, topic)
@@ -92,9 +90,7 @@ async def test_tries_and_delay_outlive_a_close(kafka: KafkaServer, topic: str, g
             await message.ack()
 
 
-async def test_what_was_delivered_again_and_not_handled_does_not_count(
-    kafka: KafkaServer, topic: str, group: str
-) -> None:
+async def test_an_unhandled_redelivery_is_not_counted(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}"
     async with connect(url) as bus:
         await sent(bus, topic)
@@ -127,7 +123,7 @@ async def test_a_renewal_does_not_cut_a_delay_short(kafka: KafkaServer, topic: s
 
 
 @pytest.mark.deep
-async def test_tries_from_memory_count_towards_the_trackers_limit(
+async def test_attempts_from_memory_count_towards_the_limit(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
     dead, url = make_topic(partitions=1), f"{kafka.url}?{QUICK}"
@@ -163,17 +159,17 @@ async def test_a_delay_outlives_the_process_in_v1_too(kafka: KafkaServer, topic:
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-async def test_a_try_that_cannot_be_written_down_is_told(
+async def test_an_attempt_that_cannot_be_written_emits_an_event(
     kafka: KafkaServer, topic: str, group: str, confirm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
 
     async def keep(self: LeaseManager, *arguments: object) -> OperationTimeout:
         return OperationTimeout("no answer in time")
 
     monkeypatch.setattr(LeaseManager, "keep", keep)
     async with connect(f"{kafka.url}?{QUICK}") as bus:
-        bus.hooks.listen(told.append)
+        bus.hooks.listen(events.append)
         await sent(bus, topic)
         async with bus.messages(topic, subscription=group, ordered_by_key=True, confirm_acks=confirm) as inbox:
             (message,) = await take(inbox, 1, PATIENCE)
@@ -186,4 +182,4 @@ async def test_a_try_that_cannot_be_written_down_is_told(
             (again,) = await take(inbox, 1, PATIENCE)
             assert again.delivery_attempt == 2
             await again.ack()
-        assert any(isinstance(event, LeasesNotRenewed) for event in told)
+        assert any(isinstance(event, LeasesNotRenewed) for event in events)

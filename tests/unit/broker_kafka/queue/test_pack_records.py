@@ -15,20 +15,20 @@ def offsets_of(record: PlacedMarker) -> list[int]:
     return [marker.id.offset for marker, _ in read_markers(record.data) if marker is not None]
 
 
-def test_markers_keep_the_order_of_their_partition_and_find_their_record() -> None:
+def test_markers_keep_the_order_of_their_partition() -> None:
     markers = [end(number, number % 2) for number in range(7)]
     records, places = pack_records(markers, 3)
     assert [(record.partition, offsets_of(record)) for record in records] == [(0, [0, 2, 4]), (1, [1, 3, 5]), (0, [6])]
     assert places == [0, 1, 0, 1, 0, 1, 2]
 
 
-def test_what_is_alone_is_written_as_it_is() -> None:
+def test_a_single_marker_is_not_packed() -> None:
     markers = [end(1), end(2)]
     assert pack_records(markers[:1], 200) == (markers[:1], [0])
     assert pack_records(markers, 1) == (markers, [0, 1])
 
 
-def test_a_record_of_several_is_small_and_a_large_marker_has_one_of_its_own() -> None:
+def test_a_large_marker_has_a_record_of_its_own() -> None:
     large = PlacedMarker(0, b"x" * 40_000)
     markers = [end(0), large, *[PlacedMarker(0, b"y" * 1000)] * 40, end(1)]
     records, places = pack_records(markers, 200)
@@ -37,7 +37,7 @@ def test_a_record_of_several_is_small_and_a_large_marker_has_one_of_its_own() ->
     assert places == sorted(places)
 
 
-def test_what_is_a_record_already_stays_one_in_its_place() -> None:
+def test_a_whole_record_is_not_packed_with_others() -> None:
     whole = PlacedMarker(0, b"whole", whole=True)
     records, places = pack_records([end(0), end(1), end(2, 1), whole, end(3), end(4), end(5, 1)], 200)
     assert places == [0, 0, 1, 2, 3, 3, 1]
@@ -45,9 +45,9 @@ def test_what_is_a_record_already_stays_one_in_its_place() -> None:
     assert [offsets_of(record) for record in (records[0], records[1], records[3])] == [[0, 1], [2, 5], [3, 4]]
 
 
-def test_markers_of_an_unknown_fate_are_not_for_the_user_to_publish_again() -> None:
+def test_the_error_of_an_unconfirmed_marker_advises_no_publish() -> None:
     error = OperationTimeout("Publishing to 'q.markers': no answer in time", advice="Publish it again")
-    told = explain_marker_error(error, "q.markers", 10)
-    assert isinstance(told, OperationTimeout)
-    assert str(told) == "No confirmation that markers were written: Publishing to 'q.markers': no answer in time"
-    assert told.retriable == error.retriable
+    explained = explain_marker_error(error, "q.markers", 10)
+    assert isinstance(explained, OperationTimeout)
+    assert str(explained) == "No confirmation that markers were written: Publishing to 'q.markers': no answer in time"
+    assert explained.retriable == error.retriable

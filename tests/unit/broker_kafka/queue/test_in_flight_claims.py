@@ -9,7 +9,7 @@ from broker_kafka.queue.consumer.queue_client import InFlightClaims
 SOON = 0.05
 
 
-async def test_what_a_fetch_left_behind_is_waited_for() -> None:
+async def test_drain_waits_for_work_of_an_interrupted_fetch() -> None:
     loop = asyncio.get_running_loop()
     under_way, go = InFlightClaims(), asyncio.Event()
     with under_way.claim():
@@ -24,7 +24,7 @@ async def test_what_a_fetch_left_behind_is_waited_for() -> None:
     await under_way.drain(loop.time() - 1)
 
 
-async def test_a_claim_is_over_when_all_of_its_steps_are() -> None:
+async def test_a_claim_ends_with_its_last_step() -> None:
     loop = asyncio.get_running_loop()
     under_way, goes = InFlightClaims(), [asyncio.Event(), asyncio.Event()]
     steps: list[int] = []
@@ -47,7 +47,7 @@ async def test_a_claim_is_over_when_all_of_its_steps_are() -> None:
     await claiming
 
 
-async def test_what_is_cancelled_goes_on_and_is_waited_for() -> None:
+async def test_cancelled_work_continues_and_drain_waits_for_it() -> None:
     loop = asyncio.get_running_loop()
     under_way, go = InFlightClaims(), asyncio.Event()
     fetch = asyncio.ensure_future(under_way.unless_interrupted(go.wait()))

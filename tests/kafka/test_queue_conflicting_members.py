@@ -1,5 +1,5 @@
-"""One subscription consumed with offsets and with markers at once, or for other queues of its topic: told by those that
-see it, and only then."""
+"""One subscription consumed with offsets and with markers at once, or with different queue_ids: members that see the
+conflict warn."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def send(side: Side, topic: str, *keys: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("markers", MARKERS)
 @pytest.mark.parametrize("late", ["offsets", "markers"])
-async def test_a_member_with_markers_is_told_to_one_with_offsets(
+async def test_a_member_with_offsets_is_warned_of_one_with_markers(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, markers: str, late: str
 ) -> None:
     topic = make_topic(partitions=2)
@@ -68,13 +68,13 @@ async def test_a_member_with_markers_is_told_to_one_with_offsets(
         second = await joined(stack, kafka, "queue=offsets" if late == "offsets" else markers, topic, group)
         alone, marked = (second, first) if late == "offsets" else (first, second)
 
-        async def told() -> bool:
+        async def warned() -> bool:
             await send(first, topic)
             await first.work()
             await second.work()
             return bool(alone.warned)
 
-        await eventually(told, PATIENCE, "the warning")
+        await eventually(warned, PATIENCE, "the warning")
         (warning,) = alone.warned
         assert repr(group) in warning
         assert "with queue=markers by anybroker at 127.0.0.1" in warning
@@ -83,7 +83,7 @@ async def test_a_member_with_markers_is_told_to_one_with_offsets(
 
 
 @pytest.mark.parametrize("markers", MARKERS)
-async def test_a_group_that_has_changed_over_has_no_rivals(
+async def test_a_group_that_has_changed_over_has_no_conflicts(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, markers: str
 ) -> None:
     topic = make_topic(partitions=2)
@@ -101,7 +101,7 @@ async def test_a_group_that_has_changed_over_has_no_rivals(
 
 
 def unlike(how: str, more: str) -> tuple[str, str]:
-    """Options of two sides of one group, each of which passes over the messages of the other."""
+    """Options of two sides of one group, each of which skips the messages of the other."""
     setting = f"queue=markers{more}"
     return f"{setting}&queue_id=mail", setting if how == "one takes all" else f"{setting}&queue_id=reports"
 
@@ -109,14 +109,14 @@ def unlike(how: str, more: str) -> tuple[str, str]:
 @pytest.mark.deep
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
 @pytest.mark.parametrize("how", ["queue_id", "one takes all"])
-async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
+async def test_a_member_that_skips_messages_of_others_warns_and_fails(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
 ) -> None:
-    """Each of them passes over, for good, what the other would take."""
+    """Each of them would skip messages of the other for good."""
     topic = make_topic(partitions=2)
     mine, theirs = unlike(how, more)
     async with AsyncExitStack() as stack:
-        # Who begins while the other has committed nothing yet is not refused.
+        # A member that joins before the other has committed is not refused.
         first = await joined(stack, kafka, mine, topic, group)
         second = await joined(stack, kafka, theirs, topic, group)
 
@@ -145,7 +145,7 @@ async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
 @pytest.mark.deep
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
 @pytest.mark.parametrize("how", ["queue_id", "one takes all"])
-async def test_who_comes_to_others_with_other_keys_is_refused(
+async def test_a_member_with_other_keys_is_refused(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
 ) -> None:
     topic = make_topic(partitions=2)
@@ -156,14 +156,14 @@ async def test_who_comes_to_others_with_other_keys_is_refused(
         await eventually(first.work, PATIENCE, "the first message")
         with pytest.raises(ConfigurationError, match=r"with different values of queue_id: .* Stop one of the two"):
             await joined(stack, kafka, theirs, topic, group)
-        # The same again disturbs nobody.
+        # One with the same keys is no conflict.
         await joined(stack, kafka, mine, topic, group)
-    # Those that have left are no rivals.
+    # Members that have left are no conflict.
     async with AsyncExitStack() as stack:
         await joined(stack, kafka, theirs, topic, group)
 
 
-async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
+async def test_members_of_one_queue_do_not_conflict(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
     topic = make_topic(partitions=2)
     queue = "queue=markers&queue_id=mail"
     async with AsyncExitStack() as stack:
