@@ -154,18 +154,25 @@ async def test_what_came_late_does_not_raise_what_is_asked_for(
     assert asked[0] == 5
 
 
-@pytest.mark.deep
-async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic: str) -> None:
-    hoarder_backend, other_backend = await open_backend(), await open_backend()
-    await make_topic(hoarder_backend, topic)
-    hoarder = await subscribe(hoarder_backend, topic)
-    await publish(hoarder_backend, topic, *bodies("first"))
-    assert len(await hoarder.fetch(1000, 1 << 24, 5)) == 1
-    # The hoarder asked for a thousand, got one and fetches no more.
-    await until(lambda: not hoarder._pulls.credit)  # pyright: ignore[reportAttributeAccessIssue]
-    await publish(hoarder_backend, topic, *bodies(*map(str, range(100))))
-    other = await subscribe(other_backend, topic)
-    assert len(await receive(other, 100)) == 100
+async def test_pulls_that_no_fetch_waits_for_are_cancelled(open_backend: Open, topic: str) -> None:
+    idle_backend, busy_backend = await open_backend(), await open_backend()
+    await make_topic(idle_backend, topic)
+    idle = await subscribe(idle_backend, topic)
+    await publish(idle_backend, topic, *bodies("first"))
+    assert len(await idle.fetch(1000, 1 << 24, 5)) == 1
+    # The other 999 of the pull stay requested until the server has dropped it.
+    async with asyncio.timeout(10):
+        while await open_pulls(idle_backend, topic):
+            await asyncio.sleep(0.01)
+    await publish(idle_backend, topic, *bodies(*map(str, range(100))))
+    busy = await subscribe(busy_backend, topic)
+    assert len(await receive(busy, 100)) == 100
+
+
+async def open_pulls(backend: JetStreamBackend, topic: str) -> int:
+    """How many pull requests wait on the server."""
+    info = await backend.admin().describe_subscription(topic, "billing")
+    return info.native["num_waiting"]
 
 
 @pytest.mark.deep
