@@ -178,7 +178,7 @@ class InFlight:
             if self._is_behind:
                 # Let another waiter continue.
                 for each in self._batches:
-                    each.replies.wake()
+                    each.replies.waker.wake()
 
     async def _stream_exists(self, deadline: float) -> bool:
         """Checked before and after the probe, because the topic may be recreated in between."""

@@ -195,7 +195,7 @@ class JetStreamLogReader:
             except ConnectionFailed:
                 continue
             finally:
-                await listener.close()
+                await self._connection.unlisten(listener)
             if answer.done.is_set():
                 if answer.error is not None:
                     await self._explain(layout, answer.error)

@@ -39,12 +39,7 @@ from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.times import schedule_time, ttl_seconds
 from broker_jetstream.transport import Outgoing
 
-__all__ = ["JetStreamTarget", "partition_of"]
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key: CRC-32 of its bytes, modulo. Stable over versions."""
-    return crc32(key) % partitions if partitions > 1 else 0
+__all__ = ["JetStreamTarget"]
 
 
 class JetStreamTarget:
@@ -69,26 +64,25 @@ class JetStreamTarget:
         deadline = time.monotonic() + self._connection.settings.publish_timeout
         ids = [b"%b%d" % (self._id_prefix, next(self._numbers)) if message.id is None else b"" for message in messages]
         in_flight = self._in_flight
-        replies = self._connection.inbox.expect(len(messages))
         batch: Batch | None = None
-        try:
-            # Held during the lookup and all writes, so calls are written in order.
-            async with in_flight.write_lock:
-                layout = await self._layouts.find(self._topic)
-                batch = Batch(messages, ids, layout, replies)
-                self._encode(batch, range(len(messages)), outcomes)
+        with self._connection.inbox.expect(len(messages)) as replies:
+            try:
+                # Held during the lookup and all writes, so calls are written in order.
+                async with in_flight.write_lock:
+                    layout = await self._layouts.find(self._topic)
+                    batch = Batch(messages, ids, layout, replies)
+                    self._encode(batch, range(len(messages)), outcomes)
+                    if batch.items:
+                        replies.missing = len(batch.items)
+                        replies.subjects = frozenset([item.subject for item in batch.items])
+                        replies.on_no_responders = in_flight.on_no_responders
+                        await in_flight.write(batch, deadline)
                 if batch.items:
-                    replies.set_missing(len(batch.items))
-                    replies.subjects = frozenset(item.subject for item in batch.items)
-                    replies.on_no_responders = in_flight.on_no_responders
-                    await in_flight.write(batch, deadline)
-            if batch.items:
-                await in_flight.wait(batch, deadline)
-                self._read(batch, outcomes)
-        finally:
-            replies.close()
-            if batch is not None:
-                in_flight.abandon(batch)
+                    await in_flight.wait(batch, deadline)
+                    self._read(batch, outcomes)
+            finally:
+                if batch is not None:
+                    in_flight.abandon(batch)
         return outcomes  # pyright: ignore[reportReturnType]  # every entry has been filled
 
     async def close(self) -> None:
@@ -159,6 +153,7 @@ class JetStreamTarget:
         if partitions == 1:
             return 0
         if message.key is not None:
+            # Stable over versions.
             return crc32(message.key) % partitions
         # A repetition under the same id goes to the same partition.
         return next(self._spread) % partitions if message.id is None else crc32(message.id.encode()) % partitions

@@ -396,6 +396,5 @@ class JetStreamRecordSource:
             await self._connection.flush()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed or self._connection.closed:
             raise Closed(f"The member of group {self._group!r} was closed")
-        self._connection.check_open()

@@ -23,7 +23,6 @@ from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import group_consumer
 from broker_jetstream.streams import Layout
 from broker_jetstream.times import NANOSECONDS, server_time
-from broker_jetstream.transport import Outgoing
 
 __all__ = [
     "EPHEMERAL_SECONDS",
@@ -352,18 +351,13 @@ class CommittedPosition:
             return True
         head, tail = self._reply
         reply = b"%b.1.%d.%d.%b" % (head, self._offsets[index - 1], self._base + index, tail)
-        replies = self._connection.inbox.expect(1, frozenset((reply,)))
         try:
-            await self._connection.send((Outgoing(reply, replies.subject(0), b"", b"+ACK"),))
-            if not await replies.wait(COMMIT_SECONDS) or (answer := replies.answers[0]) is None:
-                return False
-            if status_of(answer[0])[0]:
-                # No responders, or no permission.
-                return False
+            answer = await self._connection.request_once(reply, b"", b"+ACK", COMMIT_SECONDS)
         except ConnectionFailed:
             return False
-        finally:
-            replies.close()
+        if answer is None or status_of(answer[0])[0]:
+            # The status says that there are no responders, or no permission.
+            return False
         # Keep the last one, so its position can be committed again.
         del self._offsets[: index - 1]
         self._base += index - 1

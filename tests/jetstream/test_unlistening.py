@@ -32,7 +32,7 @@ async def test_a_handler_gets_all_that_comes_until_it_is_gone(open_backend: Open
             flowing.clear()
             listener = await receiver.listen("flood", lambda *_: flowing.set())
             await flowing.wait()
-            await listener.close()
+            await receiver.unlisten(listener)
         assert unexpected(receiver) == before
     finally:
         flooding.cancel()
