@@ -24,7 +24,7 @@ from broker_jetstream.inbox import Replies
 from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.transport import Outgoing
 
-__all__ = ["Batch", "InFlight", "decode_ack"]
+__all__ = ["Batch", "UnconfirmedMessages", "decode_ack"]
 
 
 CHUNK: Final = 500
@@ -33,7 +33,7 @@ _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.2
 
 
-class InFlight:
+class UnconfirmedMessages:
     """The batches of one topic, oldest first.
 
     :param encode_again: encodes one message of a batch for a recreated topic.
@@ -49,7 +49,7 @@ class InFlight:
         self._batches: deque[Batch] = deque()
         """An abandoned batch stays until all older ones end, because it shows which of them were overtaken."""
         self.write_lock = asyncio.Lock()
-        """Held during `write`."""
+        """To be held during `write`."""
         self._epoch = connection.epoch
         self._written = 0
         """Messages written by the waiting calls, answered or not."""
@@ -72,7 +72,7 @@ class InFlight:
         self._update_unserved()
         self._connection.inbox.notify()
 
-    def unconfirmed(self, batch: Batch, position: int) -> BrokerError | None:
+    def not_stored_error(self, batch: Batch, position: int) -> BrokerError | None:
         """The error of a message that was certainly not stored; None if it may have been stored."""
         if position in batch.replies.unserved or (position >= batch.written and self._stream_absent):
             return ConnectionFailed(
