@@ -361,16 +361,19 @@ class AssignedPartition:
         raise SettleError(f"{self.description}: the server did not confirm the commit of {position}", retriable=True)
 
     async def seek(self, position: int | None) -> None:
-        """Continue reading at `position`, or at the committed position."""
+        """Continue reading at `position`, or at the committed position.
+
+        :raises OffsetOutOfRange: the log does not hold `position`; reading continues where it was.
+        """
         async with self._lock:
-            self._busy = True
+            if position is not None:
+                await self._positions.check_bounds(position)
+            pin, self._busy = self._pin, True
             try:
-                pin = self._pin
                 await self._discard_fetched()
                 self.position = await self._positions.seek(position)
-                self._pin = pin
             finally:
-                self._busy = False
+                self._pin, self._busy = pin, False
         self._wake()
 
     # Releasing.

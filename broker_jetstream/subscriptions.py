@@ -318,12 +318,7 @@ class CommittedPosition:
         return await self._connection.api(f"CONSUMER.RESET.{self._path}", start, what=self._what)
 
     async def seek(self, position: int | None) -> int:
-        """Reset the durable to a position, or to the committed one, without committing; returns the new position.
-
-        :raises OffsetOutOfRange: the log does not hold that position.
-        """
-        if position is not None:
-            await self._check_bounds(position)
+        """Reset the durable to a position, or to the committed one, without committing; returns the new position."""
         found = await self.info()
         self._has_mark, self._committed = has_position_mark(found), committed_position(found)
         committed = self._committed or 1
@@ -376,7 +371,8 @@ class CommittedPosition:
         await create(self._connection, self._layout, self._consumer, config, what=self._what)
         self._has_mark = position is not None
 
-    async def _check_bounds(self, position: int) -> None:
+    async def check_bounds(self, position: int) -> None:
+        """:raises OffsetOutOfRange: the log does not hold that position."""
         info = await self._connection.api(f"STREAM.INFO.{self._layout.stream}", what=self._what)
         first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
         if position > last + 1:

@@ -149,6 +149,18 @@ async def test_seek_moves_the_position_but_not_the_commit(backend: JetStreamBack
     assert values(await read(await join(backend, topic), 16)) == list(range(4, 20))
 
 
+async def test_a_refused_seek_changes_nothing(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *numbered(20))
+    listener = GroupListener()
+    source = await join(backend, topic, listener=listener)
+    assert values(await read(source, 5)) == list(range(5))
+    with pytest.raises(OffsetOutOfRange):
+        await source.seek({TopicPartition(topic, 0): 1000})
+    assert values(await read(source, 15)) == list(range(5, 20))
+    assert listener.gone == []
+
+
 async def test_pause_and_resume(open_backend: Open, topic: str) -> None:
     backend = await open_backend(owner_timeout=1.0)
     await make_topic(backend, topic, partitions=2)
