@@ -50,6 +50,7 @@ class UnconfirmedMessages:
         """An abandoned batch stays until all older ones end, because it shows which of them were overtaken."""
         self.write_lock = asyncio.Lock()
         """To be held during `write`."""
+        self._resend_after = connection.settings.publish_resend
         self._epoch = connection.epoch
         self._written = 0
         """Messages written by the waiting calls, answered or not."""
@@ -92,7 +93,10 @@ class UnconfirmedMessages:
                 if self._is_behind:
                     await self._catch_up(deadline)
                 chunk = _next_chunk(items, batch.written, 1 if self._unproven else most)
-                if self._written + len(chunk) > window and self._unanswered + len(chunk) > window:
+                if (
+                    self._written + len(chunk) > window
+                    and sum([each.unanswered for each in self._batches]) + len(chunk) > window
+                ):
                     left = deadline - time.monotonic()
                     if left <= 0:
                         return
@@ -113,12 +117,11 @@ class UnconfirmedMessages:
 
     async def wait(self, batch: Batch, deadline: float) -> None:
         """Wait for the answers to written messages, at most until the deadline."""
-        replies, resend = batch.replies, self._connection.settings.publish_resend
-        unwritten = len(batch.items) - batch.written
+        replies, unwritten = batch.replies, len(batch.items) - batch.written
         try:
             while replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
                 if not self._stream_absent:
-                    await replies.wait(min(left, resend))
+                    await replies.wait(min(left, self._resend_after))
                 self._connection.check_open()
                 if replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
                     async with asyncio.timeout(left):
@@ -133,14 +136,10 @@ class UnconfirmedMessages:
     async def _resend_overdue(self, batch: Batch, deadline: float) -> None:
         if self._is_behind:
             await self._catch_up(deadline)
-        elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
+        elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._resend_after:
             await self._wait_answered(deadline, behind=batch)
             self._fail_overtaken()
             await self._send_unanswered(batch)
-
-    @property
-    def _unanswered(self) -> int:
-        return sum(each.unanswered for each in self._batches)
 
     @property
     def _is_behind(self) -> bool:
@@ -181,11 +180,12 @@ class UnconfirmedMessages:
                     each.replies.waker.wake()
 
     async def _stream_exists(self, deadline: float) -> bool:
-        """Checked before and after the probe, because the topic may be recreated in between."""
-        return not self._stream_absent or await self._check_stream(deadline)
+        """Look the stream up if a message got status 503, after pending answers; fail overtaken messages.
 
-    async def _check_stream(self, deadline: float) -> bool:
-        """Wait for pending answers and fail overtaken messages; returns whether the stream exists."""
+        Called before and after the probe, because the topic may be recreated in between.
+        """
+        if not self._stream_absent:
+            return True
         if self._epoch == self._connection.epoch:
             await self._wait_answered(deadline)
         self._fail_overtaken()
@@ -212,7 +212,7 @@ class UnconfirmedMessages:
         :param behind: wait only for messages written after this batch.
         """
         connection, epoch = self._connection, self._connection.epoch
-        deadline = min(deadline, time.monotonic() + connection.settings.publish_resend)
+        deadline = min(deadline, time.monotonic() + self._resend_after)
         written = list(self._batches)
         if behind is not None:
             written = written[written.index(behind) + 1 :]
@@ -289,10 +289,6 @@ class UnconfirmedMessages:
             return False
         self._unproven = False
         return True
-
-    @property
-    def _resend_after(self) -> float:
-        return self._connection.settings.publish_resend
 
     async def _send_unanswered(self, batch: Batch) -> bool:
         """Repeat messages without an answer; returns False if the connection broke."""
