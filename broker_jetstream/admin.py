@@ -41,7 +41,7 @@ from broker_jetstream.streams import Layout, Layouts, layout_of
 from broker_jetstream.subscriptions import NANOSECONDS, committed_position
 from broker_jetstream.times import nanoseconds
 
-__all__ = ["JetStreamAdmin", "stream_changes"]
+__all__ = ["JetStreamAdmin"]
 
 
 _STREAM_IN_USE: Final = 10058
@@ -65,7 +65,7 @@ class JetStreamAdmin:
         :raises Unsupported: fewer partitions than the topic has, or a foreign stream.
         """
         stream = stream_name(name)
-        changes = stream_changes(retention, options)
+        changes = _stream_changes(retention, options)
         try:
             found = await self._layouts.info(name)
         except TopicNotFound:
@@ -188,7 +188,7 @@ class JetStreamAdmin:
 
     async def delete_subscription(self, topic: str, name: str) -> None:
         layout = await self._layouts.find(topic, fresh=True)
-        for consumer in await self._of(layout, name):
+        for consumer in await self._consumers_of(layout, name):
             await subscriptions.delete(
                 self._connection, layout.stream, consumer, f"Subscription {name!r} of topic {topic!r}"
             )
@@ -228,12 +228,12 @@ class JetStreamAdmin:
 
     async def _infos(self, layout: Layout, name: str) -> list[dict[str, Any]]:
         what = f"Subscription {name!r} of topic {layout.topic!r}"
-        names = await self._of(layout, name)
+        names = await self._consumers_of(layout, name)
         if not names:
             raise SubscriptionNotFound(f"{what} does not exist")
         return [await subscriptions.info(self._connection, layout.stream, consumer, what) for consumer in names]
 
-    async def _of(self, layout: Layout, name: str) -> list[str]:
+    async def _consumers_of(self, layout: Layout, name: str) -> list[str]:
         """The consumers of a subscription, or of a group's partitions."""
         plain = consumer_name(name)
         prefix = group_consumer(name, 0)[:-2]
@@ -282,7 +282,7 @@ def _subscription_info(topic: str, name: str, infos: list[dict[str, Any]]) -> Su
     return SubscriptionInfo(topic=topic, name=name, native=native)
 
 
-def stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def _stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """The stream configuration for retention and options.
 
     :raises UnknownSetting: an option is unknown.

@@ -14,10 +14,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker import BrokerError, LeaseLost, NotFound, Record, SettleError, TopicPartition
+from broker.driver import TaskSet
 from broker_jetstream.codec import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
 from broker_jetstream.connection import Connection
 from broker_jetstream.pull_requests import PinnedPulls
@@ -66,7 +67,9 @@ class AssignedPartition:
         self._busy = self._taking_over = False
         self._clean = self._empty = self._pinned_elsewhere = False
         """Last known state: no record is unacknowledged; no record waits; another member is pinned."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(
+            "broker-jetstream-partition", lambda error: logger.error("%s: %r", self.description, error)
+        )
 
     @property
     def pinned(self) -> bool:
@@ -178,7 +181,7 @@ class AssignedPartition:
         self._pulls.last_heard = now = time.monotonic()
         if code == 423:
             self._pulls.drop()
-            self._spawn(self._check_owner())
+            self._tasks.spawn(self._check_owner())
         elif (requested := self._pulls.keep_alive_sent(subject)) is not None:
             # An answer proves the pin only if it came before the pin expired; `verify` covers the rest.
             if code in {404, 408, 409} and now < self._proven_until:
@@ -190,16 +193,11 @@ class AssignedPartition:
             self._pulls.end(subject)
             self._wake()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _begin_takeover(self, pin: bytes) -> None:
         """Take over, in the background, before any record is returned: we were pinned, or a record was lost."""
         if not self._taking_over:
             self._taking_over = True
-            self._spawn(self._take_over(pin))
+            self._tasks.spawn(self._take_over(pin))
 
     async def _take_over(self, pin: bytes) -> None:
         begin, epoch = time.monotonic(), self._connection.epoch
@@ -259,7 +257,7 @@ class AssignedPartition:
         self._buffer.clear()
         if had:
             # An open pull could be pinned, and receive records that are never read.
-            self._spawn(self._pulls.cancel())
+            self._tasks.spawn(self._pulls.cancel())
             self._lost(self)
 
     async def keep_alive(self) -> None:
@@ -306,21 +304,21 @@ class AssignedPartition:
     def take(self, most: int, max_bytes: int, into: list[Record[Any]]) -> int:
         """Append buffered records to `into`, as far as they fit; returns their bytes."""
         topic, number, buffer, view = self.layout.topic, self.number, self._buffer, VIEW
-        taken = 0
+        added = 0
         offset = -1
         while buffer and most > 0:
             raw = buffer[0][1]
             size = len(raw.data) + len(raw.block)
-            if taken + size > max_bytes and into:
+            if added + size > max_bytes and into:
                 break
             offset, _ = buffer.popleft()
             data = None if not raw.data and NULL in raw.block else raw.data
             into.append(Record(topic, number, offset, key_of(raw.block), data, raw, view, size))
-            taken += size
+            added += size
             most -= 1
         if offset >= 0:
             self.position = offset + 1
-        return taken
+        return added
 
     # Positions.
 
@@ -339,7 +337,7 @@ class AssignedPartition:
                 found = await self._positions.info()
                 if self._taking_over:
                     # The pin may be ours: its record arrived before this answer.
-                    await asyncio.wait(tuple(self._tasks))
+                    await asyncio.wait(self._tasks, timeout=left)
                     continue
                 if pinned_by(found) not in {b"", self._pin}:
                     self._drop()
@@ -363,16 +361,19 @@ class AssignedPartition:
         raise SettleError(f"{self.description}: the server did not confirm the commit of {position}", retriable=True)
 
     async def seek(self, position: int | None) -> None:
-        """Continue reading at `position`, or at the committed position."""
+        """Continue reading at `position`, or at the committed position.
+
+        :raises OffsetOutOfRange: the log does not hold `position`; reading continues where it was.
+        """
         async with self._lock:
-            self._busy = True
+            if position is not None:
+                await self._positions.check_bounds(position)
+            pin, self._busy = self._pin, True
             try:
-                pin = self._pin
                 await self._discard_fetched()
                 self.position = await self._positions.seek(position)
-                self._pin = pin
             finally:
-                self._busy = False
+                self._pin, self._busy = pin, False
         self._wake()
 
     # Releasing.
@@ -381,7 +382,7 @@ class AssignedPartition:
         """Unpin at once, so another member need not wait until the pin expires."""
         self.claimed = False
         if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+            await asyncio.wait(self._tasks)
         pinned = self.proven
         requested = not self._pin and self._clean and self._pulls.credit > 0 and self._connection.connected
         await self._discard_fetched()

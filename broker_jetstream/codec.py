@@ -32,31 +32,22 @@ from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
-    "ENCODED_ID",
     "LETTER_ROOM",
     "LETTER_TEXT",
-    "MAX_HEADERS",
     "NULL",
     "NUM_PENDING",
-    "PENDING",
     "PIN",
     "SEQUENCE",
-    "STREAM",
     "SUBJECT",
-    "TIME_STAMP",
     "HeaderColumns",
     "LogView",
     "MessageView",
     "NativeMessage",
-    "decode_id",
     "deliveries_of",
     "encode_headers",
     "encode_id",
-    "from_base64",
-    "header",
     "header_columns",
     "header_lines",
-    "is_plain",
     "key_of",
     "reserved_bytes",
     "sequence_of",
@@ -72,6 +63,8 @@ LETTER_TEXT: Final = 1024
 """Bytes of text that a dead letter may add to a message of the largest size."""
 LETTER_ROOM: Final = 3 * LETTER_TEXT + 512
 """Bytes of headers reserved for that text, which takes three times the space when percent-encoded."""
+_FITS: Final = MAX_HEADERS - LETTER_ROOM
+"""Bytes of headers that every message may have."""
 
 _KEY: Final = b"\r\nanybroker-key: "
 _KEY_64: Final = b"\r\nanybroker-key-64: "
@@ -86,7 +79,6 @@ SUBJECT: Final = b"\r\nNats-Subject: "
 TIME_STAMP: Final = b"\r\nNats-Time-Stamp: "
 PIN: Final = b"\r\nNats-Pin-Id: "
 NUM_PENDING: Final = b"\r\nNats-Num-Pending: "
-PENDING: Final = b"\r\nNats-Pending-Messages: "
 _OURS: Final = b"anybroker-"
 _SERVERS: Final = b"nats-"
 _NAME_CHARACTERS: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -185,7 +177,7 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
     if type(message.native) is NativeMessage:
         block += _foreign_lines(message)
     block = b"%b%b\r\n" % (block, extra)
-    if len(block) > MAX_HEADERS - reserved_bytes(message):
+    if len(block) > _FITS and len(block) > MAX_HEADERS - reserved_bytes(message):
         raise MessageTooLarge(
             f"Key, id and attributes take {len(block)} bytes of headers, and NATS stores {MAX_HEADERS}, of which "
             f"{LETTER_ROOM} are reserved for the headers of a dead letter",

@@ -6,8 +6,8 @@ takes over its listeners. A write without an answer has an unknown outcome when 
 repeats it after `on_connected`. Nothing is written while the connection is down, so an old write cannot overtake its
 repetition. Callbacks never raise.
 
-`connect` makes one attempt per server, because nats-py would retry for ever. Credential files are read at each call, so
-a renewed file is used by the next client. A cancelled `connect` closes what it had opened.
+A new client makes one attempt per server, because nats-py would retry for ever. It reads the credential files, so it
+uses renewed ones. A cancelled connect closes what it had opened.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import nats.errors
@@ -42,29 +42,24 @@ from broker_jetstream.inbox import Inbox
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_now, drop_socket, make_client
 
-__all__ = ["ClientListener", "Connection", "Listener", "close_client", "connect", "describe_servers"]
-
+__all__ = ["Connection", "Listener"]
 
 logger = logging.getLogger("broker")
 _FLUSH_SECONDS: Final = 2
-REFUSED_PAUSE: Final = 1.0
-"""Mean seconds between attempts while the server refuses the credentials."""
+_CLOSE_SECONDS: Final = 2.0
+LONGEST_WAIT: Final = 1.0
+"""Longest seconds between attempts with a new client."""
 
 
 class Listener:
-    """A core NATS subscription that survives reconnects."""
+    """A core NATS subscription that survives reconnects, until `unlisten`."""
 
-    __slots__ = ("_connection", "handler", "native", "subject")
+    __slots__ = ("handler", "native", "subject")
 
-    def __init__(self, connection: Connection, subject: str, handler: RawHandler) -> None:
-        self._connection = connection
+    def __init__(self, subject: str, handler: RawHandler) -> None:
         self.subject = subject
         self.handler = handler
         self.native: Any = None
-
-    async def close(self) -> None:
-        """Unsubscribe; returns after the handler got every message that the server had sent."""
-        await self._connection.unlisten(self)
 
 
 class Connection:
@@ -100,13 +95,70 @@ class Connection:
         :raises AuthenticationFailed: the server refused the credentials, or requires some.
         """
         self._transport = await self._connect()
-        self._listening.append(listener := Listener(self, self.inbox.pattern, self.inbox.handle))
-        listener.native = await self._transport.listen(listener.subject, listener.handler)
+        await self.listen(self.inbox.pattern, self.inbox.handle)
         self._note_connected(again=False)
 
     async def _connect(self) -> Transport:
-        transport = await connect(self.settings, self.servers, self.token, self)
+        """A connected client, which reconnects by itself afterwards.
+
+        :raises ConnectionFailed: no server answered within `connect_timeout`; each was tried once.
+        :raises AuthenticationFailed: one refused the credentials or demands some.
+        :raises InvalidSetting: a file that a setting names cannot be used.
+        """
+        settings, servers = self.settings, self.servers
+        tls = settings.ssl_context()
+        transport = make_client(settings.fast_path)
         client = transport.client
+        failures = 0
+        connecting = True
+
+        async def on_error(error: Exception) -> None:
+            nonlocal failures
+            if not connecting:
+                self._error(error)
+                return
+            failures += 1
+            # One attempt per server; a refusal is final.
+            if failures >= len(servers) or not isinstance(error, OSError | nats.errors.TimeoutError | TimeoutError):
+                raise _FirstConnectFailed(error)
+
+        async def on_disconnected() -> None:
+            if not connecting:
+                self._disconnected(transport)
+
+        async def on_reconnected() -> None:
+            self._reconnected(transport)
+
+        async def on_closed() -> None:
+            self._client_closed(transport)
+
+        options: dict[str, Any] = {
+            **_options(settings, client),
+            **_credentials(settings, self.token),
+            "servers": list(servers),
+            "tls": tls,
+            "error_cb": on_error,
+            "disconnected_cb": on_disconnected,
+            "reconnected_cb": on_reconnected,
+            "closed_cb": on_closed,
+        }
+        try:
+            # One timeout around all, because each server and TLS have their own.
+            async with asyncio.timeout(settings.connect_timeout + 0.5):
+                await client.connect(**options)
+                # nats-py reports success even if the server closes right after its greeting.
+                if not client.is_connected:
+                    raise nats.errors.UnexpectedEOF
+                await client.flush(max(1, round(settings.connect_timeout)))
+        except BaseException as error:
+            reason = error.reason if isinstance(error, _FirstConnectFailed) else error
+            # After a failed handshake nats-py does not notice that the connection is closed.
+            await _close_client(client, 0.1)
+            if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
+                raise reason from None
+            where = _describe_servers(settings, ", ".join(mask_url(server) for server in servers))
+            raise connect_error(reason, where, tls=tls is not None or _demands_tls(client)) from reason
+        connecting = False
         self.max_payload = client.max_payload
         version = client.connected_server_version
         self.server_version = (version.major, version.minor)
@@ -127,16 +179,16 @@ class Connection:
         for callback in tuple(self._on_connected):
             callback()
 
-    def reconnected(self, transport: Transport) -> None:
+    def _reconnected(self, transport: Transport) -> None:
         if transport is self._transport and not self.closed:
             self._note_connected(again=True)
 
-    def client_closed(self, transport: Transport) -> None:
+    def _client_closed(self, transport: Transport) -> None:
         """nats-py gives up when the server closes a connection with an error."""
         if transport is self._transport and not self.closed:
             self._replace_client()
 
-    def disconnected(self, transport: Transport) -> None:
+    def _disconnected(self, transport: Transport) -> None:
         if transport is not self._transport:
             return
         transport.forget_unwritten()
@@ -147,7 +199,7 @@ class Connection:
             if self.restart_server is not None:
                 self._replace_client()
 
-    def error(self, error: Exception) -> None:
+    def _error(self, error: Exception) -> None:
         self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
@@ -166,8 +218,8 @@ class Connection:
     async def _connect_again(self, *, close_first: bool) -> None:
         """Replace a client that gave up, is refused, or retries the old port of an embedded server."""
         if close_first and self._transport is not None:
-            await close_client(self._transport.client)
-        pause = self.settings.reconnect_wait
+            await _close_client(self._transport.client)
+        backoff = Backoff(self.settings.reconnect_wait, max(self.settings.reconnect_wait, LONGEST_WAIT))
         while not self.closed:
             try:
                 if self.restart_server is not None:
@@ -179,9 +231,7 @@ class Connection:
                 await self._take_over(await self._connect())
             except Exception as error:  # every failure is retried
                 self.last_error = error
-                if isinstance(error, AuthenticationFailed):
-                    pause = max(pause, REFUSED_PAUSE)
-                await asyncio.sleep(pause * jitter.uniform(0.5, 1.5))
+                await asyncio.sleep(backoff.next())
             else:
                 return
 
@@ -190,7 +240,7 @@ class Connection:
         for listener in tuple(self._listening):
             listener.native = await transport.listen(listener.subject, listener.handler)
         if old is not None:
-            await close_client(old.client)
+            await _close_client(old.client)
         # If it broke meanwhile, nats-py reconnects and calls back.
         if transport.client.is_connected:
             self._note_connected(again=True)
@@ -252,7 +302,7 @@ class Connection:
 
     def down_error(self) -> BrokerError:
         """The error with the reason why the connection is down."""
-        where = describe_servers(self.settings, self.server)
+        where = _describe_servers(self.settings, self.server)
         if self.last_error is not None:
             return connect_error(self.last_error, where, tls=self.settings.uses_tls)
         return ConnectionFailed(f"The connection to {where} is down")
@@ -266,12 +316,13 @@ class Connection:
         """Pass every message of a subject to `handler` until the listener is closed, across reconnects."""
         self.check_open()
         assert self._transport is not None  # open() ran
-        listener = Listener(self, subject, handler)
+        listener = Listener(subject, handler)
         self._listening.append(listener)
         listener.native = await self._transport.listen(subject, handler)
         return listener
 
     async def unlisten(self, listener: Listener) -> None:
+        """Unsubscribe; returns after the handler got every message that the server had sent."""
         if listener not in self._listening:
             return
         self._listening.remove(listener)
@@ -320,19 +371,25 @@ class Connection:
         target = subject.encode()
         while True:
             await self.wait_connected(deadline - time.monotonic())
-            replies = self.inbox.expect(1, frozenset((target,)))
-            try:
-                await self.send((Outgoing(target, replies.subject(0), b"", data),))
-                await replies.wait(deadline - time.monotonic())
-            finally:
-                replies.close()
-            answer = replies.answers[0]
+            answer = await self.request_once(target, b"", data, deadline - time.monotonic())
             if answer is not None:
                 if not answer[1] and status_of(answer[0])[0] == 403:
                     raise NotAuthorized(f"The server denies {subject!r} to this user")
                 return answer
             if time.monotonic() >= deadline:
                 raise OperationTimeout(f"No answer to {subject!r} within {timeout:g} seconds")
+
+    async def request_once(
+        self, subject: bytes, block: bytes, data: bytes, timeout: float
+    ) -> tuple[bytes, bytes] | None:
+        """Send a request and return header block and body of the answer; None without an answer in time.
+
+        :raises ConnectionFailed: the connection is down; nothing was written.
+        """
+        with self.inbox.expect(1, frozenset((subject,))) as replies:
+            await self.send((Outgoing(subject, replies.subject(0), block, data),))
+            await replies.wait(timeout)
+        return replies.answers[0]
 
     async def api(
         self, subject: str, body: Mapping[str, Any] | None = None, *, what: str, timeout: float | None = None
@@ -402,24 +459,12 @@ class Connection:
                 logger.debug("Flushing at close: %r", error)
             finally:
                 self.connected = False
-                await close_client(self._transport.client)
+                await _close_client(self._transport.client)
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiting.clear()
         self.inbox.wake_all()
-
-
-_CLOSE_SECONDS = 2.0
-
-
-class ClientListener(Protocol):
-    """Callbacks of a client after its first connect."""
-
-    def error(self, error: Exception) -> None: ...
-    def disconnected(self, transport: Transport) -> None: ...
-    def reconnected(self, transport: Transport) -> None: ...
-    def client_closed(self, transport: Transport) -> None: ...
 
 
 class _FirstConnectFailed(Exception):
@@ -430,77 +475,12 @@ class _FirstConnectFailed(Exception):
         self.reason = reason
 
 
-async def connect(
-    settings: JetStreamSettings, servers: Sequence[str], token: str | None, listener: ClientListener
-) -> Transport:
-    """A connected client, which reconnects by itself afterwards.
-
-    :raises ConnectionFailed: no server answered within `connect_timeout`; each was tried once.
-    :raises AuthenticationFailed: one refused the credentials or demands some.
-    :raises InvalidSetting: a file that a setting names cannot be used.
-    """
-    tls = settings.ssl_context()
-    transport = make_client(settings.fast_path)
-    client = transport.client
-    failures = 0
-    connecting = True
-
-    async def on_error(error: Exception) -> None:
-        nonlocal failures
-        if not connecting:
-            listener.error(error)
-            return
-        failures += 1
-        # One attempt per server; a refusal is final.
-        if failures >= len(servers) or not isinstance(error, OSError | nats.errors.TimeoutError | TimeoutError):
-            raise _FirstConnectFailed(error)
-
-    async def on_disconnected() -> None:
-        if not connecting:
-            listener.disconnected(transport)
-
-    async def on_reconnected() -> None:
-        listener.reconnected(transport)
-
-    async def on_closed() -> None:
-        listener.client_closed(transport)
-
-    options: dict[str, Any] = {
-        **_options(settings, client),
-        **_credentials(settings, token),
-        "servers": list(servers),
-        "tls": tls,
-        "error_cb": on_error,
-        "disconnected_cb": on_disconnected,
-        "reconnected_cb": on_reconnected,
-        "closed_cb": on_closed,
-    }
-    try:
-        # One timeout around all, because each server and TLS have their own.
-        async with asyncio.timeout(settings.connect_timeout + 0.5):
-            await client.connect(**options)
-            # nats-py reports success even if the server closes right after its greeting.
-            if not client.is_connected:
-                raise nats.errors.UnexpectedEOF
-            await client.flush(max(1, round(settings.connect_timeout)))
-    except BaseException as error:
-        reason = error.reason if isinstance(error, _FirstConnectFailed) else error
-        # After a failed handshake nats-py does not notice that the connection is closed.
-        await close_client(client, 0.1)
-        if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
-            raise reason from None
-        where = describe_servers(settings, ", ".join(mask_url(server) for server in servers))
-        raise connect_error(reason, where, tls=tls is not None or _demands_tls(client)) from reason
-    connecting = False
-    return transport
-
-
-def describe_servers(settings: JetStreamSettings, servers: str) -> str:
+def _describe_servers(settings: JetStreamSettings, servers: str) -> str:
     """The servers in an error; for an embedded one with the URL, because its address means nothing to the user."""
     return f"{settings.private} at {servers}" if settings.private else servers
 
 
-async def close_client(client: Client, seconds: float = _CLOSE_SECONDS) -> None:
+async def _close_client(client: Client, seconds: float = _CLOSE_SECONDS) -> None:
     """Close a client in any state."""
     try:
         async with asyncio.timeout(seconds):

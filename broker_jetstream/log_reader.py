@@ -26,6 +26,7 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
+from broker.driver import Waker
 from broker_jetstream.codec import (
     NULL,
     NUM_PENDING,
@@ -187,16 +188,16 @@ class JetStreamLogReader:
                 await self._connection.send(
                     (Outgoing(subject, listener.subject.encode(), b"", msgspec.json.encode(request)),)
                 )
-                while not answer.done.is_set() and epoch == self._connection.epoch and time.monotonic() < deadline:
+                while not answer.done and epoch == self._connection.epoch and (left := deadline - time.monotonic()) > 0:
                     seen = len(answer.messages)
-                    await answer.wait(min(1.0, deadline - time.monotonic()))
+                    await answer.waker.wait(min(1.0, left))
                     if len(answer.messages) > seen:
                         deadline = time.monotonic() + self._connection.settings.request_timeout
             except ConnectionFailed:
                 continue
             finally:
-                await listener.close()
-            if answer.done.is_set():
+                await self._connection.unlisten(listener)
+            if answer.done:
                 if answer.error is not None:
                     await self._explain(layout, answer.error)
                 return answer.messages
@@ -215,7 +216,8 @@ class _Answer:
 
     def __init__(self, *, single: bool) -> None:
         self.messages: list[NativeMessage] = []
-        self.done = asyncio.Event()
+        self.done = False
+        self.waker = Waker()
         self.error: tuple[int, str] | None = None
         self._single = single
 
@@ -225,18 +227,12 @@ class _Answer:
             # 204 ends a batch, 404 is an empty one.
             if code not in {204, 404}:
                 self.error = (code, text)
-            self.done.set()
-            return
-        self.messages.append(NativeMessage(server_header(block, SUBJECT) or b"", b"", data, block))
-        if self._single:
-            self.done.set()
-
-    async def wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(seconds, 0)):
-                await self.done.wait()
-        except TimeoutError:
-            return
+            self.done = True
+        else:
+            self.messages.append(NativeMessage(server_header(block, SUBJECT) or b"", b"", data, block))
+            self.done = self.done or self._single
+        if self.done:
+            self.waker.wake()
 
 
 def _from(layout: Layout, partition: int, position: int) -> dict[str, Any]:

@@ -214,12 +214,9 @@ class LostDeliveries:
             fields[first + 1] = b"%d" % sequence
             lines.append(Outgoing(b".".join(fields), b"", b"", _NAK))
         last = lines.pop()
-        replies = self._connection.inbox.expect(1, frozenset((last.subject,)))
-        try:
+        with self._connection.inbox.expect(1, frozenset((last.subject,))) as replies:
             await self._connection.send([*lines, last._replace(reply=replies.subject(0))])
             await replies.wait(self._connection.settings.request_timeout)
-        finally:
-            replies.close()
 
     def stop_waiting(self) -> None:
         """Expect no further redelivery."""

@@ -27,7 +27,7 @@ logger = logging.getLogger("broker")
 
 
 class _Announcement(msgspec.Struct):
-    """What a member tells the others. The field names are the wire format."""
+    """What a member announces to the others. The field names are the wire format."""
 
     id: str
     claims: list[int] = []
@@ -63,16 +63,16 @@ def plan(me: str, mine: Collection[int], others: Mapping[str, Collection[int]], 
     :param others: what each other member claims.
     :param salt: decides ties, so that the odd partitions of several topics do not all go to the same member.
     """
-    held = {me: frozenset(mine), **{name: frozenset(claims) for name, claims in others.items()}}
+    claimed = {me: frozenset(mine), **{name: frozenset(claims) for name, claims in others.items()}}
     # Members with most claims keep most, so a balanced group stays unchanged.
-    members = sorted(held, key=lambda name: (-len(held[name]), crc32(f"{salt}{name}".encode()), name))
+    members = sorted(claimed, key=lambda name: (-len(claimed[name]), crc32(f"{salt}{name}".encode()), name))
     low, odd = divmod(partitions, len(members))
     quota = {name: low + (1 if index < odd else 0) for index, name in enumerate(members)}
-    surplus = sorted(held[me], reverse=True)[: max(0, len(held[me]) - quota[me])]
-    free = [number for number in range(partitions) if not any(number in claims for claims in held.values())]
+    surplus = sorted(claimed[me], reverse=True)[: max(0, len(claimed[me]) - quota[me])]
+    free = [number for number in range(partitions) if not any(number in claims for claims in claimed.values())]
     claim: list[int] = []
     for name in members:
-        need = max(0, quota[name] - len(held[name]))
+        need = max(0, quota[name] - len(claimed[name]))
         if name == me:
             claim = free[:need]
         free = free[need:]
@@ -175,4 +175,4 @@ class Membership:
         """Announce the departure and unsubscribe."""
         await self.announce(bye=True)
         if self._listening is not None:
-            await self._listening.close()
+            await self._connection.unlisten(self._listening)

@@ -106,8 +106,7 @@ class JetStreamMessageSource:
         try:
             return await self._fetch(max_messages, max_bytes, wait)
         finally:
-            self._fetching = False
-            self._interrupted = False
+            self._fetching = self._interrupted = False
             self._idle()
 
     async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
@@ -224,34 +223,27 @@ class JetStreamMessageSource:
         lowered = text.lower()
         self._pulls.end(subject, too_large=code == 409 and "message size" in lowered)
         if code == 409 and "deleted" in lowered:
-            self._check_consumer_soon("the consumer was deleted")
+            self._tasks.spawn(self._check_consumer("the consumer was deleted"))
         elif code == 503:
-            self._check_consumer_soon("no responders")
+            self._tasks.spawn(self._check_consumer("no responders"))
         elif code not in {404, 408} and not any(
             known in lowered for known in ("maxbytes", "batch completed", "leadership", "shutdown", "exceeded max")
         ):
-            self._fail(BackendError(f"The server refused a pull of {self._name}: {code} {text}"))
+            self._failure = BackendError(f"The server refused a pull of {self._name}: {code} {text}")
         self._waker.wake()
 
-    def _check_consumer_soon(self, reason: str) -> None:
-        """Check whether the consumer still exists; the next fetch raises if not."""
-        self._tasks.spawn(self._check_consumer(reason))
-
     async def _check_consumer(self, reason: str) -> None:
+        """Check whether the consumer still exists; the next fetch raises if not."""
         await asyncio.sleep(0.05)
         try:
             await subscriptions.info(self._connection, self._layout.stream, self._consumer, self._name)
         except NotFound as error:
-            self._fail(error)
+            self._failure = error
         except BrokerError as error:
             logger.debug("%s: %s: %s", self._name, reason, error)
         finally:
             self._pulls.drop()
             self._waker.wake()
-
-    def _fail(self, error: BrokerError) -> None:
-        self._failure = error
-        self._waker.wake()
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
         buffer = self._buffer
@@ -276,10 +268,8 @@ class JetStreamMessageSource:
         return ready
 
     async def _wait(self, seconds: float) -> None:
-        # Two missed heartbeats: the pull is lost.
-        patience = self._pulls.patience
-        await self._waker.wait(min(seconds, patience))
-        if self._pulls.silent and not self._buffer:
+        await self._waker.wait(min(seconds, self._pulls.patience))
+        if not self._buffer and self._pulls.silent:
             if self._connection.connected and self._connection.hooks.listening:
                 self._listener.event(Warned(text=f"{self._name}: no heartbeat, renewing the pull request"))
             await self._pulls.cancel()
@@ -321,11 +311,8 @@ class JetStreamMessageSource:
             if self._pulls.credit > 0 and not self._fetching:
                 # The server would redeliver these into a pull that no fetch waits for.
                 await self._pulls.drain()
-            await self._count_releases([s.message for s in redelivered if s.outcome is Outcome.RELEASE])
+            await self._release_counts.add(s.message for s in redelivered if s.outcome is Outcome.RELEASE)
         return await self._settler.settle(settlements)
-
-    async def _count_releases(self, messages: Sequence[Message[Any]]) -> None:
-        await self._release_counts.add(sequence_of(message.raw.reply) for message in messages)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -355,7 +342,7 @@ class JetStreamMessageSource:
         waiting, self._buffer = self._buffer, []
         if self._connection.connected:
             if not self._ephemeral:
-                await self._count_releases(waiting)
+                await self._release_counts.add(waiting)
             await self._settler.release(waiting)
             if self._ephemeral:
                 await subscriptions.delete(self._connection, self._layout.stream, self._consumer, self._name)
@@ -363,9 +350,8 @@ class JetStreamMessageSource:
                 await self._connection.flush()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed or self._connection.closed:
             raise Closed(f"{self._name} was closed")
-        self._connection.check_open()
 
 
 def is_redelivered(message: Message[Any]) -> bool:

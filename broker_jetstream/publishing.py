@@ -7,7 +7,7 @@ have overtaken one of its key that found no stream right before; and with `fast_
 buffer before our repetitions.
 
 *Failure.* Every message has an id, its own or a generated one, and is repeated under it: after a reconnect or the
-return of the stream (see `in_flight`), else after `publish_resend` seconds. Failures are returned per message; only a
+return of the stream (see `unconfirmed`), else after `publish_resend` seconds. Failures are returned per message; only a
 missing topic raises. *Cancellation.* A cancelled call leaves the outcome of its messages unknown and disturbs no other.
 """
 
@@ -34,17 +34,12 @@ from broker import (
 from broker_jetstream.codec import LETTER_ROOM, encode_headers, encode_id, reserved_bytes
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
-from broker_jetstream.in_flight import Batch, InFlight, decode_ack
 from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.times import schedule_time, ttl_seconds
 from broker_jetstream.transport import Outgoing
+from broker_jetstream.unconfirmed import Batch, UnconfirmedMessages, decode_ack
 
-__all__ = ["JetStreamTarget", "partition_of"]
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key: CRC-32 of its bytes, modulo. Stable over versions."""
-    return crc32(key) % partitions if partitions > 1 else 0
+__all__ = ["JetStreamTarget"]
 
 
 class JetStreamTarget:
@@ -57,7 +52,7 @@ class JetStreamTarget:
         self._id_prefix = f"{token_hex(8)}-".encode()
         self._numbers = count(1)
         self._spread = count()
-        self._in_flight = InFlight(topic, connection, layouts, self._encode_again)
+        self._unconfirmed = UnconfirmedMessages(topic, connection, layouts, self._encode_again)
         self._closed = False
 
     async def publish(
@@ -68,27 +63,26 @@ class JetStreamTarget:
         outcomes: list[Receipt | BrokerError | None] = [None] * len(messages)
         deadline = time.monotonic() + self._connection.settings.publish_timeout
         ids = [b"%b%d" % (self._id_prefix, next(self._numbers)) if message.id is None else b"" for message in messages]
-        in_flight = self._in_flight
-        replies = self._connection.inbox.expect(len(messages))
+        unconfirmed = self._unconfirmed
         batch: Batch | None = None
-        try:
-            # Held during the lookup and all writes, so calls are written in order.
-            async with in_flight.write_lock:
-                layout = await self._layouts.find(self._topic)
-                batch = Batch(messages, ids, layout, replies)
-                self._encode(batch, range(len(messages)), outcomes)
+        with self._connection.inbox.expect(len(messages)) as replies:
+            try:
+                # Held during the lookup and all writes, so calls are written in order.
+                async with unconfirmed.write_lock:
+                    layout = await self._layouts.find(self._topic)
+                    batch = Batch(messages, ids, layout, replies)
+                    self._encode(batch, range(len(messages)), outcomes)
+                    if batch.items:
+                        replies.missing = len(batch.items)
+                        replies.subjects = frozenset([item.subject for item in batch.items])
+                        replies.on_no_responders = unconfirmed.on_no_responders
+                        await unconfirmed.write(batch, deadline)
                 if batch.items:
-                    replies.set_missing(len(batch.items))
-                    replies.subjects = frozenset(item.subject for item in batch.items)
-                    replies.on_no_responders = in_flight.on_no_responders
-                    await in_flight.write(batch, deadline)
-            if batch.items:
-                await in_flight.wait(batch, deadline)
-                self._read(batch, outcomes)
-        finally:
-            replies.close()
-            if batch is not None:
-                in_flight.abandon(batch)
+                    await unconfirmed.wait(batch, deadline)
+                    self._read(batch, outcomes)
+            finally:
+                if batch is not None:
+                    unconfirmed.abandon(batch)
         return outcomes  # pyright: ignore[reportReturnType]  # every entry has been filled
 
     async def close(self) -> None:
@@ -159,6 +153,7 @@ class JetStreamTarget:
         if partitions == 1:
             return 0
         if message.key is not None:
+            # Stable over versions.
             return crc32(message.key) % partitions
         # A repetition under the same id goes to the same partition.
         return next(self._spread) % partitions if message.id is None else crc32(message.id.encode()) % partitions
@@ -205,7 +200,7 @@ class JetStreamTarget:
             zip(batch.indexes, batch.partitions, batch.replies.answers, strict=False)
         ):
             if answer is None:
-                outcomes[index] = self._in_flight.unconfirmed(batch, position) or OperationTimeout(
+                outcomes[index] = self._unconfirmed.not_stored_error(batch, position) or OperationTimeout(
                     f"The server did not confirm a message of topic {self._topic!r} "
                     f"within {self._connection.settings.publish_timeout:g} seconds",
                     advice="It may have been stored; publish again under the same id",

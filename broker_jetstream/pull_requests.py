@@ -38,6 +38,8 @@ class _Pulls:
         """By reply subject: the messages, and at most the bytes, still to arrive. The handler of arrivals subtracts."""
         self.last_heard = monotonic()
         """When the server last answered on the inbox, or the last request was sent."""
+        self.patience: Final = 2.5 * connection.settings.pull_heartbeat
+        """Seconds in which the server would have sent two heartbeats."""
         self.dropped = 0
         """Messages of dropped requests that the server may have sent, since the last arrival."""
         self._connection = connection
@@ -55,11 +57,6 @@ class _Pulls:
         for subject in [subject for subject, pull in self.open.items() if pull[0] <= 0]:
             del self.open[subject]
         return sum([pull[0] for pull in self.open.values()])
-
-    @property
-    def patience(self) -> float:
-        """Seconds in which the server would have sent two heartbeats."""
-        return self._connection.settings.pull_heartbeat * 2.5
 
     @property
     def silent(self) -> bool:
@@ -81,7 +78,7 @@ class _Pulls:
         self._inbox = b"-"
         self.drop()
         if listener is not None:
-            await listener.close()
+            await self._connection.unlisten(listener)
 
     async def _reply_subject(self) -> bytes:
         if self._listener is None:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Closed, LeaseLost, NotFound, Record, TopicPartition
-from broker.driver import RecordListener, Start, Waker
+from broker.driver import RecordListener, Start, Waker, pause
 from broker_jetstream import subscriptions
 from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.connection import Connection
@@ -91,12 +91,8 @@ class JetStreamRecordSource:
             membership = Membership(self._connection, layout.stream, encoded, self._wake_ticker.set)
             self._topics[name] = _Topic(layout, membership)
             await membership.join()
-        try:
-            # Members answer a hello at once, so a short silence means that there are none.
-            async with asyncio.timeout(HELLO_SECONDS):
-                await asyncio.Event().wait()
-        except TimeoutError:
-            pass
+        # Members answer a hello at once, so a short silence means that there are none.
+        await asyncio.sleep(HELLO_SECONDS)
         await self._rebalance()
         deadline = time.monotonic() + FIRST_PIN_SECONDS
         while (
@@ -117,14 +113,14 @@ class JetStreamRecordSource:
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
                     raise failure
-                taken = await self._take(max_records, max_bytes)
-                if taken or self._interrupted:
-                    return taken
+                records = await self._take(max_records, max_bytes)
+                if records or self._interrupted:
+                    return records
                 left = deadline - time.monotonic()
                 if left <= 0:
                     if not self._connection.connected:
                         raise self._connection.down_error()
-                    return taken
+                    return records
                 await self._wait(left)
                 self._check_open()
         finally:
@@ -132,10 +128,10 @@ class JetStreamRecordSource:
 
     async def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
         self._report_assigned()
-        taken: list[Record[Any]] = []
+        records: list[Record[Any]] = []
         active = [partition for partition in self._partitions() if partition.claimed and not partition.paused]
         if not active:
-            return taken
+            return records
         share = max(1, max_records // len(active))
         for partition in active:
             await partition.request(share, max_bytes // len(active))
@@ -144,14 +140,14 @@ class JetStreamRecordSource:
         room, left = max_bytes, max_records
         # Start at another partition each time, so a full one does not starve the others.
         for partition in active[first:] + active[:first]:
-            if left <= 0 or (taken and room <= 0):
+            if left <= 0 or (records and room <= 0):
                 break
             if not partition.buffered or not partition.reported or not await partition.verify() or partition.paused:
                 continue
-            before = len(taken)
-            room -= partition.take(left, room, taken)
-            left -= len(taken) - before
-        return taken
+            before = len(records)
+            room -= partition.take(left, room, records)
+            left -= len(records) - before
+        return records
 
     async def _wait(self, seconds: float) -> None:
         if any(
@@ -176,6 +172,15 @@ class JetStreamRecordSource:
     def _partitions(self) -> list[AssignedPartition]:
         return [partition for topic in self._topics.values() for partition in topic.owned.values()]
 
+    def _owned(self, topic_partition: TopicPartition) -> AssignedPartition:
+        """:raises LeaseLost: the partition is not assigned to this member."""
+        partition = self._find(topic_partition)
+        if partition is None:
+            raise LeaseLost(
+                f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned here"
+            )
+        return partition
+
     def _find(self, topic_partition: TopicPartition) -> AssignedPartition | None:
         topic = self._topics.get(topic_partition.topic)
         partition = topic.owned.get(topic_partition.partition) if topic is not None else None
@@ -184,23 +189,20 @@ class JetStreamRecordSource:
     # The group.
 
     async def _tick(self) -> None:
-        pause = self._connection.settings.owner_timeout / 4
+        interval = self._connection.settings.owner_timeout / 4
         due = time.monotonic()
         while True:
-            try:
-                async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._wake_ticker.wait()
-            except TimeoutError:
-                pass
+            await pause(max(0.0, due - time.monotonic()), self._wake_ticker)
             self._wake_ticker.clear()
             regular = time.monotonic() >= due
             if regular:
-                due = time.monotonic() + pause
+                due = time.monotonic() + interval
             if not self._connection.connected:
                 continue
             try:
                 if regular:
-                    await self._keep_pins()
+                    for partition in self._partitions():
+                        await partition.keep_alive()
                 await self._rebalance()
                 for topic in self._topics.values():
                     if regular or topic.membership.take_greeting():
@@ -208,10 +210,6 @@ class JetStreamRecordSource:
             except BrokerError as error:
                 logger.debug("Group %r: %s", self._group, error)
             self._waker.wake()
-
-    async def _keep_pins(self) -> None:
-        for partition in self._partitions():
-            await partition.keep_alive()
 
     def _reconnected(self) -> None:
         for topic in self._topics.values():
@@ -306,13 +304,8 @@ class JetStreamRecordSource:
         return dict(zip(places, results, strict=True))
 
     async def _commit(self, topic_partition: TopicPartition, position: int) -> BrokerError | None:
-        partition = self._find(topic_partition)
-        if partition is None:
-            return LeaseLost(
-                f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned here"
-            )
         try:
-            await partition.commit(position)
+            await self._owned(topic_partition).commit(position)
         except BrokerError as error:
             return error
         return None
@@ -322,24 +315,16 @@ class JetStreamRecordSource:
         found: dict[TopicPartition, int | None] = {}
         for topic_partition in partitions:
             layout = await self._layouts.find(topic_partition.topic)
-            name, what = (
-                group_consumer(self._group, topic_partition.partition),
-                f"Group {self._group!r} on topic {topic_partition.topic!r}",
-            )
-            found[topic_partition] = committed_position(
-                await subscriptions.info(self._connection, layout.stream, name, what)
-            )
+            name = group_consumer(self._group, topic_partition.partition)
+            what = f"Group {self._group!r} on topic {topic_partition.topic!r}"
+            info = await subscriptions.info(self._connection, layout.stream, name, what)
+            found[topic_partition] = committed_position(info)
         return found
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
         for topic_partition, position in positions.items():
-            partition = self._find(topic_partition)
-            if partition is None:
-                raise LeaseLost(
-                    f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned here"
-                )
-            await partition.seek(position)
+            await self._owned(topic_partition).seek(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.update(partitions)
@@ -396,6 +381,5 @@ class JetStreamRecordSource:
             await self._connection.flush()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed or self._connection.closed:
             raise Closed(f"The member of group {self._group!r} was closed")
-        self._connection.check_open()

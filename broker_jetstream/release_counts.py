@@ -34,7 +34,6 @@ from broker_jetstream.errors import api_error
 from broker_jetstream.names import RELEASE_COUNTS_STREAM, release_counts_subject
 from broker_jetstream.streams import stored_message
 from broker_jetstream.subscriptions import NANOSECONDS
-from broker_jetstream.transport import Outgoing
 
 __all__ = ["ReleaseCounts", "Run", "counts_from_runs", "forget", "runs_from_counts"]
 
@@ -86,9 +85,10 @@ class ReleaseCounts:
         """How often the message with this sequence was released."""
         return self._counts.get(sequence, 0) + self._unwritten.get(sequence, 0)
 
-    async def add(self, sequences: Iterable[int]) -> None:
+    async def add(self, messages: Iterable[Message[Any]]) -> None:
         """Count one release of each; returns when the server has stored it, or after `PATIENCE` seconds."""
-        for sequence in sequences:
+        for message in messages:
+            sequence = sequence_of(message.raw.reply)
             self._unwritten[sequence] = self._unwritten.get(sequence, 0) + 1
         if self._unwritten:
             await self._try(self._write)
@@ -173,13 +173,7 @@ class ReleaseCounts:
         block = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: %d\r\n\r\n" % self._revision
         subject = self._subject.encode()
         while True:
-            replies = self._connection.inbox.expect(1, frozenset((subject,)))
-            try:
-                await self._connection.send((Outgoing(subject, replies.subject(0), block, data),))
-                await replies.wait(PATIENCE)
-            finally:
-                replies.close()
-            if (answer := replies.answers[0]) is None:
+            if (answer := await self._connection.request_once(subject, block, data, PATIENCE)) is None:
                 raise OperationTimeout(f"The server did not store the release counts of {self._what}")
             code, _ = status_of(answer[0])
             if code == 403:

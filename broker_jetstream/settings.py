@@ -17,13 +17,10 @@ from broker import InvalidSetting
 from broker.driver import UrlParts, mask_url
 from broker.driver.settings import BackendSettings, Form
 
-__all__ = ["TEMPORARY", "JetStreamSettings"]
+__all__ = ["JetStreamSettings"]
 
 LONGEST_SECONDS: Final = 1e9
 """About thirty years: the server counts nanoseconds, and multiples of this, in 64 bits."""
-
-TEMPORARY = ""
-"""The value of `embedded` for a server on a temporary directory, which is removed at close."""
 
 
 class JetStreamSettings(BackendSettings):

@@ -82,10 +82,9 @@ class Settler:
         connection = self._connection
         results: list[BrokerError | None] = [None] * len(settlements)
         lines = [(settlement.message.raw.reply, _payload(settlement)) for settlement in settlements]
-        replies = connection.inbox.expect(len(lines), frozenset(reply for reply, _ in lines))
         deadline = monotonic() + connection.settings.settle_timeout
         failure: BrokerError | None = None
-        try:
+        with connection.inbox.expect(len(lines), frozenset(reply for reply, _ in lines)) as replies:
             while replies.missing and (left := deadline - monotonic()) > 0:
                 epoch, now = connection.epoch, monotonic()
                 lines_left: list[Outgoing] = []
@@ -95,7 +94,7 @@ class Settler:
                             results[index] = _lost(settlements[index].message, "settled")
                         else:
                             lines_left.append(Outgoing(reply, replies.subject(index), b"", payload))
-                replies.set_missing(len(lines_left))
+                replies.missing = len(lines_left)
                 if not lines_left:
                     break
                 try:
@@ -107,17 +106,14 @@ class Settler:
                         left = deadline - monotonic()
                 except ConnectionFailed as error:
                     failure = error
+                except BrokerError as error:
+                    failure = error
+                    break
                 if not await self._wait_reconnected(deadline):
                     break
-        except BrokerError as error:
-            failure = error
-        finally:
-            replies.close()
-        for index, answer in enumerate(replies.answers):
-            if results[index] is not None:
-                continue
-            results[index] = self._refusal(answer, failure)
-        return results
+        return [
+            result or self._refusal(answer, failure) for result, answer in zip(results, replies.answers, strict=True)
+        ]
 
     async def _settle_in_order(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         """Settle with one answer, to the last message."""
@@ -136,14 +132,14 @@ class Settler:
                 return results
             last = valid.pop()
             reply = last.message.raw.reply
-            replies = connection.inbox.expect(1, frozenset((reply,)))
             try:
-                await self._send(valid)
-                await connection.send((Outgoing(reply, replies.subject(0), b"", _payload(last)),))
-                failure = None
-                while replies.missing and epoch == connection.epoch and connection.connected and left > 0:
-                    await replies.wait(left)
-                    left = deadline - monotonic()
+                with connection.inbox.expect(1, frozenset((reply,))) as replies:
+                    await self._send(valid)
+                    await connection.send((Outgoing(reply, replies.subject(0), b"", _payload(last)),))
+                    failure = None
+                    while replies.missing and epoch == connection.epoch and connection.connected and left > 0:
+                        await replies.wait(left)
+                        left = deadline - monotonic()
                 # An answer on a later connection does not confirm writes of an earlier one.
                 answer = replies.answers[0] if epoch == connection.epoch else None
             except ConnectionFailed as error:
@@ -151,8 +147,6 @@ class Settler:
             except BrokerError as error:
                 failure = error
                 break
-            finally:
-                replies.close()
             if answer is None and not await self._wait_reconnected(deadline):
                 break
         refusal = self._refusal(answer, failure)

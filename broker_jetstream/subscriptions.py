@@ -23,7 +23,6 @@ from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import group_consumer
 from broker_jetstream.streams import Layout
 from broker_jetstream.times import NANOSECONDS, server_time
-from broker_jetstream.transport import Outgoing
 
 __all__ = [
     "EPHEMERAL_SECONDS",
@@ -319,12 +318,7 @@ class CommittedPosition:
         return await self._connection.api(f"CONSUMER.RESET.{self._path}", start, what=self._what)
 
     async def seek(self, position: int | None) -> int:
-        """Reset the durable to a position, or to the committed one, without committing; returns the new position.
-
-        :raises OffsetOutOfRange: the log does not hold that position.
-        """
-        if position is not None:
-            await self._check_bounds(position)
+        """Reset the durable to a position, or to the committed one, without committing; returns the new position."""
         found = await self.info()
         self._has_mark, self._committed = has_position_mark(found), committed_position(found)
         committed = self._committed or 1
@@ -352,18 +346,13 @@ class CommittedPosition:
             return True
         head, tail = self._reply
         reply = b"%b.1.%d.%d.%b" % (head, self._offsets[index - 1], self._base + index, tail)
-        replies = self._connection.inbox.expect(1, frozenset((reply,)))
         try:
-            await self._connection.send((Outgoing(reply, replies.subject(0), b"", b"+ACK"),))
-            if not await replies.wait(COMMIT_SECONDS) or (answer := replies.answers[0]) is None:
-                return False
-            if status_of(answer[0])[0]:
-                # No responders, or no permission.
-                return False
+            answer = await self._connection.request_once(reply, b"", b"+ACK", COMMIT_SECONDS)
         except ConnectionFailed:
             return False
-        finally:
-            replies.close()
+        if answer is None or status_of(answer[0])[0]:
+            # The status says that there are no responders, or no permission.
+            return False
         # Keep the last one, so its position can be committed again.
         del self._offsets[: index - 1]
         self._base += index - 1
@@ -382,7 +371,8 @@ class CommittedPosition:
         await create(self._connection, self._layout, self._consumer, config, what=self._what)
         self._has_mark = position is not None
 
-    async def _check_bounds(self, position: int) -> None:
+    async def check_bounds(self, position: int) -> None:
+        """:raises OffsetOutOfRange: the log does not hold that position."""
         info = await self._connection.api(f"STREAM.INFO.{self._layout.stream}", what=self._what)
         first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
         if position > last + 1:

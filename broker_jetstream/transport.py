@@ -176,8 +176,9 @@ class FastClient:
     joins = True
 
     def __init__(self) -> None:
-        self._raw = _RawClient()
-        self.client: Client = self._raw
+        self._raw = raw = _RawClient()
+        self.client: Client = raw
+        self._append, self._flush = raw._send_command, raw._flush_pending  # pyright: ignore[reportPrivateUsage]
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
         # nats-py would drop messages beyond its limits; the pull requests are the bound.
@@ -204,14 +205,12 @@ class FastClient:
                 lines.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(data), block, data))
             else:
                 lines.append(b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data))
-        await self._write(b"".join(lines))
+        await self._append(b"".join(lines))
+        await self._flush()
 
     async def send_empty(self, subjects: Sequence[bytes]) -> None:
-        await self._write(b"PUB " + b" 0\r\n\r\nPUB ".join(subjects) + b" 0\r\n\r\n")
-
-    async def _write(self, commands: bytes) -> None:
-        await self._raw._send_command(commands)  # pyright: ignore[reportPrivateUsage]
-        await self._raw._flush_pending()  # pyright: ignore[reportPrivateUsage]
+        await self._append(b"PUB " + b" 0\r\n\r\nPUB ".join(subjects) + b" 0\r\n\r\n")
+        await self._flush()
 
     def forget_unwritten(self) -> None:
         """Drop writes that the broken connection did not take, so they cannot overtake their repetition."""

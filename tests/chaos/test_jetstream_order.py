@@ -1,4 +1,4 @@
-"""Order per key under a steady flow of publishes, while the stream goes and comes and the server answers 503."""
+"""Order per key under a steady flow of publishes, while the stream is absent at times and the server answers 503."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.deep
 
 KEYS = 7
 SIZE = 60
-UNDER_WAY = 10 * SIZE
+MAX_UNCONFIRMED = 10 * SIZE
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def topic() -> str:
 
 
 class Flow:
-    """Publishes 0, 1, 2, … of `KEYS` keys without a pause, and notes what became of each."""
+    """Publishes 0, 1, 2, … of `KEYS` keys without a pause, and records the outcome of each."""
 
     def __init__(self, topic: TopicFacade[bytes]) -> None:
         self.outcomes: dict[int, Receipt | BrokerError] = {}
@@ -88,7 +88,7 @@ class Flow:
             for number in self._take():
                 last.append(await self._topic.enqueue(b"%d" % number, key=f"k{number % KEYS}"))
                 last[-1].add_done_callback(partial(note, number))
-            while len(last) > UNDER_WAY:
+            while len(last) > MAX_UNCONFIRMED:
                 await asyncio.wait([last.popleft()])
         if last:
             await asyncio.wait(last)
@@ -118,8 +118,8 @@ def check_order(numbers: list[int]) -> None:
         assert mine == sorted(mine)
 
 
-def check_told(flow: Flow, log: dict[int, int]) -> None:
-    """What has a receipt is in the log where it says, and what found nobody is not."""
+def check_outcomes(flow: Flow, log: dict[int, int]) -> None:
+    """A message with a receipt is in the log at its offset, a failed one is not."""
     for number, outcome in flow.outcomes.items():
         if isinstance(outcome, Receipt):
             assert log.pop(number) == outcome.offset
@@ -129,7 +129,7 @@ def check_told(flow: Flow, log: dict[int, int]) -> None:
 
 
 class Churn:
-    """Takes the stream's subjects away and gives them back, as an administrator may; the log stays."""
+    """Removes the subjects of the stream and restores them, as an administrator may; the log stays."""
 
     def __init__(self, backend: JetStreamBackend, config: dict[str, Any]) -> None:
         self._backend = backend
@@ -146,8 +146,8 @@ class Churn:
     async def back(self) -> None:
         await self._update(self._config["subjects"])
 
-    async def ask(self) -> None:
-        """One round trip: how long a moment is."""
+    async def round_trip(self) -> None:
+        """Wait for one round trip."""
         await self._backend.check_health()
 
     async def _update(self, subjects: list[str]) -> None:
@@ -168,14 +168,14 @@ def backend_of(bus: broker.Bus) -> JetStreamBackend:
 
 
 async def more(flow: Flow, number: int) -> None:
-    """Until so many more are stored."""
+    """Wait until `number` more are stored."""
     goal = flow.stored + number
     await until(lambda: flow.stored >= goal, 30)
 
 
 @pytest.mark.parametrize("way", ["enqueue", "publish_batch"])
 @pytest.mark.parametrize("seed", range(4))
-async def test_order_per_key_while_the_stream_goes_and_comes(
+async def test_order_per_key_while_the_stream_loses_and_regains_its_subjects(
     server: NatsServer, topic: str, way: str, seed: int
 ) -> None:
     dice = random.Random(seed)
@@ -188,13 +188,13 @@ async def test_order_per_key_while_the_stream_goes_and_comes(
             await more(flow, dice.randrange(1, 4 * SIZE))
             await churn.away()
             for _ in range(dice.choice([0, 0, 1, 3, 10])):
-                await churn.ask()
+                await churn.round_trip()
             await churn.back()
         await more(flow, SIZE)
         await flow.stop()
         log = await log_of(bus, topic)
     check_order(list(log))
-    check_told(flow, log)
+    check_outcomes(flow, log)
     assert flow.stored > 25
 
 
@@ -214,11 +214,11 @@ async def test_order_per_key_while_the_server_restarts(server: NatsServer, topic
         await flow.stop()
         log = await log_of(bus, topic)
     check_order(list(log))
-    check_told(flow, log)
+    check_outcomes(flow, log)
     assert len(flow.outcomes) == flow.stored
 
 
-async def test_order_per_key_while_the_stream_is_made_anew(server: NatsServer, topic: str) -> None:
+async def test_order_per_key_while_the_stream_is_recreated(server: NatsServer, topic: str) -> None:
     logs: list[list[int]] = []
     async with connect(server) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic, storage="memory")
@@ -239,7 +239,9 @@ async def test_order_per_key_while_the_stream_is_made_anew(server: NatsServer, t
     assert all(isinstance(failure, ConnectionFailed | OperationTimeout | TopicNotFound) for failure in failures)
 
 
-async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(server: NatsServer, topic: str) -> None:
+async def test_a_stream_recreated_with_other_partitions_gets_the_unserved_messages(
+    server: NatsServer, topic: str
+) -> None:
     async with connect(server) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic, partitions=4)
         churn = await Churn.of(backend_of(other), topic)
@@ -247,9 +249,12 @@ async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(s
         await churn.away()
         waiting = [asyncio.create_task(bus.topic(topic).publish(b"%d" % n, key=f"k{n}")) for n in range(1, 20)]
         target: Any = bus.topic(topic)._target
-        in_flight = target._in_flight
+        unconfirmed = target._unconfirmed
         await until(
-            lambda: in_flight._refused and all(each.replies.absent for each in in_flight._batches if each.written)
+            lambda: (
+                unconfirmed._stream_absent
+                and all(each.replies.unserved for each in unconfirmed._batches if each.written)
+            )
         )
         found = layout_of(topic, churn._config)
         churn._config["metadata"] = {
@@ -257,12 +262,12 @@ async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(s
         }
         await churn.back()
         receipts = await asyncio.gather(*waiting)
-        # The oldest is sent alone, and what is on its way when the stream is back is where it was sent.
+        # The oldest is sent alone, and may have been sent to its old partition before the stream was back.
         assert {receipt.partition for receipt in receipts[1:]} == {0, 1}
         assert len({receipt.offset for receipt in receipts}) == 19
 
 
-async def test_a_stream_that_stays_away_is_told_in_time(server: NatsServer, topic: str) -> None:
+async def test_a_stream_that_stays_absent_is_reported_in_time(server: NatsServer, topic: str) -> None:
     settings = JetStreamSettings(servers=(server.url,), publish_timeout=3.0)
     async with broker.connect(settings) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic)
@@ -270,7 +275,7 @@ async def test_a_stream_that_stays_away_is_told_in_time(server: NatsServer, topi
         await churn.away()
         calls = [asyncio.create_task(bus.topic(topic).publish(b"x", key="k")) for _ in range(3)]
         for each in calls:
-            with pytest.raises(ConnectionFailed, match="Nobody answered"):
+            with pytest.raises(ConnectionFailed, match="No stream took messages"):
                 await each
         await churn.back()
         assert (await bus.topic(topic).publish(b"x")).offset == 1

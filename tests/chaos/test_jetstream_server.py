@@ -54,7 +54,7 @@ def events() -> list[Event]:
 
 @pytest.fixture
 async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]:
-    # It needs the proxy only so that connections are closed before their server.
+    # The proxy is requested so that connections close before their server.
     opened: list[JetStreamBackend] = []
 
     async def open_one(url: str, **values: Any) -> JetStreamBackend:
@@ -73,7 +73,7 @@ async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]
 
 
 async def harm(server: NatsServer, fault: str, seconds: float = 0.3) -> None:
-    """Do it, and undo it after a while."""
+    """Inflict the fault, and end it after `seconds`."""
     if fault == "freeze":
         server.pause()
         await asyncio.sleep(seconds)
@@ -106,7 +106,7 @@ async def publish_all(
 
 
 class Consumer:
-    """Takes messages and acks them until it has seen all; repeats what may be repeated."""
+    """Acks messages until it has seen all; repeats calls that failed with a retriable error."""
 
     def __init__(self, source: MessageSource, number: int) -> None:
         self.source = source
@@ -153,7 +153,7 @@ class Reader:
 
 
 def check_log(values: Sequence[int], number: int) -> None:
-    """Each message once, those of a key in their order."""
+    """Each message once, in order per key."""
     assert sorted(values) == list(range(number))
     for key in range(7):
         mine = [value for value in values if value % 7 == key]
@@ -176,7 +176,7 @@ async def test_publishing_through_a_fault_of_the_server(
     receipts: list[Receipt] = []
     publishing = asyncio.create_task(publish_all(backend, topic, 60, 100, receipts))
     for number in (1, 2):
-        # It is in the middle each time: a third, then two thirds of the 6000 are on the server.
+        # In the middle of the publishes: after a third, then after two thirds of the 6000.
         await until(lambda: len(receipts) >= number * 2000, 20)  # noqa: B023
         await harm(server, fault)
         if fault != "freeze":
@@ -203,7 +203,7 @@ async def test_publishing_through_cuts(open_backend: Open, proxy: Proxy, topic: 
     values = await log_of(backend, topic)
     if fast:
         check_log(values, 6000)
-    # The public calls cannot take back what nats-py kept, so there a cut may change the order.
+    # With the public calls nats-py writes its own buffer after a cut, which may change the order.
     assert sorted(values) == list(range(6000))
     assert len({receipt.offset for receipt in receipts}) == 6000
     assert proxy.cuts >= 2
@@ -220,14 +220,13 @@ async def test_messages_through_a_fault_of_the_server(
     consuming = asyncio.create_task(consumer.run())
     await until(lambda: len(consumer.seen) > 500)
     before = len(consumer.seen)
-    # Longer than a lease: whatever was under way comes again.
+    # Longer than a lease, so messages in flight are redelivered.
     await harm(server, fault, 1.3)
     await asyncio.wait_for(consuming, 20)
     assert set(consumer.seen) == set(range(4000))
-    # Twice only what was handed over or under way when it happened. A server that is killed forgets acks that it had
-    # not yet written down.
-    under_way = 1200 if fault != "kill" else before + 1200
-    assert len(consumer.seen) - 4000 <= under_way
+    # Duplicates only of messages in flight at the fault. A killed server loses acks that it had not written to disk.
+    in_flight = 1200 if fault != "kill" else before + 1200
+    assert len(consumer.seen) - 4000 <= in_flight
 
 
 @WAYS
@@ -290,14 +289,14 @@ async def test_records_through_cuts(open_backend: Open, proxy: Proxy, topic: str
 
 
 def check_records(reader: Reader) -> None:
-    """One owner without a rival: nothing lost, nothing twice, all in order."""
+    """With one member: no loss, no duplicate, all in order."""
     for partition in range(2):
         offsets = [record.offset for record in reader.seen if record.partition == partition]
         assert offsets == sorted(set(offsets))
     assert len(reader.values) == len(set(reader.values))
 
 
-async def test_what_cannot_be_confirmed_is_told_in_time(open_backend: Open, server: NatsServer, topic: str) -> None:
+async def test_unconfirmed_publishes_and_acks_fail_in_time(open_backend: Open, server: NatsServer, topic: str) -> None:
     patient = await open_backend(server.url, lease_seconds=30.0)
     await make_topic(patient, topic)
     await patient.admin().ensure_subscription(topic, "billing", start="earliest", options={})
@@ -336,7 +335,7 @@ async def test_what_cannot_be_confirmed_is_told_in_time(open_backend: Open, serv
     await backend.close()
 
 
-async def test_a_silent_connection_is_found_dead(
+async def test_a_dead_connection_is_detected_by_pings(
     open_backend: Open, proxy: Proxy, topic: str, events: list[Event]
 ) -> None:
     backend = await open_backend(proxy.url, ping_interval=1.0, max_outstanding_pings=1)
@@ -350,9 +349,7 @@ async def test_a_silent_connection_is_found_dead(
     assert len(found) == 2
 
 
-async def test_close_does_not_wait_for_a_server_that_is_gone(
-    open_backend: Open, server: NatsServer, topic: str
-) -> None:
+async def test_close_does_not_wait_for_a_frozen_server(open_backend: Open, server: NatsServer, topic: str) -> None:
     backend = await open_backend(server.url)
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)

@@ -52,10 +52,10 @@ async def open_backend(nats_server: NatsServer, events: list[Event]) -> AsyncIte
 
 @pytest.fixture(params=[True, False], ids=["fast", "public"])
 async def both_ways(open_backend: Open, request: pytest.FixtureRequest) -> JetStreamBackend:
-    """A backend over nats-py's private short cut, and one over its public calls."""
-    return await open_backend(fast_path=request.param, lease_seconds=2.0)
+    """A backend that uses the private calls of nats-py, and one that uses only the public ones."""
+    return await open_backend(fast_path=request.param)
 
 
 @pytest.fixture
 async def backend(open_backend: Open) -> JetStreamBackend:
-    return await open_backend(lease_seconds=1.0, owner_timeout=1.0)
+    return await open_backend()

@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Helpers of the tests of JetStream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from broker_jetstream.backend import JetStreamBackend
 
 
 class Listener:
-    """Notes everything that a message source tells."""
+    """Records the calls of a message source."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -33,7 +33,7 @@ class Listener:
 
 
 class GroupListener:
-    """Notes everything that a record source tells."""
+    """Records the calls of a record source."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -75,7 +75,7 @@ async def subscribe(backend: JetStreamBackend, topic: str, name: str = "billing"
 
 
 async def receive(source: MessageSource, number: int, seconds: float = 5.0) -> list[Message[Any]]:
-    """So many messages, or those that came within the time."""
+    """Fetch `number` messages, or those that arrive within `seconds`."""
     found: list[Message[Any]] = []
     deadline = time.monotonic() + seconds
     while len(found) < number and (left := deadline - time.monotonic()) > 0:
@@ -84,6 +84,8 @@ async def receive(source: MessageSource, number: int, seconds: float = 5.0) -> l
 
 
 async def read(source: RecordSource, number: int, seconds: float = 5.0) -> list[Record[Any]]:
+    """Fetch `number` records, or those that arrive within `seconds`."""
+    """Fetch `number` records, or those that arrive within `seconds`."""
     found: list[Record[Any]] = []
     deadline = time.monotonic() + seconds
     while len(found) < number and (left := deadline - time.monotonic()) > 0:

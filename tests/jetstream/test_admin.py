@@ -25,7 +25,7 @@ from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
 
 
-async def test_ensure_may_be_repeated_and_describes(backend: JetStreamBackend, topic: str) -> None:
+async def test_ensure_topic_is_idempotent_and_returns_the_topic(backend: JetStreamBackend, topic: str) -> None:
     admin = backend.admin()
     made = await admin.ensure_topic(topic, partitions=3, retention=timedelta(hours=1), options={})
     assert (made.name, made.partitions, made.messages) == (topic, 3, 0)
@@ -53,7 +53,7 @@ async def test_a_recreated_topic_has_another_identity(backend: JetStreamBackend,
     assert again.identity not in {None, made.identity}
 
 
-async def test_ensure_at_once_from_many(open_backend: Open, topic: str) -> None:
+async def test_concurrent_ensures_of_one_topic_agree(open_backend: Open, topic: str) -> None:
     backends = [await open_backend() for _ in range(4)]
     made = await asyncio.gather(
         *(
@@ -92,7 +92,7 @@ async def test_options_reach_the_stream(open_backend: Open, topic: str) -> None:
     assert changed.native["config"]["max_bytes"] == 1 << 20
 
 
-async def test_partitions_can_be_added_only(backend: JetStreamBackend, topic: str) -> None:
+async def test_partitions_can_be_added_and_not_removed(backend: JetStreamBackend, topic: str) -> None:
     admin = backend.admin()
     await make_topic(backend, topic, partitions=2)
     assert (await admin.ensure_topic(topic, partitions=4, retention=None, options={})).partitions == 4
@@ -110,7 +110,7 @@ async def test_partitions_can_be_added_only(backend: JetStreamBackend, topic: st
         (None, {"max_message_size": 2**40}),
     ],
 )
-async def test_what_the_server_cannot_count_is_refused_before_it(
+async def test_durations_and_sizes_out_of_range_are_refused_before_the_request(
     backend: JetStreamBackend, topic: str, retention: timedelta | None, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidSetting):
@@ -139,7 +139,7 @@ async def test_bad_input_is_reported(backend: JetStreamBackend, topic: str) -> N
     await admin.delete_subscription(topic, "absent")
 
 
-async def test_subscriptions(backend: JetStreamBackend, topic: str) -> None:
+async def test_subscriptions_are_created_listed_described_and_deleted(backend: JetStreamBackend, topic: str) -> None:
     admin = backend.admin()
     await make_topic(backend, topic)
     info = await admin.ensure_subscription(topic, "bill.ing_2", start="earliest", options={})

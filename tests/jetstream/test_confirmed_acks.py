@@ -1,4 +1,4 @@
-"""Acks that the server answers: what its answers mean, and when one of them stands for many."""
+"""Confirmed acks: what the answers mean, and when one answer confirms many acks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bodies(number: int) -> list[OutboundMessage]:
 
 
 async def unsettled(backend: JetStreamBackend, topic: str) -> tuple[int, int]:
-    """How many messages wait, and how many are held."""
+    """How many messages wait, and how many are unsettled."""
     lag = await backend.admin().lag(topic, "billing")
     return lag.waiting, lag.unsettled or 0
 
@@ -51,7 +51,7 @@ async def test_acks_that_the_server_refuses_are_reported(topic: str, number: int
             await backend.close()
 
 
-async def test_a_commit_that_the_server_refuses_as_an_ack_is_kept_beside_it(topic: str) -> None:
+async def test_a_commit_whose_ack_the_server_refuses_goes_into_the_metadata(topic: str) -> None:
     forbidden = 'permissions: { publish: { deny: ["$JS.ACK.>"] } }'
     with NatsServer.with_user("ann", "x", forbidden) as server:
         settings = JetStreamSettings(servers=(server.url,), user="ann", password=SecretStr("x"))
@@ -69,7 +69,7 @@ async def test_a_commit_that_the_server_refuses_as_an_ack_is_kept_beside_it(topi
             await backend.close()
 
 
-async def test_one_answer_stands_for_all_that_was_sent_before(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_the_answer_to_the_last_ack_confirms_the_ones_before_it(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, *bodies(2000))
     source = await subscribe(both_ways, topic, confirm_acks=True)
@@ -80,7 +80,7 @@ async def test_one_answer_stands_for_all_that_was_sent_before(both_ways: JetStre
     assert await unsettled(both_ways, topic) == (0, 0)
 
 
-async def test_lost_acks_are_reported_beside_confirmed_ones(backend: JetStreamBackend, topic: str) -> None:
+async def test_ended_leases_are_reported_beside_confirmed_acks(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(4))
     source = await subscribe(backend, topic, confirm_acks=True)
@@ -102,7 +102,7 @@ async def test_a_deleted_subscription_is_reported_for_all_messages(backend: JetS
     assert [type(error) for error in errors] == [LeaseLost] * 3
 
 
-async def test_acks_of_calls_at_once_find_their_answers(backend: JetStreamBackend, topic: str) -> None:
+async def test_concurrent_settle_calls_get_their_own_answers(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(90))
     source = await subscribe(backend, topic, confirm_acks=True)
@@ -122,7 +122,7 @@ CLUSTER = 'server_name: a\ncluster { name: c, listen: "127.0.0.1:-1", routes: ["
     [(STORE, True), ("", False), (STORE.replace("{", "{ domain: hub,"), False), (STORE + CLUSTER, False)],
     ids=["alone", "without JetStream", "of a domain", "of a cluster"],
 )
-async def test_only_a_server_without_others_is_alone(config: str, alone: bool, tmp_path: Path) -> None:
+async def test_standalone_servers_are_recognized(config: str, alone: bool, tmp_path: Path) -> None:
     with NatsServer(config.replace("STORE", str(tmp_path)), jetstream=False) as server:
         client = await nats.connect(server.url)
         try:

@@ -1,4 +1,4 @@
-"""The connection: events, repeated requests, a client that gives up, a server that changes its mind."""
+"""The connection: events, repeated requests, a client that gives up, credentials that change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers.nats import NatsServer
 from tests.servers.proxy import Proxy
 
 
-async def test_connecting_and_breaking_are_reported(
+async def test_connects_and_disconnects_are_reported(
     open_backend: Open, nats_server: NatsServer, events: list[Event]
 ) -> None:
     with Proxy(nats_server.port) as proxy:
@@ -36,10 +36,10 @@ async def test_connecting_and_breaking_are_reported(
 
 
 @pytest.mark.deep
-async def test_attempts_that_get_no_greeting_leave_no_socket_behind(
+async def test_attempts_without_a_greeting_leak_no_socket(
     open_backend: Open, nats_server: NatsServer, events: list[Event]
 ) -> None:
-    """Python warns of each when it is forgotten, and a warning fails a test."""
+    """Python warns of a leaked socket, and a warning fails the test."""
     with Proxy(nats_server.port) as proxy:
         backend = await open_backend(servers=(proxy.url,), reconnect_wait=0.05, connect_timeout=1.0)
         proxy.hold()
@@ -60,20 +60,22 @@ async def test_attempts_that_get_no_greeting_leave_no_socket_behind(
     gc.collect()
 
 
-async def test_a_request_that_got_lost_is_repeated(open_backend: Open, nats_server: NatsServer, topic: str) -> None:
+async def test_a_request_lost_with_the_connection_is_repeated(
+    open_backend: Open, nats_server: NatsServer, topic: str
+) -> None:
     with Proxy(nats_server.port) as proxy:
         backend = await open_backend(servers=(proxy.url,), reconnect_wait=0.05)
         proxy.hold()
-        asking = asyncio.create_task(make_topic(backend, topic))
-        await asyncio.sleep(0.05)
+        creating = asyncio.create_task(make_topic(backend, topic))
+        await until(lambda: bool(backend._connection.inbox.waiting))
         proxy.cut()
         proxy.hold(False)
-        await asking
+        await creating
         assert topic in await backend.admin().list_topics()
         await backend.close()
 
 
-async def test_who_stops_waiting_for_the_connection_leaves_nothing_behind(backend: JetStreamBackend) -> None:
+async def test_an_ended_wait_for_the_connection_leaves_no_waiter(backend: JetStreamBackend) -> None:
     connection = backend._connection
     connection.connected = False  # as between a break and the reconnect
     with pytest.raises(ConnectionFailed):
@@ -103,7 +105,7 @@ async def test_a_client_that_gave_up_is_replaced(open_backend: Open, topic: str,
 
 
 @pytest.mark.deep
-async def test_credentials_that_are_refused_later_are_reported(topic: str) -> None:
+async def test_credentials_refused_at_a_reconnect_are_reported(topic: str) -> None:
     with NatsServer.with_token("right") as server:
         settings = JetStreamSettings(servers=(server.url,), token=SecretStr("right"), reconnect_wait=0.05)
         backend = JetStreamBackend(settings, Hooks())
@@ -126,7 +128,7 @@ async def test_credentials_that_are_refused_later_are_reported(topic: str) -> No
             await backend.close()
 
 
-async def test_everything_after_close_says_closed(backend: JetStreamBackend, topic: str) -> None:
+async def test_every_call_after_close_raises_closed(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     target, source, reader = backend.publish_target(topic), await subscribe(backend, topic), backend.log_reader()
     await backend.close()
@@ -143,14 +145,14 @@ async def test_everything_after_close_says_closed(backend: JetStreamBackend, top
         await backend.admin().list_topics()
 
 
-async def test_close_while_everything_is_at_work(open_backend: Open, topic: str) -> None:
+async def test_close_during_publishes_and_a_fetch(open_backend: Open, topic: str) -> None:
     backend = await open_backend()
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)
     target = backend.publish_target(topic)
     publishing = [asyncio.create_task(target.publish([OutboundMessage(b"x")] * 1000)) for _ in range(5)]
     fetching = asyncio.create_task(source.fetch(10, 1 << 20, 30))
-    await asyncio.sleep(0.02)
+    await until(lambda: bool(target._unconfirmed._batches))  # pyright: ignore[reportAttributeAccessIssue]
     begin = time.monotonic()
     await backend.close()
     assert time.monotonic() - begin < 5
@@ -161,15 +163,15 @@ async def test_close_while_everything_is_at_work(open_backend: Open, topic: str)
         assert error is None or isinstance(error, BrokerError)
 
 
-async def test_a_close_that_is_cancelled_leaves_no_socket_behind(open_backend: Open, nats_server: NatsServer) -> None:
-    """As that of a bus is whose loop ends meanwhile. Python warns of a socket, and a warning fails a test."""
+async def test_a_cancelled_close_leaks_no_socket(open_backend: Open, nats_server: NatsServer) -> None:
+    """As at the end of a loop. Python warns of a leaked socket, and a warning fails the test."""
     with Proxy(nats_server.port) as proxy:
         backend = await open_backend(servers=(proxy.url,))
         connection = backend._connection
         client: Any = connection._transport and connection._transport.client
         proxy.hold()
         closing = asyncio.create_task(backend.close())
-        # The server does not answer, so that it waits there.
+        # The close waits here, because the server does not answer.
         await until(lambda: connection.closed and bool(client._pongs))
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -178,12 +180,12 @@ async def test_a_close_that_is_cancelled_leaves_no_socket_behind(open_backend: O
     gc.collect()
 
 
-async def test_an_idle_consumer_costs_next_to_nothing(open_backend: Open, topic: str) -> None:
+async def test_an_idle_consumer_uses_almost_no_cpu(open_backend: Open, topic: str) -> None:
     backend = await open_backend()
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)
     await source.fetch(100, 1 << 20, 0.1)
-    # A collection would look through what all the tests before have left.
+    # A collection would traverse the objects of all earlier tests.
     gc.collect()
     gc.freeze()
     try:
@@ -196,7 +198,7 @@ async def test_an_idle_consumer_costs_next_to_nothing(open_backend: Open, topic:
         gc.unfreeze()
 
 
-async def test_the_native_client_is_there_while_the_backend_is_open(nats_server: NatsServer, topic: str) -> None:
+async def test_the_native_client_is_available_while_the_backend_is_open(nats_server: NatsServer, topic: str) -> None:
     backend = JetStreamBackend(JetStreamSettings(servers=(nats_server.url,)), Hooks())
     with pytest.raises(Closed):
         _ = backend.client

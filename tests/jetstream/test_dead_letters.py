@@ -1,4 +1,4 @@
-"""Dead letters of messages whose headers are nearly full: the attributes are kept, the told texts are cut."""
+"""Dead letters of messages whose headers are nearly full: the attributes are kept, the texts are cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers.nats import NatsServer
 
 
 def fullest() -> OutboundMessage:
-    """A message with the longest id whose headers have room for nothing more."""
+    """A message with the longest id, whose headers are full."""
     fits, too_long = 0, 1 << 14
     while too_long - fits > 1:
         length = (fits + too_long) // 2
@@ -56,9 +56,9 @@ async def test_a_message_with_full_headers_keeps_its_attributes(nats_server: Nat
             assert letter is not None
             await inbox.close()
             await work
-    told = {name: value for name, value in letter.attributes.items() if name.startswith("dead-letter-")}
-    kept = {name: value for name, value in letter.attributes.items() if name not in told}
+    added = {name: value for name, value in letter.attributes.items() if name.startswith("dead-letter-")}
+    kept = {name: value for name, value in letter.attributes.items() if name not in added}
     assert kept == dict(original.attributes)
-    assert told["dead-letter-topic"] == topic
-    assert told["dead-letter-error"].startswith(f"ValueError: {text}")
-    assert "dead-letter-cut" not in told
+    assert added["dead-letter-topic"] == topic
+    assert added["dead-letter-error"].startswith(f"ValueError: {text}")
+    assert "dead-letter-cut" not in added

@@ -1,4 +1,4 @@
-"""The embedded server: temporary, durable, shared, and gone with its owner."""
+"""The embedded server: temporary, durable, shared, and ended with its owner."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class Owner:
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWNER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._told: tuple[int, str] | None = None
+        self._printed: tuple[int, str] | None = None
 
-    def told(self) -> tuple[int, str]:
+    def printed(self) -> tuple[int, str]:
         """The server's process, or 0 if another process owns it, and its URL."""
-        if self._told is None:
+        if self._printed is None:
             assert self.process.stdout is not None
             number, url = self.process.stdout.readline().split()
-            self._told = int(number), url
-        return self._told
+            self._printed = int(number), url
+        return self._printed
 
     def kill(self) -> None:
         self.process.kill()
@@ -95,11 +95,11 @@ async def open_url() -> AsyncIterator[Open]:
 
 
 def alive(process: int) -> bool:
-    """Whether a thread of the process runs; one that has ended and was not collected does not."""
+    """Whether a thread of the process runs; a zombie does not."""
     try:
         stats = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
     except OSError:
-        # A thread ended meanwhile: the caller checks again.
+        # A thread ended during the read: the caller checks again.
         return Path(f"/proc/{process}").exists()
     return any(stat.rpartition(")")[2].split()[0] != "Z" for stat in stats)
 
@@ -115,7 +115,7 @@ def process_of(backend: JetStreamBackend) -> int:
     return number
 
 
-async def test_a_temporary_server_leaves_nothing(open_url: Open, topic: str) -> None:
+async def test_a_temporary_server_removes_its_directory_at_close(open_url: Open, topic: str) -> None:
     backend = await open_url("embedded:")
     assert backend._server is not None
     directory, process = backend._server._directory, process_of(backend)
@@ -130,13 +130,13 @@ async def test_a_temporary_server_leaves_nothing(open_url: Open, topic: str) -> 
     assert not alive(process)
 
 
-async def test_two_temporary_servers_are_strangers(open_url: Open, topic: str) -> None:
+async def test_two_temporary_servers_share_nothing(open_url: Open, topic: str) -> None:
     one, two = await open_url("embedded:"), await open_url("embedded:")
     await make_topic(one, topic)
     assert await two.admin().list_topics() == []
 
 
-async def test_a_durable_directory_keeps_what_was_published(open_url: Open, topic: str, tmp_path: Path) -> None:
+async def test_a_durable_directory_keeps_messages(open_url: Open, topic: str, tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}/new/store"
     first = await open_url(url)
     assert first.capabilities.durable is True
@@ -151,7 +151,7 @@ async def test_a_durable_directory_keeps_what_was_published(open_url: Open, topi
 
 
 @pytest.mark.parametrize("kind", ["temporary", "durable"])
-async def test_an_error_names_the_server_as_its_url_does(open_url: Open, topic: str, tmp_path: Path, kind: str) -> None:
+async def test_an_error_names_the_server_by_its_url(open_url: Open, topic: str, tmp_path: Path, kind: str) -> None:
     url = "embedded:" if kind == "temporary" else f"embedded://{tmp_path}/a%20b"
     backend = await open_url(url)
     with pytest.raises(TopicNotFound) as caught:
@@ -164,21 +164,21 @@ async def test_processes_share_one_server(open_url: Open, topic: str, tmp_path: 
     others = [Owner(url) for _ in range(4)]
     try:
         mine = await open_url(url)
-        told = [await asyncio.to_thread(other.told) for other in others]
-        assert {where for _, where in told} == {mine._connection.server}
-        servers = {number for number, _ in told if number} | {mine._server.process_id or 0} - {0}  # pyright: ignore[reportOptionalMemberAccess]
+        printed = [await asyncio.to_thread(other.printed) for other in others]
+        assert {where for _, where in printed} == {mine._connection.server}
+        servers = {number for number, _ in printed if number} | {mine._server.process_id or 0} - {0}  # pyright: ignore[reportOptionalMemberAccess]
         assert len(servers) == 1
     finally:
         for other in others:
             other.close()
 
 
-async def test_the_server_dies_with_its_owner_and_the_next_starts_at_once(
+async def test_the_server_ends_with_its_owner_and_the_next_one_starts_at_once(
     open_url: Open, topic: str, tmp_path: Path
 ) -> None:
     url = f"embedded://{tmp_path}"
     owner = Owner(url)
-    process, where = await asyncio.to_thread(owner.told)
+    process, where = await asyncio.to_thread(owner.printed)
     assert alive(process)
     owner.kill()
     await until(lambda: not alive(process), 5)
@@ -189,11 +189,13 @@ async def test_the_server_dies_with_its_owner_and_the_next_starts_at_once(
     assert process_of(backend) != process
 
 
-async def test_joiners_take_over_when_the_owner_is_killed(open_url: Any, topic: str, tmp_path: Path) -> None:
+async def test_another_process_restarts_the_server_when_the_owner_is_killed(
+    open_url: Any, topic: str, tmp_path: Path
+) -> None:
     url = f"embedded://{tmp_path}"
     owner = Owner(url)
     try:
-        await asyncio.to_thread(owner.told)
+        await asyncio.to_thread(owner.printed)
         events: list[list[Event]] = [[], []]
         joiners = [await open_url(url, each.append) for each in events]
         await make_topic(joiners[0], topic)
@@ -212,7 +214,7 @@ async def test_joiners_take_over_when_the_owner_is_killed(open_url: Any, topic: 
         owner.close()
 
 
-async def test_a_joiner_goes_on_when_the_owner_of_the_same_process_closes(
+async def test_a_second_backend_of_the_process_restarts_the_server_when_the_owner_closes(
     open_url: Any, topic: str, tmp_path: Path
 ) -> None:
     url = f"embedded://{tmp_path}"
@@ -224,7 +226,7 @@ async def test_a_joiner_goes_on_when_the_owner_of_the_same_process_closes(
     assert len(await receive(source, 1)) == 1
 
 
-async def test_another_port_is_found_when_the_old_one_is_taken(open_url: Any, topic: str, tmp_path: Path) -> None:
+async def test_clients_follow_the_server_to_another_port(open_url: Any, topic: str, tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}"
     owner, joiner = await open_url(url), await open_url(url)
     await make_topic(owner, topic)
@@ -238,7 +240,7 @@ async def test_another_port_is_found_when_the_old_one_is_taken(open_url: Any, to
     assert len(await receive(source, 1)) == 1
 
 
-async def test_a_server_that_died_is_started_again(open_url: Any, topic: str) -> None:
+async def test_a_killed_server_is_restarted(open_url: Any, topic: str) -> None:
     backend = await open_url("embedded:")
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)
@@ -247,7 +249,7 @@ async def test_a_server_that_died_is_started_again(open_url: Any, topic: str) ->
     assert len(await receive(source, 1)) == 1
 
 
-async def test_only_who_reads_the_token_gets_in(open_url: Open, topic: str, tmp_path: Path) -> None:
+async def test_clients_without_the_token_are_refused(open_url: Open, topic: str, tmp_path: Path) -> None:
     from broker.errors import AuthenticationFailed
 
     backend = await open_url(f"embedded://{tmp_path}")
@@ -258,14 +260,14 @@ async def test_only_who_reads_the_token_gets_in(open_url: Open, topic: str, tmp_
     assert (tmp_path / "nats-server.conf").stat().st_mode & 0o077 == 0
 
 
-async def test_leftovers_of_killed_processes_are_swept(
+async def test_directories_of_killed_processes_are_removed(
     monkeypatch: pytest.MonkeyPatch, open_url: Open, tmp_path: Path
 ) -> None:
-    # Servers of other tests, which start meanwhile, sweep too.
+    # Servers of other tests remove such directories too.
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     owner = Owner("embedded:")
-    process, _ = await asyncio.to_thread(owner.told)
+    process, _ = await asyncio.to_thread(owner.printed)
     config = command_of(process)[2]
     directory = Path(config).parent
     assert directory.parent == tmp_path
@@ -276,14 +278,16 @@ async def test_leftovers_of_killed_processes_are_swept(
     assert not directory.exists()
 
 
-async def test_a_sweep_spares_a_directory_that_is_being_made(monkeypatch: pytest.MonkeyPatch, open_url: Open) -> None:
+async def test_a_directory_that_is_being_created_is_not_removed(
+    monkeypatch: pytest.MonkeyPatch, open_url: Open
+) -> None:
     lock, swept = fcntl.flock, 0
 
     def sweep_first(descriptor: int, operation: int) -> None:
         nonlocal swept
         if not swept:
             swept += 1
-            server_module._sweep()  # what another process that starts does, between the file's making and its locking
+            server_module._sweep()  # as another process does that starts between the creation and the lock
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", sweep_first)
@@ -292,7 +296,7 @@ async def test_a_sweep_spares_a_directory_that_is_being_made(monkeypatch: pytest
     assert Path(command_of(process_of(backend))[2]).parent.exists()
 
 
-async def test_many_temporary_servers_start_at_once(open_url: Open) -> None:
+async def test_several_temporary_servers_start_concurrently(open_url: Open) -> None:
     backends = await asyncio.gather(*(open_url("embedded:") for _ in range(4)))
     assert len({process_of(backend) for backend in backends}) == 4
 
@@ -312,7 +316,7 @@ async def test_a_temporary_directory_stays_locked_while_its_server_is_down() -> 
     assert not directory.exists()
 
 
-def test_the_lock_of_a_removed_file_is_no_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lock_on_a_removed_file_is_taken_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path, lock, calls = tmp_path / "lock", fcntl.flock, 0
 
     def remove_first(descriptor: int, operation: int) -> None:
@@ -323,16 +327,16 @@ def test_the_lock_of_a_removed_file_is_no_lock(monkeypatch: pytest.MonkeyPatch, 
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
-    held = DirectoryLock.take(path)
-    assert held is not None and calls == 2
+    lock_of_file = DirectoryLock.take(path)
+    assert lock_of_file is not None and calls == 2
     assert DirectoryLock.take(path) is None
-    held.release()
+    lock_of_file.release()
     again = DirectoryLock.take(path)
     assert again is not None
     again.release()
 
 
-async def test_a_forked_child_keeps_no_lock(open_url: Open, topic: str, tmp_path: Path) -> None:
+async def test_a_forked_child_does_not_keep_the_lock(open_url: Open, topic: str, tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}"
     backend = await open_url(url)
     reader, writer = os.pipe()
@@ -361,7 +365,7 @@ async def test_a_directory_may_have_any_name(open_url: Open, topic: str, tmp_pat
     assert (directory / "jetstream").is_dir()
 
 
-def test_a_system_without_file_locks_can_use_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_system_without_file_locks_can_connect_to_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     backend = JetStreamBackend(JetStreamSettings.from_url("nats://127.0.0.1:1"), Hooks())
     assert backend.capabilities.backend == "jetstream"
@@ -369,7 +373,7 @@ def test_a_system_without_file_locks_can_use_servers(monkeypatch: pytest.MonkeyP
         DirectoryLock.take(tmp_path / "lock")
 
 
-async def test_a_lock_file_alone_blocks_nothing(tmp_path: Path) -> None:
+async def test_a_stale_lock_file_does_not_block_a_start(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("12345")
     (tmp_path / "nats-server_1.ports").write_text('{"nats": ["nats://127.0.0.1:1"]}')
     server = EmbeddedServer(str(tmp_path))

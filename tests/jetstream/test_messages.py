@@ -24,7 +24,7 @@ def bodies(*texts: str) -> list[OutboundMessage]:
 
 
 @pytest.mark.parametrize("confirm", [False, True])
-async def test_acked_messages_are_gone(both_ways: JetStreamBackend, topic: str, confirm: bool) -> None:
+async def test_acked_messages_are_not_redelivered(both_ways: JetStreamBackend, topic: str, confirm: bool) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, *bodies("a", "b", "c"))
     source = await subscribe(both_ways, topic, confirm_acks=confirm)
@@ -44,7 +44,7 @@ async def test_nack_with_and_without_delay(both_ways: JetStreamBackend, topic: s
     now, later = await receive(source, 2)
     begin = time.monotonic()
     await source.settle([Settlement(now, Outcome.NACK), Settlement(later, Outcome.NACK, 1.0)])
-    # Before the one with the delay, and long before the lease would have ended.
+    # Before the delayed one, and long before the end of the lease.
     (first,) = await receive(source, 1)
     assert (first.data, first.delivery_attempt, first.id) == (b"now", 2, now.id)
     await source.settle(settle_all([first], Outcome.ACK))
@@ -53,7 +53,9 @@ async def test_nack_with_and_without_delay(both_ways: JetStreamBackend, topic: s
     assert time.monotonic() - begin >= 1.0
 
 
-async def test_release_comes_back_at_once_and_reject_never(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_released_messages_are_redelivered_at_once_and_rejected_ones_never(
+    both_ways: JetStreamBackend, topic: str
+) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, *bodies("back", "never"))
     source = await subscribe(both_ways, topic)
@@ -64,7 +66,7 @@ async def test_release_comes_back_at_once_and_reject_never(both_ways: JetStreamB
 
 
 @pytest.mark.deep
-async def test_a_lease_that_is_extended_holds(open_backend: Open, topic: str) -> None:
+async def test_an_extended_lease_lasts(open_backend: Open, topic: str) -> None:
     backend = await open_backend(lease_seconds=3.0)
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies("kept", "dropped"))
@@ -81,7 +83,8 @@ async def test_a_lease_that_is_extended_holds(open_backend: Open, topic: str) ->
 
 
 @pytest.mark.parametrize("confirm", [False, True])
-async def test_settling_after_the_lease_ended_is_refused(backend: JetStreamBackend, topic: str, confirm: bool) -> None:
+async def test_settling_after_the_lease_ended_is_refused(open_backend: Open, topic: str, confirm: bool) -> None:
+    backend = await open_backend(lease_seconds=1.0)
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies("x"))
     source = await subscribe(backend, topic, confirm_acks=confirm)
@@ -93,7 +96,7 @@ async def test_settling_after_the_lease_ended_is_refused(backend: JetStreamBacke
     assert await source.settle(settle_all([second], Outcome.ACK)) == [None]
 
 
-async def test_idle_is_an_empty_result_in_time(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_a_fetch_without_messages_returns_in_time(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     source = await subscribe(both_ways, topic)
     begin = time.monotonic()
@@ -101,7 +104,7 @@ async def test_idle_is_an_empty_result_in_time(both_ways: JetStreamBackend, topi
     assert 0.2 <= time.monotonic() - begin < 2.5
 
 
-async def test_interrupt_ends_a_fetch_and_loses_nothing(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_interrupt_ends_a_fetch_without_losing_messages(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     source = await subscribe(both_ways, topic)
     for round_number in range(20):
@@ -119,7 +122,7 @@ async def test_interrupt_ends_a_fetch_and_loses_nothing(both_ways: JetStreamBack
     assert len(await source.fetch(1, 1, 0.05)) == 0
 
 
-async def test_never_more_than_asked_for(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_a_fetch_returns_no_more_than_its_limits(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, *(OutboundMessage(b"x" * 1000) for _ in range(50)))
     source = await subscribe(both_ways, topic)
@@ -129,47 +132,56 @@ async def test_never_more_than_asked_for(both_ways: JetStreamBackend, topic: str
     assert len(await source.fetch(50, 1, 2)) == 1
 
 
-async def test_what_came_late_does_not_raise_what_is_asked_for(
+async def test_late_arrivals_do_not_enlarge_the_next_request(
     backend: JetStreamBackend, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)
     assert isinstance(source, JetStreamMessageSource)
-    asked: list[int] = []
-    ask = source._pulls.request
+    requested: list[int] = []
+    request = source._pulls.request
 
     async def watch(number: int, max_bytes: int, *, no_wait: bool = False) -> bytes:
-        asked.append(number)
-        return await ask(number, max_bytes, no_wait=no_wait)
+        requested.append(number)
+        return await request(number, max_bytes, no_wait=no_wait)
 
     monkeypatch.setattr(source._pulls, "request", watch)
-    given_up = await ask(7, 1 << 20)
+    dropped = await request(7, 1 << 20)
     source._pulls.drop()
     await publish(backend, topic, *bodies(*"1234567"))
-    assert len(await receive(source, 7)) == 7  # they came after their pull was given up
-    assert given_up not in source._pulls.open
-    asked.clear()
+    assert len(await receive(source, 7)) == 7  # they arrive after their pull was dropped
+    assert dropped not in source._pulls.open
+    requested.clear()
     source._pulls.drop()
     assert await source.fetch(5, 1 << 20, 0.05) == []
-    assert asked[0] == 5
+    assert requested[0] == 5
+
+
+async def test_pulls_that_no_fetch_waits_for_are_cancelled(open_backend: Open, topic: str) -> None:
+    idle_backend, busy_backend = await open_backend(), await open_backend()
+    await make_topic(idle_backend, topic)
+    idle = await subscribe(idle_backend, topic)
+    await publish(idle_backend, topic, *bodies("first"))
+    assert len(await idle.fetch(1000, 1 << 24, 5)) == 1
+    # The other 999 of the pull stay requested until the server has dropped it.
+    await until_pulls_wait(idle_backend, topic, 0)
+    await publish(idle_backend, topic, *bodies(*map(str, range(100))))
+    busy = await subscribe(busy_backend, topic)
+    assert len(await receive(busy, 100)) == 100
+
+
+async def until_pulls_wait(backend: JetStreamBackend, topic: str, number: int, subscription: str = "billing") -> None:
+    """Wait until so many pull requests wait on the server."""
+    async with asyncio.timeout(10):
+        while True:
+            info = await backend.admin().describe_subscription(topic, subscription)
+            if info.native["num_waiting"] == number:
+                return
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.deep
-async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic: str) -> None:
-    hoarder_backend, other_backend = await open_backend(), await open_backend()
-    await make_topic(hoarder_backend, topic)
-    hoarder = await subscribe(hoarder_backend, topic)
-    await publish(hoarder_backend, topic, *bodies("first"))
-    assert len(await hoarder.fetch(1000, 1 << 24, 5)) == 1
-    # The hoarder asked for a thousand, got one and fetches no more.
-    await until(lambda: not hoarder._pulls.credit)  # pyright: ignore[reportAttributeAccessIssue]
-    await publish(hoarder_backend, topic, *bodies(*map(str, range(100))))
-    other = await subscribe(other_backend, topic)
-    assert len(await receive(other, 100)) == 100
-
-
-@pytest.mark.deep
-async def test_what_waits_in_the_source_keeps_its_lease(open_backend: Open, topic: str) -> None:
+async def test_buffered_messages_keep_their_leases(open_backend: Open, topic: str) -> None:
     backend = await open_backend(lease_seconds=3.0)
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(*map(str, range(10))))
@@ -183,13 +195,13 @@ async def test_what_waits_in_the_source_keeps_its_lease(open_backend: Open, topi
 
 
 async def until_buffered(source: object, number: int) -> None:
-    """Have messages arrive in the source that no fetch takes out."""
+    """Make messages arrive in the source without a fetch."""
     await source._pulls.request(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
     await until(lambda: len(source._buffer) == number)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "public"])
-async def test_close_gives_back_what_was_not_handed_over(open_backend: Open, topic: str, fast: bool) -> None:
+async def test_close_releases_buffered_messages(open_backend: Open, topic: str, fast: bool) -> None:
     backend = await open_backend(fast_path=fast, lease_seconds=30.0)
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(*map(str, range(10))))
@@ -206,21 +218,22 @@ async def test_close_gives_back_what_was_not_handed_over(open_backend: Open, top
     assert await backend.admin().list_subscriptions(topic) == ["billing"]
 
 
-async def test_two_consumers_share_and_two_subscriptions_copy(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_consumers_share_a_subscription_and_subscriptions_get_copies(
+    both_ways: JetStreamBackend, topic: str
+) -> None:
     await make_topic(both_ways, topic)
     one, two, copy = [await subscribe(both_ways, topic, name) for name in ("same", "same", "copy")]
     waiting = [asyncio.create_task(each.fetch(1, 1 << 20, 5)) for each in (one, two)]
-    await asyncio.sleep(0.05)
+    await until_pulls_wait(both_ways, topic, 2, "same")
     await publish(both_ways, topic, *bodies("a", "b"))
     shared = [message.data or b"" for task in waiting for message in await task]
     assert sorted(shared) == [b"a", b"b"]
     assert [message.data for message in await receive(copy, 2)] == [b"a", b"b"]
 
 
-async def test_where_a_new_subscription_begins(backend: JetStreamBackend, topic: str) -> None:
+async def test_start_of_a_new_subscription(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies("old"))
-    await asyncio.sleep(0.01)
     middle = datetime.now(UTC)
     await publish(backend, topic, *bodies("middle"))
     sources = {
@@ -235,7 +248,7 @@ async def test_where_a_new_subscription_begins(backend: JetStreamBackend, topic:
     assert await receive(again, 1, 0.2) == []
 
 
-async def test_what_does_not_exist(backend: JetStreamBackend, topic: str) -> None:
+async def test_missing_topics_and_subscriptions_are_reported(backend: JetStreamBackend, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         await subscribe(backend, topic)
     await make_topic(backend, topic)
@@ -246,20 +259,22 @@ async def test_what_does_not_exist(backend: JetStreamBackend, topic: str) -> Non
 
 
 @pytest.mark.parametrize("what", ["subscription", "topic"])
-async def test_a_subscription_that_goes_away_ends_its_fetch(both_ways: JetStreamBackend, topic: str, what: str) -> None:
+async def test_a_fetch_raises_when_its_subscription_is_deleted(
+    both_ways: JetStreamBackend, topic: str, what: str
+) -> None:
     await make_topic(both_ways, topic)
     source = await subscribe(both_ways, topic)
     fetching = asyncio.create_task(source.fetch(1, 1, 20))
-    await asyncio.sleep(0.05)
+    await until_pulls_wait(both_ways, topic, 1)
     admin = both_ways.admin()
     await (admin.delete_topic(topic) if what == "topic" else admin.delete_subscription(topic, "billing"))
     with pytest.raises(NotFound):
-        await asyncio.wait_for(fetching, 5)
+        await asyncio.wait_for(fetching, 15)
     with pytest.raises(NotFound):
         await receive(source, 1, 3)
 
 
-async def test_ephemeral_subscriptions_are_their_own_and_go(backend: JetStreamBackend, topic: str) -> None:
+async def test_ephemeral_subscriptions_are_separate_and_deleted_at_close(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     one, two = [await subscribe(backend, topic, EPHEMERAL, start="latest") for _ in range(2)]  # pyright: ignore[reportArgumentType]
     await publish(backend, topic, *bodies("x"))
@@ -274,7 +289,7 @@ async def test_ephemeral_subscriptions_are_their_own_and_go(backend: JetStreamBa
     assert not names["consumers"]
 
 
-async def test_a_foreign_durable_that_would_break_promises_is_refused(open_backend: Open, topic: str) -> None:
+async def test_an_unsuitable_foreign_durable_is_refused(open_backend: Open, topic: str) -> None:
     backend = await open_backend(lease_seconds=10)
     await make_topic(backend, topic)
     stream = topic.replace(".", "=")
@@ -294,7 +309,7 @@ async def test_a_foreign_durable_that_would_break_promises_is_refused(open_backe
     await subscribe(backend, topic, native_name("fits"), max_deliveries=50)
 
 
-async def test_our_own_durable_is_brought_to_lease_and_limit(open_backend: Open, topic: str) -> None:
+async def test_lease_and_limit_of_our_durable_are_raised(open_backend: Open, topic: str) -> None:
     first, second = await open_backend(lease_seconds=5), await open_backend(lease_seconds=60)
     await make_topic(first, topic)
     await subscribe(first, topic)
@@ -307,7 +322,7 @@ async def test_our_own_durable_is_brought_to_lease_and_limit(open_backend: Open,
     assert info.native["config"]["ack_wait"] == 60 * 10**9
 
 
-async def test_many_messages_flow_through_both_ways(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_many_messages_arrive_in_order(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, *(OutboundMessage(b"%d" % n, key=f"k{n % 7}") for n in range(5000)))
     source = await subscribe(both_ways, topic)

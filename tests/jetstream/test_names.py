@@ -1,4 +1,4 @@
-"""Names, headers and the guard of the short cut, without a server."""
+"""Names, headers and the guard of the fast path, without a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @given(PORTABLE)
-def test_names_go_there_and_back(name: str) -> None:
+def test_names_are_encoded_one_to_one(name: str) -> None:
     stream = names.stream_name(name)
     assert not set(stream) & set(". *>/\\\t\r\n")
     assert names.topic_of(stream) == name
@@ -42,7 +42,7 @@ def test_different_names_stay_different(one: str, two: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a", "ab", "1abc", "a b c", "a/b/c", "ünï", "abc\n", "x" * 201, "$JS.API"])
-def test_what_is_not_portable_is_refused(name: str) -> None:
+def test_names_that_are_not_portable_are_refused(name: str) -> None:
     with pytest.raises(InvalidName):
         names.stream_name(name)
 
@@ -89,7 +89,7 @@ LINES = [
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=5), st.sampled_from(["NATS/1.0", "NATS/1.0 408 Timeout"]))
-def test_columns_of_headers_are_those_of_each_message(lines: list[str], first: str) -> None:
+def test_header_columns_equal_the_properties_of_each_message(lines: list[str], first: str) -> None:
     block = "".join(f"{line}\r\n" for line in [first, *lines, ""]).encode(errors="surrogateescape")
     raws = [
         NativeMessage(b"s", b"$JS.ACK.orders.billing.1.42.7.1795258770448526345.5", b"", each) for each in (block, b"")
@@ -121,7 +121,7 @@ def test_times_of_the_server(text: str, wanted: datetime) -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "9" * 30, "-" + "9" * 20, ""])
-def test_times_of_foreign_headers_that_are_none(text: str) -> None:
+def test_malformed_times_in_foreign_headers_read_as_none(text: str) -> None:
     raw = NativeMessage(b"s", b"", b"", f"NATS/1.0\r\nanybroker-time: {text}\r\n\r\n".encode())
     assert VIEW.publish_time(raw) is None
     assert VIEW.publish_times([raw]) == [None]
@@ -135,7 +135,7 @@ def test_ack_subjects_with_domain_and_account() -> None:
 
 
 @pytest.mark.parametrize("domains", [(False, False), (True, True), (True, False, False)])
-def test_ack_subjects_parsed_together_give_the_same_as_one_by_one(domains: tuple[bool, ...]) -> None:
+def test_ack_subjects_parsed_together_equal_those_parsed_singly(domains: tuple[bool, ...]) -> None:
     replies = [
         b"$JS.ACK.%borders.billing.1.%d.7.%d.5%b"
         % (b"hub.ACCHASH." if domain else b"", 40 + n, 1795258770448526345 + n, b".token" if domain else b"")
@@ -145,7 +145,7 @@ def test_ack_subjects_parsed_together_give_the_same_as_one_by_one(domains: tuple
     assert VIEW.stamps(raws) == ([40 + n for n in range(len(raws))], VIEW.broker_times(raws))
 
 
-def test_the_short_cut_is_used_with_this_client() -> None:
+def test_the_fast_path_is_used_with_this_client() -> None:
     assert supports_fast_path()
     assert isinstance(make_client(True), FastClient)
     assert isinstance(make_client(False), PublicClient)
@@ -153,8 +153,8 @@ def test_the_short_cut_is_used_with_this_client() -> None:
 
 @pytest.mark.deep
 @given(st.data())
-async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject) -> None:
-    """Raw messages reach their handler and all others nats-py, however the stream is cut."""
+async def test_the_fast_path_parses_messages_however_they_are_split(data: st.DataObject) -> None:
+    """Messages of raw subscriptions go to their handlers, all others to nats-py."""
     raw: list[tuple[bytes, bytes, bytes, bytes]] = []
     other: list[tuple[bytes, bytes]] = []
 
@@ -196,7 +196,7 @@ async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject
     assert not client._ps.buf
 
 
-async def test_a_handler_that_fails_makes_the_client_reconnect() -> None:
+async def test_a_failing_handler_makes_the_client_reconnect() -> None:
     client = transport._RawClient()
 
     def fail(*_message: bytes) -> None:
@@ -210,7 +210,7 @@ async def test_a_handler_that_fails_makes_the_client_reconnect() -> None:
     await client._ps.parse(b"MSG s 1 1\r\nx\r\n")
 
 
-def test_a_client_of_another_shape_is_not_trusted() -> None:
+def test_a_changed_client_does_not_get_the_fast_path() -> None:
     class Renamed(Client):
         async def _process_msg(self, sid: int, subject: bytes, reply: bytes, payload: bytes) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             return

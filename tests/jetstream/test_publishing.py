@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -14,7 +15,6 @@ from broker.names import native_name
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker_jetstream.backend import JetStreamBackend
-from broker_jetstream.publishing import partition_of
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
 
 NAMES = "".join(map(chr, range(128)))
@@ -53,12 +53,12 @@ async def test_publish_returns_id_partition_and_offset(both_ways: JetStreamBacke
     await make_topic(both_ways, topic, partitions=3)
     receipts = await publish(both_ways, topic, *(OutboundMessage(b"x", key=f"k{n}") for n in range(6)))
     assert [receipt.offset for receipt in receipts] == [1, 2, 3, 4, 5, 6]
-    assert [receipt.partition for receipt in receipts] == [partition_of(f"k{n}".encode(), 3) for n in range(6)]
+    assert [receipt.partition for receipt in receipts] == [crc32(f"k{n}".encode()) % 3 for n in range(6)]
     source = await subscribe(both_ways, topic)
     assert [message.id for message in await receive(source, 6)] == [receipt.id for receipt in receipts]
 
 
-async def test_attributes_come_back_equal(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_attributes_round_trip(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     single = [{name: value} for name, value in HOSTILE] + [{chr(n): chr(n)} for n in range(128)]
     wanted: list[dict[str, str]] = [dict(HOSTILE), {}, *single]
@@ -70,7 +70,7 @@ async def test_attributes_come_back_equal(both_ways: JetStreamBackend, topic: st
 
 @pytest.mark.parametrize("key", [None, b"", b"plain", b" ", b"x ", b"\x00\xff\r\n", bytes(range(256)), "ü🎉".encode()])
 @pytest.mark.parametrize("data", [None, b"", b"\x00", b"body"])
-async def test_key_and_body_come_back_equal(both_ways: JetStreamBackend, topic: str, key: Any, data: Any) -> None:
+async def test_key_and_body_round_trip(both_ways: JetStreamBackend, topic: str, key: Any, data: Any) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, OutboundMessage(data, key=key))
     (message,) = await receive(await subscribe(both_ways, topic), 1)
@@ -78,7 +78,7 @@ async def test_key_and_body_come_back_equal(both_ways: JetStreamBackend, topic: 
 
 
 @pytest.mark.parametrize("bound", [{"max_messages": 3}, {"max_bytes": 2000}])
-async def test_a_full_topic_says_so_and_is_not_asked_again(
+async def test_a_full_topic_is_reported_and_not_retried(
     both_ways: JetStreamBackend, topic: str, bound: dict[str, int]
 ) -> None:
     await make_topic(both_ways, topic, discard="new", **bound)
@@ -92,7 +92,7 @@ async def test_a_full_topic_says_so_and_is_not_asked_again(
     assert "max_messages" in last.advice
 
 
-async def test_publish_time_is_the_producers_and_broker_time_the_servers(
+async def test_publish_time_is_set_by_the_producer_and_broker_time_by_the_server(
     both_ways: JetStreamBackend, topic: str
 ) -> None:
     await make_topic(both_ways, topic)
@@ -107,7 +107,7 @@ async def test_publish_time_is_the_producers_and_broker_time_the_servers(
     assert before - timedelta(seconds=1) <= first.broker_time <= datetime.now(UTC) + timedelta(seconds=1)
 
 
-async def test_a_second_message_of_an_id_is_dropped_and_says_so(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_a_repeated_id_is_dropped_and_reported_as_duplicate(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic, partitions=4)
     receipts = await publish(both_ways, topic, *(OutboundMessage(b"x", id="order-1") for _ in range(3)))
     assert [receipt.duplicate for receipt in receipts] == [False, True, True]
@@ -118,7 +118,7 @@ async def test_a_second_message_of_an_id_is_dropped_and_says_so(both_ways: JetSt
 
 
 @pytest.mark.parametrize("text", [" lead", "a\nb", "🎉", "anybroker-64:YQ==", "a:b", "x" * 500])
-async def test_ids_come_back_equal(both_ways: JetStreamBackend, topic: str, text: str) -> None:
+async def test_ids_round_trip(both_ways: JetStreamBackend, topic: str, text: str) -> None:
     await make_topic(both_ways, topic)
     at = datetime.now(UTC) + timedelta(seconds=0.1)
     (receipt, _) = await publish(
@@ -140,7 +140,7 @@ async def test_a_large_batch_keeps_its_order(both_ways: JetStreamBackend, topic:
     assert [int(message.data or b"") for message in found] == list(range(9000))
 
 
-async def test_a_bad_message_does_not_take_its_batch_along(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_an_invalid_message_does_not_fail_its_batch(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic, partitions=2)
     messages = [
         OutboundMessage(b"a"),
@@ -180,7 +180,7 @@ async def test_scheduled_delivery(both_ways: JetStreamBackend, topic: str) -> No
     assert await receive(source, 1, 0.3) == []
 
 
-async def test_a_time_that_has_passed_delivers_at_once(both_ways: JetStreamBackend, topic: str) -> None:
+async def test_a_delivery_time_in_the_past_delivers_at_once(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, OutboundMessage(b"x", deliver_at=datetime.now(UTC) - timedelta(seconds=5)))
     assert len(await receive(await subscribe(both_ways, topic), 1)) == 1
@@ -207,7 +207,7 @@ async def test_a_missing_topic_is_reported(both_ways: JetStreamBackend, topic: s
         await target.publish([OutboundMessage(b"x")])
 
 
-async def test_a_closed_target_refuses(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_closed_target_raises(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     target = backend.publish_target(topic)
     await target.close()
@@ -250,7 +250,7 @@ async def test_foreign_streams(backend: JetStreamBackend, topic: str) -> None:
     assert await source.settle(settle_all([message], Outcome.ACK)) == [None]
 
 
-async def test_what_a_foreign_producer_wrote_is_forwarded(backend: JetStreamBackend, topic: str) -> None:
+async def test_headers_of_a_foreign_producer_are_forwarded(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await make_topic(backend, f"{topic}.next")
     block = b"NATS/1.0\r\nTrace: a\r\nTrace: b\r\nbin: \xff\xfe\r\n\r\n"
@@ -263,7 +263,7 @@ async def test_what_a_foreign_producer_wrote_is_forwarded(backend: JetStreamBack
     assert forwarded.id == message.id
 
 
-async def test_plain_attributes_are_readable_by_others(backend: JetStreamBackend, topic: str) -> None:
+async def test_plain_attributes_are_plain_headers(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, OutboundMessage(b"x", key="42", attributes={"type": "created", "note": "a\nb"}))
     (message,) = await receive(await subscribe(backend, topic), 1)
@@ -275,15 +275,10 @@ async def test_plain_attributes_are_readable_by_others(backend: JetStreamBackend
 
 
 async def _write_raw(backend: JetStreamBackend, subject: str, block: bytes, data: bytes) -> None:
-    from broker_jetstream.transport import Outgoing
-
-    replies = backend._connection.inbox.expect(1)
-    await backend._connection.send([Outgoing(subject.encode(), replies.subject(0), block, data)])
-    assert await replies.wait(5)
-    replies.close()
+    assert await backend._connection.request_once(subject.encode(), block, data, 5)
 
 
-async def test_every_failure_is_one_of_ours(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_server_error_is_a_broker_error(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic, max_message_size=100)
     (outcome,) = await backend.publish_target(topic).publish([OutboundMessage(b"x" * 1000)])
     assert isinstance(outcome, BrokerError)

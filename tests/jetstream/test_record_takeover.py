@@ -1,4 +1,4 @@
-"""Joining a group whose former members died, or left before anything came."""
+"""Joining a group whose former members died, or left at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def messages(number: int) -> list[broker.OutboundMessage]:
 
 
 async def die(open_backend: Open, server: NatsServer, *topics: str, read_first: int) -> Proxy:
-    """A member reads some records, and then is never heard of again, though its wire stays."""
+    """A member reads some records, and then stays silent, though its connection stays open."""
     proxy = Proxy(server.port).__enter__()
     doomed = await open_backend(servers=(proxy.url,), owner_timeout=1.0)
     source = await join(doomed, topics)
@@ -37,7 +37,7 @@ async def die(open_backend: Open, server: NatsServer, *topics: str, read_first: 
     return proxy
 
 
-async def test_a_job_reads_what_a_dead_member_held_before_it_is_idle(
+async def test_a_job_reads_the_partitions_of_a_dead_member_before_it_is_idle(
     open_backend: Open, nats_server: NatsServer, topic: str
 ) -> None:
     backend = await open_backend()
@@ -54,7 +54,7 @@ async def test_a_job_reads_what_a_dead_member_held_before_it_is_idle(
         proxy.__exit__()
 
 
-async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
+async def test_partitions_of_a_dead_member_are_assigned_once_they_can_be_read(
     open_backend: Open, nats_server: NatsServer, topic: str
 ) -> None:
     backend = await open_backend(owner_timeout=1.0)
@@ -74,20 +74,20 @@ async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
 
 
 @pytest.mark.deep
-async def test_a_partition_that_another_member_keeps_delays_the_free_ones_briefly(
+async def test_a_partition_pinned_elsewhere_delays_the_free_ones_briefly(
     open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a server that forbids members to hear each other."""
+    """As on a server where members have no permission for the announcements."""
     from broker_jetstream import membership
 
-    async def deaf(self: membership.Membership) -> None: ...
+    async def join_unheard(self: membership.Membership) -> None: ...
 
     backend, other = await open_backend(owner_timeout=2.0), await open_backend(owner_timeout=2.0)
     await make_topic(backend, topic, partitions=2)
     await publish(backend, topic, *messages(3))
     owner = await join(backend, (topic,))
     assert len(await read(owner, 3)) == 3
-    monkeypatch.setattr(membership.Membership, "join", deaf)
+    monkeypatch.setattr(membership.Membership, "join", join_unheard)
     listener = GroupListener()
     source = await join(other, (topic,), listener)
     assert listener.given == []
@@ -97,18 +97,18 @@ async def test_a_partition_that_another_member_keeps_delays_the_free_ones_briefl
 
 
 @pytest.mark.deep
-async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
+async def test_a_late_owner_check_still_reports_lost_partitions(
     open_backend: Open, nats_server: NatsServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other does not share with who comes back before that one knows what it lost.
+    """A member that was cut off learns of its losses before the new owner returns a share to it.
 
-    Two looks take less than the time after which the other would call it gone again.
+    Two checks take less than the time after which the new owner counts the member as gone again.
     """
-    look = AssignedPartition._owner
+    owner = AssignedPartition._owner
 
-    async def look_late(self: AssignedPartition) -> bytes:
+    async def late_owner(self: AssignedPartition) -> bytes:
         await let_pass(0.4)
-        return await look(self)
+        return await owner(self)
 
     backend = await open_backend(owner_timeout=3.0)
     await make_topic(backend, topic, partitions=2)
@@ -121,14 +121,14 @@ async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
         proxy.hold()
         second = await join(backend, (topic,))
         assert len(await read(second, 6, 20)) == 6
-        monkeypatch.setattr(AssignedPartition, "_owner", look_late)
+        monkeypatch.setattr(AssignedPartition, "_owner", late_owner)
         proxy.hold(False)
         await until(lambda: len(listener.gone) == 2, 20)
         assert sorted(listener.gone) == [TopicPartition(topic, 0), TopicPartition(topic, 1)]
         await until(lambda: len(first.assignment()) == len(second.assignment()) == 1, 20)
 
 
-async def test_a_member_that_leaves_at_once_leaves_no_pin(open_backend: Open, topic: str) -> None:
+async def test_a_member_that_leaves_at_once_is_unpinned(open_backend: Open, topic: str) -> None:
     backend = await open_backend(owner_timeout=30.0)
     await make_topic(backend, topic)
     await publish(backend, topic, *messages(3))

@@ -1,4 +1,4 @@
-"""What was given back unhandled counts as no delivery, whichever process gives back and whichever asks."""
+"""Released messages: a release is no attempt, in whichever process it happened."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from broker.hooks import Event, Hooks, Settled, Warned
 from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
+from broker_jetstream import release_counts
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import RELEASE_COUNTS_STREAM, release_counts_subject
@@ -30,6 +31,12 @@ from tests.servers.nats import NatsServer
 LEASE = 1.0
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow server must not make a source skip a count."""
+    monkeypatch.setattr(release_counts, "PATIENCE", 30.0)
+
+
 def bodies(number: int, key: bytes | None = None) -> list[OutboundMessage]:
     return [OutboundMessage(b"%d" % index, key) for index in range(number)]
 
@@ -39,7 +46,7 @@ def attempts(messages: list[Message[bytes]]) -> list[int | None]:
 
 
 async def stored(backend: JetStreamBackend, topic: str) -> int:
-    """How many counts of a topic are kept."""
+    """How many subscriptions of a topic have stored counts."""
     subject = release_counts_subject(topic.replace(".", "="), "*")
     body = {"subjects_filter": subject}
     try:
@@ -54,7 +61,7 @@ def has_buffered(source: MessageSource, number: int) -> bool:
     return len(source._buffer) == number
 
 
-async def test_successors_see_only_deliveries_that_met_a_handler(open_backend: Open, topic: str) -> None:
+async def test_later_consumers_count_only_deliveries_that_reached_a_handler(open_backend: Open, topic: str) -> None:
     first = await open_backend()
     await make_topic(first, topic)
     await publish(first, topic, *bodies(20))
@@ -68,14 +75,14 @@ async def test_successors_see_only_deliveries_that_met_a_handler(open_backend: O
     found = await receive(source, 20)
     assert attempts(found) == [1] * 20
     await source.settle([*settle_all(found[:5], Outcome.NACK), *settle_all(found[5:], Outcome.RELEASE)])
-    heir = await subscribe(await open_backend(), topic)
+    successor = await subscribe(await open_backend(), topic)
     await source.close()
-    seen = {int(m.data or b""): m.delivery_attempt for m in await receive(heir, 20)}
+    seen = {int(m.data or b""): m.delivery_attempt for m in await receive(successor, 20)}
     assert seen == {number: 2 if number < 5 else 1 for number in range(20)}
 
 
-async def test_the_buffer_of_a_closed_source_counts_as_given_back(open_backend: Open, topic: str) -> None:
-    backend, heir = await open_backend(), await open_backend()
+async def test_messages_buffered_at_close_count_as_released(open_backend: Open, topic: str) -> None:
+    backend, successor = await open_backend(), await open_backend()
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(10))
     for _ in range(3):
@@ -85,34 +92,34 @@ async def test_the_buffer_of_a_closed_source_counts_as_given_back(open_backend: 
         (message,) = await source.fetch(1, 1 << 20, 5.0)
         await source.settle(settle_all([message], Outcome.RELEASE))
         await source.close()
-    assert attempts(await receive(await subscribe(heir, topic), 10)) == [1] * 10
+    assert attempts(await receive(await subscribe(successor, topic), 10)) == [1] * 10
 
 
-async def test_many_processes_giving_back_at_once_lose_no_count(open_backend: Open, topic: str) -> None:
+async def test_concurrent_releases_of_many_processes_lose_no_count(open_backend: Open, topic: str) -> None:
     backends = [await open_backend() for _ in range(8)]
     await make_topic(backends[0], topic)
     await publish(backends[0], topic, *bodies(160))
     for _ in range(3):
         sources = [await subscribe(backend, topic) for backend in backends]
-        taken = await asyncio.gather(*(receive(source, 20) for source in sources))
-        assert {attempt for found in taken for attempt in attempts(found)} == {1}
-        assert [len(found) for found in taken] == [20] * len(sources)
+        batches = await asyncio.gather(*(receive(source, 20) for source in sources))
+        assert {attempt for found in batches for attempt in attempts(found)} == {1}
+        assert [len(found) for found in batches] == [20] * len(sources)
         await asyncio.gather(
-            *(source.settle(settle_all(found, Outcome.RELEASE)) for source, found in zip(sources, taken, strict=True))
+            *(source.settle(settle_all(found, Outcome.RELEASE)) for source, found in zip(sources, batches, strict=True))
         )
         await asyncio.gather(*(source.close() for source in sources))
     assert attempts(await receive(await subscribe(backends[0], topic), 160)) == [1] * 160
 
 
-async def test_deliveries_that_a_process_died_with_count(open_backend: Open, topic: str) -> None:
-    dead, heir = await open_backend(lease_seconds=LEASE), await open_backend(lease_seconds=LEASE)
+async def test_deliveries_to_a_dead_process_count_as_attempts(open_backend: Open, topic: str) -> None:
+    dead, successor = await open_backend(lease_seconds=LEASE), await open_backend(lease_seconds=LEASE)
     await make_topic(dead, topic)
     await publish(dead, topic, *bodies(3))
     source = await subscribe(dead, topic)
     await source.settle(settle_all(await receive(source, 3), Outcome.RELEASE))
     assert attempts(await receive(source, 3)) == [1] * 3
     # These leases are not renewed, as after a crash.
-    found = await receive(await subscribe(heir, topic), 3)
+    found = await receive(await subscribe(successor, topic), 3)
     assert attempts(found) == [2] * 3
 
 
@@ -121,28 +128,30 @@ def note_release(seen: asyncio.Event, event: Event) -> None:
         seen.set()
 
 
-async def test_a_hot_key_raises_no_attempts(nats_server: NatsServer, open_backend: Open, topic: str) -> None:
+async def test_a_hot_key_does_not_raise_the_attempts_of_others(
+    nats_server: NatsServer, open_backend: Open, topic: str
+) -> None:
     backend = await open_backend()
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(40, b"hot"))
     for _ in range(3):
-        refused = asyncio.Event()
+        released = asyncio.Event()
         async with (
             broker.connect(nats_server.url) as bus,
             bus.messages(topic, subscription="billing", ordered_by_key=True, max_outstanding=16) as inbox,
         ):
-            bus.hooks.listen(partial(note_release, refused))
+            bus.hooks.listen(partial(note_release, released))
             first = await inbox.next_message(timeout=5)
             assert first is not None
             assert first.delivery_attempt == 1
-            # Its followers fill the share of their key; the others are given back.
+            # Its followers fill the share of their key; the others are released.
             async with asyncio.timeout(5):
-                await refused.wait()
-    # What was refused comes again after a delay of its own.
+                await released.wait()
+    # Released messages are redelivered after a delay.
     assert attempts(await receive(await subscribe(backend, topic), 40, 15)) == [1] * 40
 
 
-async def test_counts_of_an_earlier_consumer_of_the_name_are_not_taken_over(open_backend: Open, topic: str) -> None:
+async def test_counts_of_a_deleted_consumer_do_not_apply_to_its_successor(open_backend: Open, topic: str) -> None:
     backend = await open_backend(lease_seconds=LEASE)
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(2))
@@ -150,7 +159,7 @@ async def test_counts_of_an_earlier_consumer_of_the_name_are_not_taken_over(open
     await source.settle(settle_all(await receive(source, 2), Outcome.RELEASE))
     await source.close()
     assert await stored(backend, topic) == 1
-    # As other tools do it, which know nothing of the counts.
+    # As other tools do, which do not know the counts.
     stream = topic.replace(".", "=")
     await backend._connection.api(f"STREAM.DELETE.{stream}", what="test")
     await make_topic(backend, topic)
@@ -161,7 +170,7 @@ async def test_counts_of_an_earlier_consumer_of_the_name_are_not_taken_over(open
     assert attempts(await receive(source, 2)) == [2, 2]
 
 
-async def test_admin_neither_shows_nor_leaves_the_counts(open_backend: Open, topic: str) -> None:
+async def test_admin_hides_the_counts_and_deletes_them(open_backend: Open, topic: str) -> None:
     backend = await open_backend()
     admin = backend.admin()
     await make_topic(backend, topic)
@@ -178,7 +187,7 @@ async def test_admin_neither_shows_nor_leaves_the_counts(open_backend: Open, top
         assert await stored(backend, topic) == 0
 
 
-async def test_nothing_given_back_writes_nothing(open_backend: Open, topic: str) -> None:
+async def test_without_releases_no_count_is_stored(open_backend: Open, topic: str) -> None:
     backend = await open_backend()
     await make_topic(backend, topic)
     await publish(backend, topic, *bodies(3))
@@ -188,7 +197,7 @@ async def test_nothing_given_back_writes_nothing(open_backend: Open, topic: str)
     await source.settle([s for message, outcome in outcomes for s in settle_all([message], outcome)])
     await source.settle(settle_all(await receive(source, 1), Outcome.ACK))
     await source.close()
-    # An ephemeral subscription has no later consumer, and its own one knows its give-backs.
+    # An ephemeral subscription has no later consumer, and its only one knows its releases.
     lonely = MessageSubscription(topic=topic, subscription=EPHEMERAL, start="earliest")
     alone = await backend.subscribe(lonely, Listener())
     for _ in range(3):
@@ -203,7 +212,8 @@ async def test_nothing_given_back_writes_nothing(open_backend: Open, topic: str)
     await other.close()
 
 
-async def test_a_server_that_does_not_answer_holds_up_no_close(topic: str) -> None:
+async def test_an_unresponsive_server_does_not_delay_close(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_counts, "PATIENCE", 0.5)
     with NatsServer() as server:
         backend = JetStreamBackend(JetStreamSettings(servers=(server.url,), settle_timeout=0.5), Hooks())
         await backend.open()
@@ -220,7 +230,7 @@ async def test_a_server_that_does_not_answer_holds_up_no_close(topic: str) -> No
         await backend.close()
 
 
-async def test_a_user_without_the_rights_gets_one_report_and_goes_on(topic: str) -> None:
+async def test_a_user_without_permission_for_the_counts_is_warned_once(topic: str) -> None:
     subjects = f'"anybroker.given-back.>", "$JS.API.STREAM.*.{RELEASE_COUNTS_STREAM}"'
     forbidden = f"permissions: {{ publish: {{ deny: [{subjects}] }} }}"
     events: list[Event] = []
@@ -235,18 +245,18 @@ async def test_a_user_without_the_rights_gets_one_report_and_goes_on(topic: str)
         source = await subscribe(backend, topic, listener=listener)
         for _ in range(3):
             found = await receive(source, 2)
-            # Its own give-backs a consumer knows without the server.
+            # A consumer knows its own releases without the server.
             assert attempts(found) == [1, 1]
             begin = time.monotonic()
             await source.settle(settle_all(found, Outcome.RELEASE))
-            assert time.monotonic() - begin < 5  # of the 10 for the answer to a settlement
+            assert time.monotonic() - begin < 5  # a missing answer would take 10
         assert [type(event) for event in listener.events] == [Warned]
         await source.close()
         await backend.admin().delete_subscription(topic, "billing")
         await backend.close()
 
 
-async def test_the_rights_that_the_page_lists_suffice(events: list[Event]) -> None:
+async def test_the_permissions_in_the_documentation_suffice(events: list[Event]) -> None:
     page = (Path(__file__).parents[2] / "docs/backends/jetstream.md").read_text()
     publishing, receiving = page.split("  publish:   ")[1].split("  ```")[0].split("  subscribe: ")
     rights = f"permissions: {{ publish: {json.dumps(publishing.split())}, subscribe: {json.dumps(receiving.split())} }}"
@@ -281,11 +291,11 @@ async def test_the_rights_that_the_page_lists_suffice(events: list[Event]) -> No
 @pytest.mark.parametrize(
     "counts", [{}, {7: 1}, {1: 2, 2: 2, 3: 2, 5: 2, 6: 1}, {9: 3, 1: 3, 10: 3}, dict.fromkeys(range(1000), 4)]
 )
-def test_runs_are_the_counts_in_short(counts: dict[int, int]) -> None:
+def test_runs_are_equivalent_to_counts(counts: dict[int, int]) -> None:
     runs = runs_from_counts(counts, 100)
     assert counts_from_runs(runs) == counts
     assert len(runs) <= 4
 
 
-def test_of_too_many_runs_the_least_given_back_are_left_out() -> None:
+def test_with_too_many_runs_the_lowest_counts_are_left_out() -> None:
     assert runs_from_counts({1: 1, 3: 5, 5: 2, 7: 4}, 2) == [(3, 1, 5), (7, 1, 4)]

@@ -1,4 +1,4 @@
-"""Retry topics on logs of JetStream: the largest message can wait on them too."""
+"""Retry topics on JetStream take the largest message too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ TOPICS = RetryTopics((0.2, 0.4))
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "\n"])
-async def test_the_largest_headers_can_wait(nats_server: NatsServer, topic: str, character: str) -> None:
+async def test_a_message_with_the_largest_headers_fits_a_retry_topic(
+    nats_server: NatsServer, topic: str, character: str
+) -> None:
     async with broker.connect(nats_server.url) as bus:
         for name in (topic, *TOPICS.names(topic, "billing")):
             await bus.admin.ensure_topic(name, partitions=1)

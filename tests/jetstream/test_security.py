@@ -1,4 +1,4 @@
-"""Every way in, against a server that demands it and refuses the wrong one."""
+"""Every way to authenticate, against a server that requires it and refuses others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
 from tests.servers.nats import Certificates, Jwt, NatsServer, make_nkey
 
-# Long enough to tell a timeout from a busy machine.
+# Long enough to distinguish a timeout from a busy machine.
 PATIENT: dict[str, Any] = {"connect_timeout": 30.0, "request_timeout": 30.0}
 
 
@@ -88,7 +88,7 @@ def first_server(certificates: Certificates) -> Iterator[NatsServer]:
 
 
 async def round_trip(settings: JetStreamSettings, topic: str) -> str:
-    """Publish, receive, ack: all that a connection must be able to do. Returns the server that did it."""
+    """Publish, receive and ack a message; returns the address of the server."""
     backend = JetStreamBackend(settings, Hooks())
     await backend.open()
     try:
@@ -103,12 +103,12 @@ async def round_trip(settings: JetStreamSettings, topic: str) -> str:
 
 
 async def refused(settings: JetStreamSettings) -> BrokerError:
-    """The error of opening, which comes quickly and shows no secret."""
+    """The error of opening, which is raised at once and shows no secret."""
     backend = JetStreamBackend(settings, Hooks())
     begin = time.monotonic()
     with pytest.raises(BrokerError) as caught:
         await backend.open()
-    assert time.monotonic() - begin < 15, "it took a time-out"
+    assert time.monotonic() - begin < 15, "it waited for a timeout"
     for secret in ("s3cret", "pa/ss", SEED[5:]):
         assert secret not in str(caught.value)
         assert secret not in repr(settings)
@@ -211,7 +211,7 @@ async def test_tls_from_the_first_byte(first_server: NatsServer, certificates: C
 
 
 @pytest.mark.parametrize("name", ["tls_ca", "tls_cert"])
-async def test_files_that_cannot_be_used(
+async def test_unusable_files_are_reported(
     tls_server: NatsServer, certificates: Certificates, folder: Path, name: str
 ) -> None:
     garbage = folder / "garbage.pem"
@@ -222,7 +222,7 @@ async def test_files_that_cannot_be_used(
         assert name in str(error)
 
 
-async def test_what_the_server_forbids_is_reported(topic: str) -> None:
+async def test_missing_permissions_are_reported(topic: str) -> None:
     forbidden = 'permissions: { publish: { deny: ["secret-topic.>", "$JS.API.STREAM.PURGE.>"] } }'
     with NatsServer.with_user("ann", "x", forbidden) as server:
         backend = JetStreamBackend(at(server, user="ann", password="x"), Hooks())
@@ -248,7 +248,7 @@ async def test_a_server_without_jetstream_is_reported() -> None:
             await backend.open()
 
 
-async def test_no_server_fails_after_one_try() -> None:
+async def test_an_unreachable_server_is_tried_once() -> None:
     with NatsServer() as server:
         url = server.url
     backend = JetStreamBackend(JetStreamSettings(servers=(url,), **PATIENT), Hooks())
@@ -258,7 +258,7 @@ async def test_no_server_fails_after_one_try() -> None:
     assert time.monotonic() - begin < 15
 
 
-async def test_a_server_that_does_not_speak_fails_in_time() -> None:
+async def test_an_unresponsive_server_fails_in_time() -> None:
     with NatsServer() as server:
         server.pause()
         backend = JetStreamBackend(at(server, connect_timeout=0.5), Hooks())
@@ -275,7 +275,7 @@ async def test_the_second_server_is_tried(topic: str) -> None:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), nats.errors.UnexpectedEOF()])
-def test_a_tls_connection_that_the_server_ends_at_once_was_refused(error: Exception) -> None:
+def test_a_tls_connection_closed_by_the_server_is_a_refusal(error: Exception) -> None:
     # Which of these it is depends on who writes first after the handshake.
     assert isinstance(connect_error(error, "tls://host", tls=True), AuthenticationFailed)
     assert isinstance(connect_error(error, "nats://host", tls=False), ConnectionFailed)

@@ -1,4 +1,4 @@
-"""Settings: what a URL means, what is refused, and that every setting arrives."""
+"""Settings: values of a URL, values that are refused, and the use of every setting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HANDLED_ELSEWHERE = {
 }
 
 
-def test_credentials_of_servers_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_servers_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = JetStreamSettings(servers=("nats://ann:s3cr3t@one:4222", "nats://s3cr3t@two"))
     assert settings.servers[0] == "nats://ann:s3cr3t@one:4222"
     shown = {info.name: info.value for info in settings.explain()}["servers"]
@@ -88,12 +88,12 @@ def test_urls() -> None:
         "nats://one?owner_timeout=1e10",
     ],
 )
-def test_what_cannot_be_used_is_refused(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidSetting):
         JetStreamSettings.from_url(url)
 
 
-def test_unknown_settings_name_the_nearest() -> None:
+def test_unknown_settings_suggest_the_nearest() -> None:
     with pytest.raises(UnknownSetting, match="lease_seconds"):
         JetStreamSettings.from_url("nats://one?lease_second=1")
 
@@ -119,7 +119,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-async def test_every_setting_arrives(topic: str) -> None:
+async def test_every_setting_is_used(topic: str) -> None:
     server = shared_server()
     settings = JetStreamSettings(servers=(server.url,), **VALUES)
     assert set(JetStreamSettings.model_fields) == {"servers", *VALUES, *HANDLED_ELSEWHERE}
@@ -156,7 +156,7 @@ async def test_every_setting_arrives(topic: str) -> None:
         await backend.close()
 
 
-async def test_a_domain_changes_the_api(topic: str, tmp_path: Path) -> None:
+async def test_a_domain_changes_the_api_subjects(topic: str, tmp_path: Path) -> None:
     with NatsServer(f'jetstream {{ domain: hub, store_dir: "{tmp_path}" }}', jetstream=False) as hub:
         backend = JetStreamBackend(JetStreamSettings(servers=(hub.url,), domain="hub"), Hooks())
         await backend.open()

@@ -1,4 +1,4 @@
-"""Times and options that the server cannot tell, or takes for something else."""
+"""Times and options beyond the range of the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG_AGO = [datetime(999, 1, 1, tzinfo=UTC), datetime.min.replace(tzinfo=UTC), d
 
 
 @pytest.mark.parametrize("moment", FAR)
-async def test_nothing_is_scheduled_for_a_time_that_the_server_cannot_tell(
+async def test_times_beyond_the_servers_range_are_refused(
     backend: JetStreamBackend, topic: str, moment: datetime
 ) -> None:
     await make_topic(backend, topic)
@@ -37,13 +37,13 @@ async def test_nothing_is_scheduled_for_a_time_that_the_server_cannot_tell(
 
 
 @pytest.mark.parametrize(("moment", "found"), [*((at, 2) for at in FAR), *((at, 1) for at in LONG_AGO)])
-async def test_positions_of_far_times(backend: JetStreamBackend, topic: str, moment: datetime, found: int) -> None:
+async def test_positions_at_distant_times(backend: JetStreamBackend, topic: str, moment: datetime, found: int) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, OutboundMessage(b"v"))
     assert await backend.log_reader().position_at(topic, moment) == {0: found}
 
 
-async def test_a_subscription_that_starts_long_ago_has_everything(backend: JetStreamBackend, topic: str) -> None:
+async def test_a_subscription_from_a_distant_past_gets_every_message(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, OutboundMessage(b"v"))
     for number, moment in enumerate(LONG_AGO):
@@ -72,16 +72,12 @@ def test_a_moment_is_written_in_utc() -> None:
         ("deduplication_window", -1),
     ],
 )
-async def test_an_option_that_cannot_be_used_is_named(
-    backend: JetStreamBackend, topic: str, option: str, value: Any
-) -> None:
+async def test_an_invalid_option_is_named(backend: JetStreamBackend, topic: str, option: str, value: Any) -> None:
     with pytest.raises(InvalidSetting, match=option):
         await backend.admin().ensure_topic(topic, partitions=None, retention=None, options={option: value})
 
 
 @pytest.mark.parametrize("retention", [timedelta.max, timedelta(0), timedelta(seconds=-1)])
-async def test_a_retention_that_cannot_be_used_is_named(
-    backend: JetStreamBackend, topic: str, retention: timedelta
-) -> None:
+async def test_an_invalid_retention_is_named(backend: JetStreamBackend, topic: str, retention: timedelta) -> None:
     with pytest.raises(InvalidSetting, match="retention"):
         await backend.admin().ensure_topic(topic, partitions=None, retention=retention, options={})

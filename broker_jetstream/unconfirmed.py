@@ -24,7 +24,7 @@ from broker_jetstream.inbox import Replies
 from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.transport import Outgoing
 
-__all__ = ["Batch", "InFlight", "decode_ack"]
+__all__ = ["Batch", "UnconfirmedMessages", "decode_ack"]
 
 
 CHUNK: Final = 500
@@ -33,7 +33,7 @@ _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.2
 
 
-class InFlight:
+class UnconfirmedMessages:
     """The batches of one topic, oldest first.
 
     :param encode_again: encodes one message of a batch for a recreated topic.
@@ -49,7 +49,8 @@ class InFlight:
         self._batches: deque[Batch] = deque()
         """An abandoned batch stays until all older ones end, because it shows which of them were overtaken."""
         self.write_lock = asyncio.Lock()
-        """Held during `write`."""
+        """To be held during `write`."""
+        self._resend_after = connection.settings.publish_resend
         self._epoch = connection.epoch
         self._written = 0
         """Messages written by the waiting calls, answered or not."""
@@ -72,7 +73,7 @@ class InFlight:
         self._update_unserved()
         self._connection.inbox.notify()
 
-    def unconfirmed(self, batch: Batch, position: int) -> BrokerError | None:
+    def not_stored_error(self, batch: Batch, position: int) -> BrokerError | None:
         """The error of a message that was certainly not stored; None if it may have been stored."""
         if position in batch.replies.unserved or (position >= batch.written and self._stream_absent):
             return ConnectionFailed(
@@ -92,7 +93,10 @@ class InFlight:
                 if self._is_behind:
                     await self._catch_up(deadline)
                 chunk = _next_chunk(items, batch.written, 1 if self._unproven else most)
-                if self._written + len(chunk) > window and self._unanswered + len(chunk) > window:
+                if (
+                    self._written + len(chunk) > window
+                    and sum([each.unanswered for each in self._batches]) + len(chunk) > window
+                ):
                     left = deadline - time.monotonic()
                     if left <= 0:
                         return
@@ -113,12 +117,11 @@ class InFlight:
 
     async def wait(self, batch: Batch, deadline: float) -> None:
         """Wait for the answers to written messages, at most until the deadline."""
-        replies, resend = batch.replies, self._connection.settings.publish_resend
-        unwritten = len(batch.items) - batch.written
+        replies, unwritten = batch.replies, len(batch.items) - batch.written
         try:
             while replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
                 if not self._stream_absent:
-                    await replies.wait(min(left, resend))
+                    await replies.wait(min(left, self._resend_after))
                 self._connection.check_open()
                 if replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
                     async with asyncio.timeout(left):
@@ -133,14 +136,10 @@ class InFlight:
     async def _resend_overdue(self, batch: Batch, deadline: float) -> None:
         if self._is_behind:
             await self._catch_up(deadline)
-        elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
+        elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._resend_after:
             await self._wait_answered(deadline, behind=batch)
             self._fail_overtaken()
             await self._send_unanswered(batch)
-
-    @property
-    def _unanswered(self) -> int:
-        return sum(each.unanswered for each in self._batches)
 
     @property
     def _is_behind(self) -> bool:
@@ -178,14 +177,15 @@ class InFlight:
             if self._is_behind:
                 # Let another waiter continue.
                 for each in self._batches:
-                    each.replies.wake()
+                    each.replies.waker.wake()
 
     async def _stream_exists(self, deadline: float) -> bool:
-        """Checked before and after the probe, because the topic may be recreated in between."""
-        return not self._stream_absent or await self._check_stream(deadline)
+        """Look the stream up if a message got status 503, after pending answers; fail overtaken messages.
 
-    async def _check_stream(self, deadline: float) -> bool:
-        """Wait for pending answers and fail overtaken messages; returns whether the stream exists."""
+        Called before and after the probe, because the topic may be recreated in between.
+        """
+        if not self._stream_absent:
+            return True
         if self._epoch == self._connection.epoch:
             await self._wait_answered(deadline)
         self._fail_overtaken()
@@ -212,7 +212,7 @@ class InFlight:
         :param behind: wait only for messages written after this batch.
         """
         connection, epoch = self._connection, self._connection.epoch
-        deadline = min(deadline, time.monotonic() + connection.settings.publish_resend)
+        deadline = min(deadline, time.monotonic() + self._resend_after)
         written = list(self._batches)
         if behind is not None:
             written = written[written.index(behind) + 1 :]
@@ -289,10 +289,6 @@ class InFlight:
             return False
         self._unproven = False
         return True
-
-    @property
-    def _resend_after(self) -> float:
-        return self._connection.settings.publish_resend
 
     async def _send_unanswered(self, batch: Batch) -> bool:
         """Repeat messages without an answer; returns False if the connection broke."""
