@@ -15,7 +15,7 @@ from broker.hooks import Hooks
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.offsets import sql_rows
+from broker_kafka.offsets import sql
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.offset_shelves import Shelf, make_shelf
 from tests.kafka.queue_markers import Queue, connected
@@ -97,7 +97,7 @@ async def shelf(
     closing: list[Callable[[], Any]] = []
     if request.param.endswith("savepoint"):
         # As on a database whose INSERT cannot pass over a row that is there.
-        monkeypatch.setattr(sql_rows, "_QUIET_INSERTS", {})
+        monkeypatch.setattr(sql, "_QUIET_INSERTS", {})
     yield await make_shelf(request.param, tmp_path, closing)
     for close in closing:
         result = close()

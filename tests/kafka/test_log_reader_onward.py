@@ -15,7 +15,7 @@ from broker.driver.contract import TopicPartition
 from broker.errors import OffsetOutOfRange
 from broker.testing.waiting import eventually
 from broker_kafka import log_reader
-from broker_kafka.admin.topics import KafkaTopics, TopicOptions
+from broker_kafka.admin.topics import KafkaTopics
 from broker_kafka.client import log_fetcher as reader_thread
 from broker_kafka.client.log_fetcher import ReaderThread
 from broker_kafka.log_reader import KafkaLogReader
@@ -111,7 +111,7 @@ async def test_a_topic_that_is_made_anew_is_read_anew(
     produce(kafka.bootstrap, topic, numbered(20, "old-"))
     assert await offsets(reader, topic, 0, 10) == list(range(10))
     admin.delete_topic(topic)
-    await KafkaTopics(reader._connection).ensure(topic, 1, TopicOptions())
+    await KafkaTopics(reader._connection).ensure_topic(topic, partitions=1, retention=None, options={})
     produce(kafka.bootstrap, topic, numbered(20, "new-"))
     async with asyncio.timeout(20):
         found = [record.data async for batch in reader.read(topic, 0, 10, 20, 100) for record in batch]
@@ -125,7 +125,7 @@ async def test_a_topic_that_is_made_anew_while_it_is_read_is_read_anew_behind_th
     reading = reader.read(topic, 0, 0, 10, 5)
     assert len(await anext(reading)) == 5
     admin.delete_topic(topic)
-    await KafkaTopics(reader._connection).ensure(topic, 1, TopicOptions())
+    await KafkaTopics(reader._connection).ensure_topic(topic, partitions=1, retention=None, options={})
     produce(kafka.bootstrap, topic, numbered(20, "new-"))
     async with asyncio.timeout(20):
         async for _ in reading:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from broker.arrow import record_schema
 from broker.driver.contract import TopicPartition
 from broker.records import RecordBatch, RecordsOfRuns
-from broker_kafka.client.fetched import FetchedRuns
 from broker_kafka.codec.record_run import NativeRun, runs_of
+from broker_kafka.records import FetchedRuns
 
 _MOMENT = 1_700_000_000_123
 
