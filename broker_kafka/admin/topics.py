@@ -54,7 +54,7 @@ from broker_kafka.cluster.requests import (
 )
 from broker_kafka.errors import kafka_error
 
-__all__ = ["KafkaTopics", "TopicOptions", "explain", "explain_copies", "read_options"]
+__all__ = ["KafkaTopics", "TopicOptions", "explain"]
 
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -96,7 +96,7 @@ class TopicOptions:
     replication_factor: int | None = None
 
 
-def read_options(retention: timedelta | None, options: Mapping[str, Any]) -> TopicOptions:
+def _read_options(retention: timedelta | None, options: Mapping[str, Any]) -> TopicOptions:
     """Read the options of `ensure_topic`.
 
     :raises InvalidSetting: a value has a type that no configuration takes, or an option is given twice.
@@ -140,7 +140,7 @@ def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
     return error
 
 
-def explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
+def _explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
     """Translate INVALID_REPLICATION_FACTOR into an error that names the setting and what to do.
 
     :param copies: the requested replication factor; -1 is the cluster's default.
@@ -197,7 +197,7 @@ class KafkaTopics:
             raise refused("partitions", partitions, f"1 to {_MOST_PARTITIONS} on Kafka, or None")
         if retention is not None and retention <= timedelta(0):
             raise InvalidSetting(f"retention is {retention}", advice="Give a time above 0")
-        wanted = read_options(retention, options)
+        wanted = _read_options(retention, options)
 
         async def attempt() -> TopicInfo | TopicNotFound:
             try:
@@ -239,7 +239,7 @@ class KafkaTopics:
             if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 await self._until(f"Creating topic {name!r}", name)
                 return False
-            raise explain_copies(explain(error, options), name, copies) from error
+            raise _explain_copies(explain(error, options), name, copies) from error
         await self._until(f"Creating topic {name!r}", name, partitions)
         return True
 

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from broker import BrokerError
 from broker.driver import logger
-from broker_kafka.offsets.protocol import GroupMember
+from broker_kafka.codec.group_metadata import parse_group_metadata
 
 __all__ = ["SuspensionWatch", "prepare_to_leave"]
 
@@ -54,7 +54,7 @@ def prepare_to_leave(client: Consumer, config: Mapping[str, Any], was_assigned: 
 
 def _has_joined(client: Consumer) -> bool:
     metadata: Any = client.consumer_group_metadata()
-    return metadata is not None and GroupMember.from_metadata(metadata).generation > 0
+    return metadata is not None and parse_group_metadata(metadata).generation > 0
 
 
 _BROKERS_SESSION: Final = 3.0

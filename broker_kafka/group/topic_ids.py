@@ -104,11 +104,11 @@ class TopicIds:
             self._timer.cancel()
 
     async def _find_recreated(self, topics: Collection[str]) -> list[str]:
-        def ask(client: Any) -> Any:
+        def describe(client: Any) -> Any:
             return client.describe_topics(TopicCollection(list(map(plain_str, topics))), request_timeout=_TIMEOUT)
 
         recreated: list[str] = []
-        for topic, found in (await self._connection.outcomes(ask, "Topics")).items():
+        for topic, found in (await self._connection.outcomes(describe, "Topics")).items():
             if isinstance(found, BrokerError):
                 # A missing topic is reported elsewhere, and may come back.
                 if found.retriable and not isinstance(found, TopicNotFound):

@@ -15,16 +15,20 @@ that partition's answer; only wrong arguments, and calls after `close`, raise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from broker import BrokerError, ConfigurationError, TopicPartition
+from broker import BrokerError, TopicPartition
 from broker.driver import refused
+from broker_kafka.codec.group_metadata import parse_group_metadata
 
-__all__ = ["CommitResults", "FetchResults", "GroupMember", "OffsetStore", "StoredOffset", "failures"]
-
-
-_METADATA_FORMAT: Final = b"CGMDv2:"
-"""What the group metadata of confluent-kafka begins with."""
+__all__ = [
+    "CommitResults",
+    "FetchResults",
+    "GroupMember",
+    "OffsetStore",
+    "StoredOffset",
+    "failures",
+]
 
 
 class StoredOffset(NamedTuple):
@@ -60,14 +64,7 @@ class GroupMember(NamedTuple):
         """
         if not _is_bytes(metadata):
             raise refused("metadata", metadata, "what consumer_group_metadata() returns, unchanged")
-        rest = metadata.removeprefix(_METADATA_FORMAT)
-        names = rest[4:].split(b"\0")
-        if not metadata.startswith(_METADATA_FORMAT) or len(names) < 3:
-            raise ConfigurationError(
-                f"Not the group metadata of a consumer: {metadata[:40]!r}",
-                advice="Pass the result of consumer_group_metadata() unchanged",
-            )
-        return cls(names[0].decode(), int.from_bytes(rest[:4], "little", signed=True), names[1].decode())
+        return cls(*parse_group_metadata(metadata))
 
 
 FetchResults = Mapping[TopicPartition, StoredOffset | BrokerError | None]
