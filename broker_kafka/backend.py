@@ -62,7 +62,7 @@ from broker_kafka.share.group_config import share_capabilities
 from broker_kafka.share.messages import subscribe as subscribe_to_share_group
 from broker_kafka.transactions import KafkaTransaction
 
-__all__ = ["KafkaBackend", "queue_capabilities"]
+__all__ = ["KafkaBackend"]
 
 
 _HEADROOM: Final = 4_096
@@ -110,7 +110,7 @@ class KafkaBackend:
         self._capabilities = Capabilities(
             backend=bare.backend,
             publish=bare.publish,
-            messages=queue_capabilities(settings, bare),
+            messages=_queue_capabilities(settings, bare),
             records=bare.records,
             durable=True,
             settings_needed={}
@@ -209,7 +209,7 @@ class KafkaBackend:
         await self.connection.close()
 
 
-def queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCapabilities:
+def _queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCapabilities:
     """The capabilities of the queue that the settings choose.
 
     :param bare: the backend's capabilities, without the Message family.

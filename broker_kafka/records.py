@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from confluent_kafka import KafkaError
 
 from broker import BrokerError, Closed, Record, TopicPartition
 from broker.driver import Ephemeral, Finished, PositionReset, RecordListener, RecordSubscription, Waker, logger
-from broker_kafka.client.fetched import FetchedRuns
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.group_requests import delete_ephemeral_group
 from broker_kafka.cluster.list_offsets import check_in_log, partitions_of
@@ -35,7 +34,8 @@ from broker_kafka.group.member import Member
 from broker_kafka.group.start_offsets import Claim
 from broker_kafka.offsets.protocol import CommitResults, StoredOffset
 
-__all__ = ["KafkaRecordSource"]
+__all__ = ["FetchedRuns", "KafkaRecordSource"]
+
 
 _CLOSE_SECONDS: Final = 8.0
 _REVOKE_SECONDS: Final = 30.0
@@ -353,3 +353,102 @@ class _FinishedRanges:
         """Whether the broker refused metadata for its length, and a shorter one is worth a try."""
         found = None if error is None or error.native is None else kafka_error(error.native)
         return self.limit > 0 and found is not None and found.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
+
+
+class _Batch:
+    __slots__ = ("from_thread", "runs")
+
+    def __init__(self, runs: Sequence[NativeRun], *, from_thread: bool = True) -> None:
+        self.runs = deque(runs)
+        self.from_thread = from_thread
+        """Whether the thread waits for room."""
+
+
+class FetchedRuns:
+    """The fetched batches that are not read yet, in order of arrival; runs of paused partitions are kept aside.
+
+    :param taken: called for each batch of the thread that has left.
+    """
+
+    def __init__(self, taken: Callable[[], object]) -> None:
+        self._taken = taken
+        self._batches: deque[_Batch] = deque()
+        self.paused: set[TopicPartition] = set()
+        """Nothing of these leaves."""
+        self._aside: dict[TopicPartition, list[NativeRun]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def add(self, runs: Sequence[NativeRun]) -> None:
+        """A batch came."""
+        self._batches.append(_Batch(runs))
+        if self.paused:
+            self._set_aside()
+
+    def take(self, max_records: int, max_bytes: int) -> list[NativeRun]:
+        """The next batch, or the wanted part of it: at least one record. There must be a batch."""
+        batch = self._batches[0]
+        runs, taken = batch.runs, list[NativeRun]()
+        while runs:
+            run = runs.popleft()
+            count = min(max_records, len(run) if run.size <= max_bytes else run.within(max_bytes))
+            if not taken:
+                count = max(1, count)
+            if count < len(run):
+                if count:
+                    run, rest = run.split(count)
+                    taken.append(run)
+                    run = rest
+                runs.appendleft(run)
+                return taken
+            taken.append(run)
+            max_records -= len(run)
+            max_bytes -= run.size
+        self._batches.popleft()
+        if batch.from_thread:
+            self._taken()
+        return taken
+
+    def drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget the runs of these."""
+        self._take_out(partitions)
+        for partition in partitions:
+            self._aside.pop(partition, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._batches.clear()
+        self._aside.clear()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Keep the runs of these aside until they are resumed."""
+        self.paused.update(partitions)
+        self._set_aside()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Undo `pause`; what was kept aside leaves before what comes later."""
+        for partition in partitions:
+            self.paused.discard(partition)
+            runs = self._aside.pop(partition, None)
+            if runs:
+                self._batches.append(_Batch(runs, from_thread=False))
+
+    def _set_aside(self) -> None:
+        for run in self._take_out(self.paused):
+            self._aside.setdefault(TopicPartition(run.topic, run.partition), []).append(run)
+
+    def _take_out(self, partitions: Collection[TopicPartition]) -> list[NativeRun]:
+        taken: list[NativeRun] = []
+        kept: deque[_Batch] = deque()
+        for batch in self._batches:
+            rest: deque[NativeRun] = deque()
+            for run in batch.runs:
+                (taken if (run.topic, run.partition) in partitions else rest).append(run)
+            if rest:
+                batch.runs = rest
+                kept.append(batch)
+            elif batch.from_thread:
+                self._taken()
+        self._batches = kept
+        return taken

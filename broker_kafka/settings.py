@@ -7,6 +7,7 @@ the SDK sets itself raises `InvalidSetting` with the reason.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, cast
@@ -15,7 +16,6 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from broker import InvalidSetting
 from broker.driver import UrlParts, logger
-from broker_kafka.config.logging import CLIENT_LOG
 from broker_kafka.config.properties import (
     ALIASES,
     KNOWN_PROPERTIES,
@@ -30,6 +30,7 @@ from broker_kafka.config.queue import QueueSettings
 from broker_kafka.config.security import SecuritySettings, check_security, protocol_of
 
 __all__ = ["KafkaSettings"]
+
 
 _NOT_PROPERTIES: Final = frozenset(QueueSettings.model_fields) | frozenset(
     {
@@ -370,7 +371,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
             # so that the next leader can get it.
             config.setdefault("socket.timeout.ms", min(_SOCKET_MS, self.request_timeout_ms + _NETWORK_MS))
         config["bootstrap.servers"] = ",".join(self.servers)
-        config["logger"] = CLIENT_LOG
+        config["logger"] = _CLIENT_LOG
         return config
 
 
@@ -390,3 +391,26 @@ def _as_librdkafka(value: object) -> Any:
     if isinstance(value, tuple):
         return ",".join(cast("tuple[str, ...]", value))
     return str(value) if isinstance(value, Path) else value
+
+
+class _ClientLog:
+    """Sends librdkafka's log lines to the logger `broker.kafka`; the part of a logger that confluent-kafka uses."""
+
+    _DEBUG_ONLY: Final = frozenset({"CLOSE", "COORD", "ERROR", "FAIL", "GETPID", "MAXPOLL", "REQTMOUT", "TERMINATE"})
+    """One line for each attempt to reconnect; `bus.hooks` reports the connection."""
+
+    _ONCE: Final = frozenset({"SHARECONSUMER"})
+    """A line of each share consumer, of which a consumer has several: share groups are a preview."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("broker.kafka")
+        self._logged: set[object] = set()
+
+    def log(self, level: int, message: str, *values: object) -> None:
+        facility = values[0] if values else ""
+        self._logger.log(logging.DEBUG if facility in self._DEBUG_ONLY | self._logged else level, message, *values)
+        if facility in self._ONCE:
+            self._logged.add(facility)
+
+
+_CLIENT_LOG: Final = _ClientLog()

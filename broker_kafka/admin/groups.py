@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType
 
@@ -27,6 +27,7 @@ from broker import (
     SubscriptionInfo,
     SubscriptionNotFound,
     TopicPartition,
+    UnknownSetting,
     Unsupported,
 )
 from broker.driver import GroupMember, GroupReset, Start
@@ -47,7 +48,7 @@ _PAUSE: Final = 0.2
 
 
 class KafkaGroups:
-    """Administration of consumer groups."""
+    """Administration of consumer groups, and of a topic's groups as its subscriptions."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,7 +57,7 @@ class KafkaGroups:
 
     # -- groups --------------------------------------------------------------------------------------------
 
-    async def list(self) -> Sequence[GroupInfo]:
+    async def list_groups(self) -> Sequence[GroupInfo]:
         found = await request_with_retries(
             self._connection,
             lambda client: {"": client.list_consumer_groups(request_timeout=self._timeout)},
@@ -73,7 +74,7 @@ class KafkaGroups:
             if each.type in _RECORD_GROUPS
         ]
 
-    async def describe(self, name: str) -> GroupInfo:
+    async def describe_group(self, name: str) -> GroupInfo:
         """:raises SubscriptionNotFound: the group does not exist."""
         info = await self.state(name)
         positions = await self._positions(name)
@@ -85,7 +86,7 @@ class KafkaGroups:
         lag = {place: max(0, at.next - positions[place]) for place, at in (await self._present(positions)).items()}
         return replace(info or GroupInfo(name=name, state="empty"), positions=positions, lag=lag)
 
-    async def reset(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
+    async def reset_group(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
         positions = await self._positions(name)
         if not reset.topics and not positions and await self.state(name) is None:
             raise SubscriptionNotFound(
@@ -102,7 +103,7 @@ class KafkaGroups:
         results = await self._offsets.reset(name, {place: StoredOffset(target) for place, target in targets.items()})
         return [replace(change, error=results[change.partition]) for change in changes]
 
-    async def delete(self, name: str) -> None:
+    async def delete_group(self, name: str) -> None:
         await self.refuse_members(name, "it is not deleted")
         await ensure_coordinator(self._connection, name)
         try:
@@ -132,15 +133,25 @@ class KafkaGroups:
 
     # -- a topic's groups ------------------------------------------------------------------------------------
 
-    async def ensure_on(self, topic: str, name: str, start: Start) -> SubscriptionInfo:
-        """Commit a start for every partition of a topic, unless the group has a position on it or reads it."""
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo:
+        """Commit the start as the group's position on each partition, so that the group exists before its first member.
+
+        A group that has a position on the topic, or reads it, is not changed.
+        """
+        if options:
+            raise UnknownSetting(
+                f"A Kafka group has no option {min(options)!r}",
+                advice="Use the settings of the connection for the behaviour of members",
+            )
         places = await partitions_of(self._connection, topic)
         positions = await self._positions(name)
         # A group that reads the topic keeps its positions, and chooses the missing ones itself.
         if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
             targets = await self._targets(places, positions, GroupReset(to=start))
             await self._commit_first(name, {place: StoredOffset(targets[place]) for place in places})
-        return await self.describe_on(topic, name)
+        return await self.describe_subscription(topic, name)
 
     async def _commit_first(self, name: str, positions: Mapping[TopicPartition, StoredOffset]) -> None:
         """Commit the first positions on a topic. Fails while the group has members, which read other topics."""
@@ -163,7 +174,7 @@ class KafkaGroups:
         """Move groups that are behind the purged records to the log's start; members of a group do that themselves."""
         places = await partitions_of(self._connection, topic)
         bounds = await bounds_of(self._connection, places, committed=False)
-        names = [group.name for group in await self.list()]
+        names = [group.name for group in await self.list_groups()]
         failures: list[BrokerError] = []
         for name, found in zip(names, await self._positions_on(places, names), strict=True):
             unknown = next((position for position in found.values() if isinstance(position, BrokerError)), None)
@@ -181,9 +192,9 @@ class KafkaGroups:
         if failures:
             raise failures[0]
 
-    async def list_on(self, topic: str) -> Sequence[str]:
+    async def list_subscriptions(self, topic: str) -> Sequence[str]:
         places = await partitions_of(self._connection, topic)
-        groups = await self.list()
+        groups = await self.list_groups()
         found = await self._positions_on(places, [group.name for group in groups])
         gate = asyncio.Semaphore(_MOST_CONCURRENT)
 
@@ -198,7 +209,7 @@ class KafkaGroups:
         concerned = await asyncio.gather(*map(concerns, groups, found))
         return [group.name for group, there in zip(groups, concerned, strict=True) if there]
 
-    async def describe_on(self, topic: str, name: str) -> SubscriptionInfo:
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
         places = await partitions_of(self._connection, topic)
         info, stored = await self._on(topic, name, places)
         bounds = await bounds_of(self._connection, places)
@@ -228,7 +239,7 @@ class KafkaGroups:
             },
         )
 
-    async def delete_on(self, topic: str, name: str) -> None:
+    async def delete_subscription(self, topic: str, name: str) -> None:
         await partitions_of(self._connection, topic)
         positions = await self._positions(name)
         if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
@@ -241,11 +252,13 @@ class KafkaGroups:
                 "group as a whole",
                 advice=f"Delete the group from all topics: `await bus.admin.delete_group({name!r})`",
             )
-        await self.delete(name)
+        await self.delete_group(name)
 
-    async def lag_on(self, topic: str, name: str) -> Lag:
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        """`waiting` counts the records that the group has not finished, as far as it has committed that; `partitions`
+        counts those behind its position. Both end at the last stable offset, and count transaction markers."""
         places = await partitions_of(self._connection, topic)
-        _, stored = await self._on(topic, name, places)
+        _, stored = await self._on(topic, subscription, places)
         bounds = await bounds_of(self._connection, places)
         behind = {place.partition: _behind(stored.get(place), bounds[place]) for place in places}
         finished = sum(_finished_within(bounds[place], position) for place, position in stored.items())

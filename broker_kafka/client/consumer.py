@@ -41,12 +41,9 @@ __all__ = [
     "ClientAssignment",
     "ConsumerHost",
     "ConsumerThread",
-    "OnPartitions",
     "Pausing",
     "PollBefore",
     "guarded",
-    "host_calls",
-    "native_partitions",
     "open_consumer",
 ]
 
@@ -64,7 +61,7 @@ def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> 
     return consumer
 
 
-OnPartitions = Callable[[Consumer, list[NativePartition]], None]
+_OnPartitions = Callable[[Consumer, list[NativePartition]], None]
 """A callback of the client in a rebalance."""
 
 _OF_POSITIONS: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
@@ -105,7 +102,7 @@ class ConsumerHost(Protocol):
         ...
 
 
-def host_calls(
+def _host_calls(
     messages: Iterable[NativeRecord],
     group: str,
     host: ConsumerHost,
@@ -133,12 +130,12 @@ def host_calls(
         yield host.failed, translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
 
 
-def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
+def _native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
     """As the client library takes them."""
     return [NativePartition(*partition) for partition in partitions]
 
 
-def guarded(callback: OnPartitions, failed: Callable[[BrokerError], object], name: str) -> OnPartitions:
+def guarded(callback: _OnPartitions, failed: Callable[[BrokerError], object], name: str) -> _OnPartitions:
     """The callback without exceptions: one that reached the client would end the poll, or the process.
 
     :param failed: called with the exception. :param name: for the log.
@@ -210,7 +207,7 @@ class ClientAssignment:
                 client.incremental_unassign([to])
                 client.incremental_assign([to])
             else:
-                rest = native_partitions([each for each in owned if each != place])
+                rest = _native_partitions([each for each in owned if each != place])
                 client.assign([to, *client.position(rest)])
 
 
@@ -264,15 +261,15 @@ class Pausing:
         """Pause and resume in the client; also after an assignment."""
         wanted = self._owned.copy() if self.parked else self._owned & self._requested
         if more := wanted - self._stopped:
-            client.pause(native_partitions(more))
+            client.pause(_native_partitions(more))
         if over := self._stopped - wanted:
-            client.resume(native_partitions(over))
+            client.resume(_native_partitions(over))
         self._stopped = wanted
 
     def let_go(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
         """These are about to be released; the client still has them."""
         if stopped := self._stopped.intersection(partitions):
-            client.resume(native_partitions(stopped))
+            client.resume(_native_partitions(stopped))
             self._stopped -= stopped
 
 
@@ -428,15 +425,15 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Fetch no more records of these; records in flight may still come."""
-        asked = list(partitions)
-        self.submit(lambda client: self._pausing.pause(client, asked))
+        wanted = list(partitions)
+        self.submit(lambda client: self._pausing.pause(client, wanted))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Undo `pause`."""
-        asked = list(partitions)
+        wanted = list(partitions)
 
         def resume(client: Consumer) -> None:
-            self._pausing.resume(client, asked)
+            self._pausing.resume(client, wanted)
             self._busy()
 
         self.submit(resume)
@@ -463,7 +460,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     async def commit(self, offsets: list[NativePartition]) -> Answer:
         """Store positions and metadata; an answer for each. :raises BrokerError: as `call`."""
 
-        def asked(client: Consumer, waiter: asyncio.Future[Answer]) -> None:
+        def send(client: Consumer, waiter: asyncio.Future[Answer]) -> None:
             owned = None if self.calling_back else self._owned
 
             def commit(client: Consumer) -> None:
@@ -472,16 +469,16 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._poll_before.run(client, commit)
             self._busy()
 
-        return await self.call_with_future(asked)
+        return await self.call_with_future(send)
 
     async def group_metadata(self) -> Any:
         """The client's `consumer_group_metadata`, which fences the work of this member."""
 
-        def ask(client: Consumer, waiter: asyncio.Future[Any]) -> None:
+        def read(client: Consumer, waiter: asyncio.Future[Any]) -> None:
             self._poll_before.run(client, lambda client: self._resolve(waiter, client.consumer_group_metadata()))
             self._busy()
 
-        return await self.call_with_future(ask)
+        return await self.call_with_future(read)
 
     async def stop(self, timeout: float) -> bool:
         if self._claiming is not None:
@@ -577,7 +574,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._post(self._host.arrived, runs)
             self._busy()
         if count < len(messages):
-            for call in host_calls(messages, self._group, self._host, self._ended_at, self._moved):
+            for call in _host_calls(messages, self._group, self._host, self._ended_at, self._moved):
                 self._post(*call)
 
     def _busy(self) -> None:
@@ -606,7 +603,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         )
         self._busy()
 
-    def _safely(self, callback: OnPartitions) -> OnPartitions:
+    def _safely(self, callback: _OnPartitions) -> _OnPartitions:
         return guarded(callback, lambda error: self._post(self._host.failed, error), self._name)
 
     def _assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
@@ -614,12 +611,12 @@ class ConsumerThread(OwnerThread[Consumer]):
         places = [TopicPartition(each.topic, each.partition) for each in partitions]
         found: dict[TopicPartition, int] = {}
 
-        async def ask() -> None:
+        async def claim() -> None:
             if not self._stopping:
                 self._claiming = asyncio.current_task()
                 found.update(await self._host.assigning(places))
 
-        outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places and not self._stopping else True
+        outcome = self._await_host(client, claim, _ASSIGN_SECONDS) if places and not self._stopping else True
         if self._stopping:
             return  # nothing answers a client that closes; librdkafka assigns the partitions by itself
         if outcome is not True:
@@ -648,7 +645,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._commits.settle(client)
             seconds = self._revoke_seconds
             deadline = self._loop.time() + seconds
-            outcome = self._ask_host(client, lambda: self._host.revoking(places, deadline), seconds + 1.0)
+            outcome = self._await_host(client, lambda: self._host.revoking(places, deadline), seconds + 1.0)
             if isinstance(outcome, BaseException):
                 logger.warning("%s: the release of partitions failed: %s", self._name, outcome)
         self._let_go(client, partitions, places)
@@ -664,10 +661,10 @@ class ConsumerThread(OwnerThread[Consumer]):
         if places and not self._stopping:
             self._suspensions.explain_loss()
             # Awaited, so that nothing is committed for them in the next generation.
-            self._ask_host(client, lose, _LOST_SECONDS)
+            self._await_host(client, lose, _LOST_SECONDS)
         self._let_go(client, partitions, places)
 
-    def _ask_host(
+    def _await_host(
         self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
     ) -> BaseException | bool:
         with self._suspensions.excluded(), self._poll_before.callback(client):

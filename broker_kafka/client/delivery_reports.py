@@ -36,7 +36,6 @@ from broker_kafka.errors import translate
 __all__ = [
     "PAGE",
     "TOO_LARGE",
-    "UNREPORTED",
     "Outcome",
     "Page",
     "PublishCall",
@@ -48,7 +47,6 @@ __all__ = [
     "not_sent",
     "publish_error",
     "rejected_error",
-    "unknown_outcome",
 ]
 
 
@@ -58,7 +56,7 @@ _SMALL: Final = 50
 """Fewer messages than these get a page of their own size, which is not reused."""
 _FREE_PAGES: Final = 50
 
-UNREPORTED: Final = object()
+_UNREPORTED: Final = object()
 """The outcome of a message without a report."""
 
 _numbers = count()
@@ -70,7 +68,7 @@ _Full = Callable[["Page | Tally", "PublishCall", int], None]
 class PublishCall(Command):
     """A call to publish; also the command that brings it to the producer's thread.
 
-    :ivar outcomes: one per message; a KafkaError is translated when the call is complete, UNREPORTED is replaced by a
+    :ivar outcomes: one per message; a KafkaError is translated when the call is complete, _UNREPORTED is replaced by a
         Receipt or an error.
     :ivar next: index of the first message that was not produced yet.
     :ivar failed: whether any outcome is an error.
@@ -113,7 +111,7 @@ class PublishCall(Command):
         self.receipts = receipts
         self.placed = placed
         self.deadline = deadline
-        self.outcomes: list[Any] = [UNREPORTED if receipts else None] * len(messages)
+        self.outcomes: list[Any] = [_UNREPORTED if receipts else None] * len(messages)
         self.next = 0
         self.failed = False
         self.left = len(messages)
@@ -154,8 +152,8 @@ class PublishCall(Command):
         """Set the error of every produced message without a report: the client is closed."""
         self.failed = True
         for index in range(self.next):
-            if self.outcomes[index] is UNREPORTED or self.outcomes[index] is None:
-                self.outcomes[index] = unknown_outcome(self.topic)
+            if self.outcomes[index] is _UNREPORTED or self.outcomes[index] is None:
+                self.outcomes[index] = _unknown_outcome(self.topic)
         self.left = len(self.messages) - self.next
 
     def fail_like(self, key: bytes | None, data: bytes | None, error: KafkaError) -> None:
@@ -384,7 +382,7 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
     if code == KafkaError._PURGE_QUEUE:
         return ConnectionFailed(f"{what}: the message was not sent", native=native)
     if code == KafkaError._PURGE_INFLIGHT:
-        return unknown_outcome(topic)
+        return _unknown_outcome(topic)
     return translate(error, what)
 
 
@@ -427,7 +425,7 @@ def explain_purged(
     return [error if isinstance(outcome, ConnectionFailed) else outcome for outcome in outcomes]
 
 
-def unknown_outcome(topic: str) -> BrokerError:
+def _unknown_outcome(topic: str) -> BrokerError:
     """The error of a message whose client closed before it reported."""
     return OperationTimeout(
         f"Publishing to {topic!r}: the producer closed before the broker answered; the message may be on the broker"

@@ -7,8 +7,8 @@ reports nothing; its controller id stays -1. `rd_kafka_brokers_add` recovers it.
 function, so both are called by ctypes on the handle that is the first field of a client object.
 
 The bug and the layout of the object were checked with the librdkafka versions in `AFFECTED`; with any other version
-this module does nothing. `tests/unit/test_kafka_rebootstrap.py` fails when the pinned version leaves that list, and
-says how to find out whether this module can be deleted.
+this module does nothing. `tests/unit/broker_kafka/client/test_rebootstrap.py` fails when the pinned version leaves that
+list, and says how to find out whether this module can be deleted.
 
 *Concurrency.* `watch` and `unwatch` are called by the thread that owns the client, `unwatch` before the client is
 closed. The event loop checks the client once a second.

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from typing_extensions import TypeVar
 
 from broker import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
-from broker.driver import Connected, Disconnected, Event, Hooks, Warned, logger
+from broker.driver import Connected, Disconnected, Event, Hooks, TaskSet, Warned, logger
 from broker_kafka.client.thread import AdminThread
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import Role
@@ -73,7 +73,9 @@ class Connection:
         self._admin: AdminThread | None = None
         self._group_admin: AdminThread | None = None
         self._replacing = asyncio.Lock()
-        self._retired: set[asyncio.Task[bool]] = set()
+        self._retired = TaskSet(
+            "broker-kafka-retiring", lambda error: logger.warning("A client did not close: %r", error)
+        )
         self._auth_error: KafkaError | None = None
         self._down_error: KafkaError | None = None
         self._last_error = ""
@@ -316,9 +318,7 @@ class Connection:
     def _retire(self, client: AdminThread) -> None:
         """End a client, or leave that to its last pending request."""
         if not client.pending:
-            ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE_SECONDS), name="broker-kafka-retiring")
-            self._retired.add(ending)
-            ending.add_done_callback(self._retired.discard)
+            self._retired.spawn(client.stop(_CLOSE_SECONDS))
 
     def _on_error(self, error: KafkaError) -> None:
         """`error_cb` of a client, called in its thread; never raises."""

@@ -9,11 +9,11 @@ from typing import Final
 from broker import InvalidName
 from broker.driver import Ephemeral
 
-__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "check_id", "group_id", "is_id", "is_internal", "is_topic_name"]
+__all__ = ["EPHEMERAL_PREFIX", "check_id", "group_id", "is_id", "is_internal", "is_topic_name"]
 
 EPHEMERAL_PREFIX: Final = "anybroker.ephemeral."
 """Groups of one consumer, deleted when it closes. After a crash, the broker's retention deletes them."""
-INTERNAL_PREFIX: Final = "__"
+_INTERNAL_PREFIX: Final = "__"
 """Topics of the brokers."""
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LONGEST_ID: Final = 32_000
@@ -55,7 +55,7 @@ def is_id(name: str) -> bool:
 
 def is_internal(topic: str) -> bool:
     """Whether this is a topic of the brokers."""
-    return topic.startswith(INTERNAL_PREFIX)
+    return topic.startswith(_INTERNAL_PREFIX)
 
 
 def is_topic_name(name: str) -> bool:

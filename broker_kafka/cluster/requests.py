@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from broker import BrokerError, ConnectionFailed, OperationTimeout, TopicNotFound
-from broker.driver import logger
+from broker.driver import Backoff, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import translate
 
@@ -322,16 +322,16 @@ async def retry_until_answered(
     :raises BrokerError: an error that is not retriable, or the last one.
     """
     until = monotonic() + within
-    pause = _PAUSE
+    backoff = Backoff(_PAUSE, _LONGEST_PAUSE)
     while wanted():
         try:
             answer = await attempt()
         except BrokerError as error:
+            pause = backoff.next()
             if not error.retriable or monotonic() + pause > until:
                 raise
             logger.info("Retrying in %.2f s: %s", pause, error)
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
         else:
             return answer if wanted() else None
     return None

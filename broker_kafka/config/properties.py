@@ -119,7 +119,7 @@ OWNED: Final[Mapping[str, str]] = {
     "offset.store.path": _COMMITS,
     "offset.store.sync.interval.ms": _COMMITS,
     "auto.offset.reset": _START,
-    "enable.partition.eof": "readers that need the end of a partition ask for it themselves",
+    "enable.partition.eof": "readers that need the end of a partition set it themselves",
     "delivery.report.only.error": _REPORTS,
     "produce.offset.report": _REPORTS,
     "share.acknowledgement.mode": "the SDK acknowledges each message of a share group itself",

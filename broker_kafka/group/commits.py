@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from confluent_kafka import KafkaError
 
@@ -89,7 +89,7 @@ class MemberCommits:
         self._group = group
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._in_flight = _commit_tasks()
         self._newest: dict[TopicPartition, asyncio.Task[CommitResults]] = {}
         self._closed = False
         self.attempted = False
@@ -105,10 +105,8 @@ class MemberCommits:
         if ours:
             # A partition may be revoked before the task begins.
             assignments = {partition: self._assignments[partition] for partition in ours}
-            task = self._loop.create_task(self._commit_with_retries(ours, assignments), name="broker-kafka-commit")
-            self._in_flight.add(task)
+            task = self._in_flight.spawn(self._commit_with_retries(ours, assignments))
             self._newest.update(dict.fromkeys(ours, task))
-            task.add_done_callback(self._in_flight.discard)
             results |= await asyncio.shield(task)
         return results
 
@@ -136,7 +134,7 @@ class MemberCommits:
     async def settled(self, deadline: float) -> None:
         """Wait for the commits that were begun, until this loop time at most."""
         if self._in_flight:
-            await asyncio.wait(self._in_flight, timeout=max(0.0, deadline - self._loop.time()))
+            await asyncio.wait(list(self._in_flight), timeout=max(0.0, deadline - self._loop.time()))
 
     def close(self) -> None:
         """Stop retrying."""
@@ -187,6 +185,11 @@ class MemberCommits:
         return results
 
 
+def _commit_tasks() -> TaskSet:
+    """Commits that go on when their callers are cancelled."""
+    return TaskSet("broker-kafka-commit", lambda error: logger.warning("A commit failed: %r", error))
+
+
 class MarkCommits:
     """Commits what the application marked: by time, by count, on demand, and before partitions go; one at a time.
 
@@ -221,7 +224,7 @@ class MarkCommits:
         self._grown = 0
         self._timer: asyncio.TimerHandle | None = None
         self._background: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[CommitResults]] = set()
+        self._in_flight = _commit_tasks()
         self._timeout: asyncio.Timeout | None = None
         """Of the running attempt."""
         self._closed = False
@@ -236,10 +239,7 @@ class MarkCommits:
 
     async def commit(self, partitions: Collection[AssignedPartition]) -> CommitResults:
         """Commit the pending marks of these."""
-        task = self._loop.create_task(self._commit(partitions), name="broker-kafka-commit")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._in_flight.spawn(self._commit(partitions)))
 
     async def flush(self, partitions: Collection[AssignedPartition], deadline: float) -> None:
         """Commit the pending marks of these, with retries until the loop time `deadline`; errors are reported."""

@@ -39,6 +39,7 @@ from broker_kafka.group.consumer_member import ConsumerMember
 from broker_kafka.group.options import (
     GroupOptions,
     GroupStart,
+    OnRebalance,
     check_kind,
     check_record,
     read_positions,
@@ -47,7 +48,6 @@ from broker_kafka.group.options import (
 )
 from broker_kafka.group.pending_offsets import OffsetStash, check_position
 from broker_kafka.group.readers import AllBatches, AllRecords, PartitionStream, check_limit
-from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import TopicPattern, read_topics
 from broker_kafka.offsets.arguments import check_metadata
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
@@ -367,7 +367,7 @@ class GroupConsumer(Generic[T]):
             before = positions.get(assigned.partition)
             after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
             positions[assigned.partition] = StoredOffset(assigned.marks.covers(after))
-        return SavePoint(member.claims.owner, member.identified(positions))
+        return SavePoint(member.claims.owner, member.with_topic_ids(positions))
 
     def saved(self, point: SavePoint) -> None:
         """The transaction with this save point was committed: its positions need no commit.

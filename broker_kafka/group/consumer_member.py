@@ -10,6 +10,7 @@ reading.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from broker.driver import (
     PartitionsLost,
     PartitionsRevoked,
     PositionReset,
+    TaskSet,
     Warned,
     logger,
     not_assigned,
@@ -33,12 +35,11 @@ from broker_kafka.group.assigned_partition import AssignedPartition
 from broker_kafka.group.buffer import DeliveryBuffer
 from broker_kafka.group.commits import MarkCommits, MemberCommits
 from broker_kafka.group.member import Member
-from broker_kafka.group.options import GroupOptions
+from broker_kafka.group.options import GroupOptions, OnRebalance, Rebalance
 from broker_kafka.group.readers import PartitionStreams, Readers
-from broker_kafka.group.rebalance import Callbacks, OnRebalance, Rebalance
 from broker_kafka.group.start_offsets import Claim
+from broker_kafka.group.topic_ids import TopicIdStore
 from broker_kafka.group.topics import TopicWatch
-from broker_kafka.offsets.identified import IdentifiedStore
 from broker_kafka.offsets.protocol import StoredOffset
 
 __all__ = ["ConsumerMember"]
@@ -106,7 +107,11 @@ class ConsumerMember(Member[AssignedPartition]):
             subscribe=self._subscribe,
             failed=self.readers.fail,
         )
-        self._callbacks = Callbacks()
+        self._callbacks = TaskSet(
+            "broker-kafka-rebalance",
+            # It must not keep a partition from its next owner.
+            lambda error: logger.error("A rebalance callback failed: %r", error, exc_info=error),
+        )
         self._flush_timeouts: set[asyncio.Timeout] = set()
         """Of the releases that run."""
         self._leave_by: float | None = None
@@ -156,7 +161,10 @@ class ConsumerMember(Member[AssignedPartition]):
             self._tasks.cancel()
             await self.thread.stop(max(_GRACE, self._leave_by - self._loop.time()))
             self._closed = True
-            self._callbacks.cancel()
+            here = asyncio.current_task()
+            for callback in self._callbacks:
+                if callback is not here:
+                    callback.cancel()
             self._let_go(list(self.assignments.values()))
 
     # -- for the consumer ----------------------------------------------------------------------------------
@@ -189,11 +197,11 @@ class ConsumerMember(Member[AssignedPartition]):
 
     def is_callback(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task runs one of the application's callbacks."""
-        return task in self._callbacks
+        return any(task is callback for callback in self._callbacks)
 
-    def identified(self, positions: Mapping[TopicPartition, StoredOffset]) -> Mapping[TopicPartition, StoredOffset]:
+    def with_topic_ids(self, positions: Mapping[TopicPartition, StoredOffset]) -> Mapping[TopicPartition, StoredOffset]:
         """These with the ids of their topics, if the store keeps them."""
-        return self.store.identified(positions) if isinstance(self.store, IdentifiedStore) else positions
+        return self.store.with_topic_ids(positions) if isinstance(self.store, TopicIdStore) else positions
 
     # -- Member --------------------------------------------------------------------------------------------
 
@@ -336,10 +344,16 @@ class ConsumerMember(Member[AssignedPartition]):
         self.readers.wake()
 
     def _call(self, callback: OnRebalance | None, event: Rebalance) -> asyncio.Task[None] | None:
-        return None if callback is None else self._callbacks.run(callback, event)
+        return None if callback is None else self._callbacks.spawn(_run_callback(callback, event))
 
     def _warn(self, text: str) -> None:
         text = f"Group {self.group!r}: {text}"
         logger.warning(text)
         if self._hooks.listening:
             self._hooks.emit(Warned(text=text))
+
+
+async def _run_callback(callback: OnRebalance, event: Rebalance) -> None:
+    answer = callback(event)
+    if inspect.isawaitable(answer):
+        await answer

@@ -135,10 +135,10 @@ class Idleness:
         return places.difference(self._assigned())
 
     async def _are_read(self, places: Collection[TopicPartition]) -> bool:
-        asked = sorted(places)
-        positions = await self._store.fetch(self._group, asked)
-        bounds = await bounds_of(self._connection, asked, committed=self._read_committed)
-        for place in asked:
+        wanted = sorted(places)
+        positions = await self._store.fetch(self._group, wanted)
+        bounds = await bounds_of(self._connection, wanted, committed=self._read_committed)
+        for place in wanted:
             position = positions[place]
             if isinstance(position, BrokerError):
                 raise position
@@ -152,18 +152,18 @@ class Idleness:
             return self._settings.session_timeout_ms / 1000
         if self._session is None:
             try:
-                self._session = await self._ask_session()
+                self._session = await self._read_session()
             except BrokerError as error:
                 if error.retriable:
                     raise
                 self._session = _SESSION
         return self._session
 
-    async def _ask_session(self) -> float:
+    async def _read_session(self) -> float:
         timeout = self._settings.request_timeout
-        what = "Asking for the session time-out of groups"
+        what = "Reading the session timeout of groups"
         cluster = await read_metadata(self._connection, what, timeout)
-        # The configuration of a broker that has just answered, asked of that broker itself.
+        # A broker that has just answered; its configuration is requested from itself.
         resource = ConfigResource(ConfigResource.Type.BROKER, str(cluster.orig_broker_id))
         found = await request_with_retries(
             self._connection, lambda client: client.describe_configs([resource], request_timeout=timeout), what

@@ -27,8 +27,7 @@ from broker_kafka.group.assigned_partition import Assignment
 from broker_kafka.group.commits import LogEnds
 from broker_kafka.group.idle import Idleness
 from broker_kafka.group.start_offsets import Claim, Claims, StartPositions, resolve_reset, warn_if_slow
-from broker_kafka.group.topic_ids import TopicIds
-from broker_kafka.offsets.identified import IdentifiedStore
+from broker_kafka.group.topic_ids import TopicIds, TopicIdStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.settings import KafkaSettings
@@ -97,10 +96,10 @@ class Member(ABC, Generic[A]):
             revoke_seconds=revoke_seconds,
             ended=self.ended,
         )
-        self.store: ThreadOffsetStore | IdentifiedStore = (
+        self.store: ThreadOffsetStore | TopicIdStore = (
             ThreadOffsetStore(self.thread, timeout=settings.request_timeout)
             if store is None
-            else IdentifiedStore(store, lambda topic: self._topic_ids.of(topic), self._reset_of_deleted_topic)
+            else TopicIdStore(store, lambda topic: self._topic_ids.of(topic), self._reset_of_deleted_topic)
         )
         self._starts = StartPositions(connection, start, committed=self._read_committed, whole=whole)
         self._stores_starts = stores_starts and self._starts.moves

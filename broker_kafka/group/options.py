@@ -1,27 +1,66 @@
-"""The arguments of a group consumer: its options, the settings that it may change for itself, and checks of its calls.
+"""The arguments of a group consumer: options, callbacks, settings of its own client; and the checks of its calls.
 
 Pure. Each check raises ConfigurationError with the argument, its value and what to give instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from broker import Codec, ConfigurationError, Record, TopicPartition, UnknownSetting
-from broker.driver import Start, as_partitions, check_codec, check_name, check_start, is_finite, is_whole, refused
+from broker.driver import (
+    Start,
+    as_partitions,
+    check_codec,
+    check_name,
+    check_start,
+    is_finite,
+    is_whole,
+    refused,
+)
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import CONSUMER_PROPERTIES
-from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import Subscription
 from broker_kafka.offsets.arguments import check_positions, check_store, is_offset, is_partition
 from broker_kafka.offsets.protocol import OffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["GroupOptions", "GroupStart", "check_kind", "check_record", "read_positions", "read_records", "with_options"]
+__all__ = [
+    "GroupOptions",
+    "GroupStart",
+    "OnRebalance",
+    "Rebalance",
+    "check_kind",
+    "check_record",
+    "read_positions",
+    "read_records",
+    "with_options",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebalance:
+    """A change of the partitions of this member.
+
+    :ivar assigned: new partitions.
+    :ivar revoked: partitions that are about to be released; their work can still be finished and committed.
+    :ivar lost: partitions that went to another member, which may read them already.
+    :ivar current: all partitions after the change.
+    :ivar deadline: the loop time until which work on revoked partitions can be finished.
+    """
+
+    assigned: tuple[TopicPartition, ...] = ()
+    revoked: tuple[TopicPartition, ...] = ()
+    lost: tuple[TopicPartition, ...] = ()
+    current: tuple[TopicPartition, ...] = ()
+    deadline: float | None = None
+
+
+OnRebalance = Callable[[Rebalance], Awaitable[object] | object]
 
 
 _RECORD = "a Record that this consumer handed over"

@@ -45,7 +45,7 @@ class Readers:
     """All readers of one consumer.
 
     :param stop_when_idle: end the iterations after so many seconds without a record; None is never.
-    :param is_idle: asked then, with the seconds: whether nothing is left to read.
+    :param is_idle: called then, with the seconds; returns whether nothing is left to read.
     """
 
     def __init__(self, stop_when_idle: float | None, is_idle: Callable[[float], Awaitable[bool]]) -> None:
@@ -100,7 +100,7 @@ class Readers:
         self._idle_since = self._loop.time()
 
     def wake(self) -> None:
-        """Have every reader look again."""
+        """Have every reader check the buffer again."""
         for waiter in self._waiters:
             _wake(waiter)
 

@@ -5,7 +5,7 @@ others, `resolve_reset` applies `offset_reset` to a position that the log does n
 
 *Concurrency.* Used on the loop; one claim at a time. *Failure.* A retriable error is retried for 30 seconds; then the
 error is raised, and the member joins again. A store outside Kafka that refuses a claim because the group's generations
-started over is asked again, once the brokers confirm that this is a member.
+started over gets the claim again, once the brokers confirm that this is a member.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from broker_kafka.offsets.arguments import is_offset
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["BEGINNING", "Claim", "Claims", "StartPositions", "resolve_reset", "warn_if_slow"]
+__all__ = ["Claim", "Claims", "StartPositions", "resolve_reset", "warn_if_slow"]
 
-BEGINNING: Final = OFFSET_BEGINNING
+_BEGINNING: Final = OFFSET_BEGINNING
 """As a position to read from: the first record that the log holds by then."""
 
 _CLAIM_SECONDS: Final = 30.0
@@ -261,7 +261,7 @@ class StartPositions:
                 return
 
     async def of(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where these begin; `BEGINNING` for the first record.
+        """Where these begin; `_BEGINNING` for the first record.
 
         :raises BrokerError: the brokers do not answer.
         """
@@ -274,15 +274,15 @@ class StartPositions:
             begun = start.replace(microsecond=start.microsecond // 1000 * 1000)
             found = await positions_at(self._connection, later, begun) if later else {}
             begins = {partition: min(at, ends[partition]) for partition, at in found.items()}
-            return dict.fromkeys(partitions, BEGINNING) | begins
+            return dict.fromkeys(partitions, _BEGINNING) | begins
         if isinstance(start, Mapping):
-            return {partition: start.get(partition, BEGINNING) for partition in partitions}
-        return {partition: self._latest.get(partition, BEGINNING) for partition in partitions}
+            return {partition: start.get(partition, _BEGINNING) for partition in partitions}
+        return {partition: self._latest.get(partition, _BEGINNING) for partition in partitions}
 
     async def numbered(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """`of`, with the first record's offset in place of `BEGINNING`."""
+        """`of`, with the first record's offset in place of `_BEGINNING`."""
         found = await self.of(partitions)
-        open_ones = [partition for partition, at in found.items() if at == BEGINNING]
+        open_ones = [partition for partition, at in found.items() if at == _BEGINNING]
         bounds = await bounds_of(self._connection, open_ones)
         return found | {partition: bounds[partition].first for partition in open_ones}
 

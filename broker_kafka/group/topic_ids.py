@@ -1,17 +1,18 @@
-"""`TopicIds`: notices that a topic was deleted and recreated, so that its offsets mean other records.
+"""Detects that a topic was deleted and recreated under its name, so that its offsets mean other records.
 
-The client of a classic group reads on in the new topic at the old position and reports nothing, and a position that was
-stored for the old topic is taken for one of the new. So the brokers are asked for topic ids: before a claim, before a
-release, and a few seconds after records came.
+`TopicIds` detects it while a member reads the topic: the client of a classic group reads the new topic from the old
+position and reports nothing. It requests topic ids from the brokers before a claim, before a release, and a few seconds
+after a fetch; it sends nothing while no records come. `TopicIdStore` detects it between two members: a store outside
+Kafka keeps the positions of a deleted topic, which would skip records of the new one.
 
-*Idle.* Nothing is asked while nothing comes. *Concurrency.* Used on the loop, one check at a time. *Failure.* A check
-that is not answered within a second is logged, and repeated with the next one.
+*Concurrency.* Used on the loop, one check at a time. *Failure.* A check without an answer within a second is logged,
+and repeated with the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import TopicCollection
@@ -21,9 +22,10 @@ from broker.driver import TaskSet, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.cluster.requests import plain_str
-from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset, failures
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, OffsetStore, StoredOffset, failures
 
-__all__ = ["TopicIds"]
+__all__ = ["TopicIdStore", "TopicIds"]
+
 
 _CHECK_AFTER: Final = 5.0
 _TIMEOUT: Final = 1.0
@@ -102,11 +104,11 @@ class TopicIds:
             self._timer.cancel()
 
     async def _find_recreated(self, topics: Collection[str]) -> list[str]:
-        def ask(client: Any) -> Any:
+        def describe(client: Any) -> Any:
             return client.describe_topics(TopicCollection(list(map(plain_str, topics))), request_timeout=_TIMEOUT)
 
         recreated: list[str] = []
-        for topic, found in (await self._connection.outcomes(ask, "Topics")).items():
+        for topic, found in (await self._connection.outcomes(describe, "Topics")).items():
             if isinstance(found, BrokerError):
                 # A missing topic is reported elsewhere, and may come back.
                 if found.retriable and not isinstance(found, TopicNotFound):
@@ -154,3 +156,67 @@ class TopicIds:
         await self.check()
         if self._unchecked:
             self.fetched(())
+
+
+class TopicIdStore:
+    """An `OffsetStore` over another one; stores the topic id with each position. A position without one is trusted.
+
+    :param identity: returns the present id of a topic; empty if it is not known.
+    :param moved: called with a position of a deleted topic; returns the position to begin at instead.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        identity: Callable[[str], str],
+        moved: Callable[[TopicPartition, int], Awaitable[int]],
+    ) -> None:
+        self._store = store
+        self._identity = identity
+        self._moved = moved
+
+    def with_topic_ids(self, positions: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, StoredOffset]:
+        """These with the ids of their topics."""
+        return {
+            partition: position._replace(topic_id=self._identity(partition.topic))
+            for partition, position in positions.items()
+        }
+
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        return _bare(await self._store.fetch(group, partitions))
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        """:raises OffsetOutOfRange: a position is of a deleted topic, and `offset_reset` is "error"."""
+        found = await self._store.claim(owner, partitions, restarted=restarted)
+        moved: dict[TopicPartition, StoredOffset] = {}
+        for partition, position in found.items():
+            if isinstance(position, StoredOffset) and position.topic_id:
+                now = self._identity(partition.topic)
+                if now and now != position.topic_id:
+                    moved[partition] = StoredOffset(await self._moved(partition, position.offset))
+        if not moved:
+            return _bare(found)
+        results = await self.commit(owner, moved, rewind=True)
+        return {**_bare(found), **{place: results.get(place) or position for place, position in moved.items()}}
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        return await self._store.commit(owner, self.with_topic_ids(positions), rewind=rewind)
+
+    async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        return await self._store.reset(group, self.with_topic_ids(positions))
+
+    async def stored(self, group: str) -> FetchResults:
+        return _bare(await self._store.stored(group))
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+def _bare(found: FetchResults) -> dict[TopicPartition, StoredOffset | BrokerError | None]:
+    return {
+        place: each._replace(topic_id="") if isinstance(each, StoredOffset) else each for place, each in found.items()
+    }

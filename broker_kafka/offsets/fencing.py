@@ -1,17 +1,17 @@
 """The rules by which every store outside Kafka accepts a claim or a commit. Pure.
 
-One place, so that the memory and SQL stores cannot drift apart; SQL repeats them as a condition of its UPDATE.
+`MemoryOffsetStore` applies them. `SqlOffsetStore` repeats them as the condition of its UPDATE, and explains a refusal
+by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from broker import BrokerError, LeaseLost, SettleError, TopicPartition
-from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
+from broker import LeaseLost, SettleError, TopicPartition
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
-__all__ = ["UNCLAIMED", "Entries", "Entry", "check_claim", "check_commit", "claim", "commit", "position_of", "put_back"]
+__all__ = ["UNCLAIMED", "Entry", "check_claim", "check_commit"]
 
 UNCLAIMED = -2
 """The generation of an unclaimed entry; Kafka uses -1 for a consumer without a group."""
@@ -32,11 +32,6 @@ class Entry(NamedTuple):
     @property
     def position(self) -> StoredOffset | None:
         return None if self.offset is None else StoredOffset(self.offset, self.metadata, self.topic_id)
-
-
-Entries = dict[TopicPartition, Entry]
-"""The entries of a group."""
-_NONE = Entry()
 
 
 def check_claim(partition: TopicPartition, entry: Entry, owner: GroupMember, restarted: bool) -> LeaseLost | None:
@@ -67,45 +62,6 @@ def check_commit(
             advice="Commit with rewind=True to go back on purpose",
         )
     return None
-
-
-def position_of(entries: Entries, partition: TopicPartition) -> StoredOffset | None:
-    """The next offset to read; None if nothing was ever committed."""
-    return entries.get(partition, _NONE).position
-
-
-def claim(entries: Entries, owner: GroupMember, partitions: Sequence[TopicPartition], restarted: bool) -> FetchResults:
-    """Make this member the owner of the partitions that it may claim."""
-    results: dict[TopicPartition, StoredOffset | BrokerError | None] = {}
-    for partition in partitions:
-        entry = entries.get(partition, _NONE)
-        error = check_claim(partition, entry, owner, restarted)
-        if error is None:
-            entries[partition] = entry._replace(generation=owner.generation, member=owner.member)
-        results[partition] = error or entry.position
-    return results
-
-
-def commit(
-    entries: Entries, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], rewind: bool
-) -> CommitResults:
-    """Store the positions that this member may commit."""
-    results: dict[TopicPartition, BrokerError | None] = {}
-    for partition, position in positions.items():
-        error = check_commit(partition, entries.get(partition, _NONE), owner, position.offset, rewind)
-        if error is None:
-            entries[partition] = Entry(
-                position.offset, position.metadata, owner.generation, owner.member, position.topic_id
-            )
-        results[partition] = error
-    return results
-
-
-def put_back(entries: Entries, positions: Mapping[TopicPartition, StoredOffset]) -> None:
-    """An operator's reset: the present owners are fenced until their next generation."""
-    for partition, position in positions.items():
-        generation = entries.get(partition, _NONE).generation
-        entries[partition] = Entry(position.offset, position.metadata, generation, topic_id=position.topic_id)
 
 
 def _of(partition: TopicPartition, group: str) -> str:

@@ -52,8 +52,8 @@ class MemberOffsetStore:
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
         check_fetch(group, partitions)
-        asked = [NativePartition(*partition) for partition in partitions]
-        if not asked:
+        wanted = [NativePartition(*partition) for partition in partitions]
+        if not wanted:
             return {}
         until, wait = monotonic() + self._timeout, _FIRST_WAIT
         while True:
@@ -61,7 +61,7 @@ class MemberOffsetStore:
             try:
                 # Short waits: the client does nothing else meanwhile, and must go on reading, or close.
                 found = await self._client.call(
-                    lambda client, seconds=seconds: client.committed(asked, timeout=seconds)
+                    lambda client, seconds=seconds: client.committed(wanted, timeout=seconds)
                 )
             except KafkaException as error:
                 found_error = kafka_error(error)
@@ -210,11 +210,11 @@ class GroupOffsetStore:
             return results
 
         results = await retry_while(self._timeout, attempt, lambda results: any(map(is_retriable, results.values())))
-        return {partition: _while_it_runs(group, error) for partition, error in results.items()}
+        return {partition: _explain_members(group, error) for partition, error in results.items()}
 
     async def stored(self, group: str) -> FetchResults:
         check_group(group)
-        found = await self._read(group, await self._everywhere())
+        found = await self._read(group, await self._all_partitions())
         if isinstance(found, BrokerError):
             raise found
         partitions = sorted(TopicPartition(each.topic, each.partition) for each in found)
@@ -229,13 +229,13 @@ class GroupOffsetStore:
             self._timeout, lambda: committed_offsets(self._connection, group, partitions), is_retriable
         )
 
-    async def _everywhere(self) -> list[NativePartition]:
+    async def _all_partitions(self) -> list[NativePartition]:
         """All partitions of the cluster, since the partitions of the group are not known."""
         found = await read_metadata(self._connection, "Listing topics", self._timeout)
         return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
 
 
-def _while_it_runs(group: str, error: BrokerError | None) -> BrokerError | None:
+def _explain_members(group: str, error: BrokerError | None) -> BrokerError | None:
     """Brokers refuse positions from outside while the group has members."""
     if not isinstance(error, LeaseLost):
         return error
@@ -249,9 +249,9 @@ def _native(positions: Mapping[TopicPartition, StoredOffset]) -> list[Any]:
     ]
 
 
-def _positions(group: str, asked: Sequence[TopicPartition], found: Sequence[NativePartition]) -> FetchResults:
+def _positions(group: str, wanted: Sequence[TopicPartition], found: Sequence[NativePartition]) -> FetchResults:
     answered = {TopicPartition(each.topic, each.partition): each for each in found}
-    return {partition: _position(group, partition, answered.get(partition)) for partition in asked}
+    return {partition: _position(group, partition, answered.get(partition)) for partition in wanted}
 
 
 def _position(group: str, partition: TopicPartition, found: Any) -> StoredOffset | BrokerError | None:

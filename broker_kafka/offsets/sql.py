@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     DateTime,
     Engine,
@@ -39,7 +40,8 @@ from sqlalchemy import (
     or_,
     true,
 )
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from broker import BrokerError, Closed, ConfigurationError, SettleError, TopicPartition
 from broker.driver import refused
@@ -47,7 +49,6 @@ from broker_kafka.offsets import fencing
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import UNCLAIMED, Entry
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
-from broker_kafka.offsets.sql_rows import add_row, place, read_row, read_rows
 
 if TYPE_CHECKING:
     # An import at run time would need greenlet, which synchronous engines do without.
@@ -56,12 +57,16 @@ if TYPE_CHECKING:
 
 __all__ = ["SqlOffsetStore"]
 
+
 R = TypeVar("R")
 
 _TABLE: Final = "anybroker_offsets"
 _SQLITE_ERROR: Final = 1
 """SQLite's code for a statement that cannot work, on a table that is missing for instance; others tell that by the
 class of the error."""
+
+_QUIET_INSERTS: Final[dict[str, Callable[[Table], Any]]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+"""Databases that can skip an existing row; others use a savepoint."""
 
 
 class SqlOffsetStore:
@@ -173,7 +178,7 @@ class SqlOffsetStore:
         check_fetch(group, partitions)
 
         def run(tx: Connection) -> dict[TopicPartition, StoredOffset | None]:
-            rows = read_rows(tx, self._table, group)
+            rows = self._read_all(tx, group)
             return {partition: rows.get(partition, Entry()).position for partition in partitions}
 
         found = await self._in_transaction(run)
@@ -220,7 +225,7 @@ class SqlOffsetStore:
 
     async def stored(self, group: str) -> FetchResults:
         check_group(group)
-        found = await self._in_transaction(lambda tx: read_rows(tx, self._table, group))
+        found = await self._in_transaction(lambda tx: self._read_all(tx, group))
         if isinstance(found, SettleError):
             raise found
         return {partition: entry.position for partition, entry in sorted(found.items()) if entry.offset is not None}
@@ -238,10 +243,10 @@ class SqlOffsetStore:
         for _ in range(2):
             if self._update(tx, owner.group, partition, condition, values):
                 # The row is locked until the transaction ends, so this reads what it holds.
-                return read_row(tx, self._table, owner.group, partition).position
+                return self._read(tx, owner.group, partition).position
             if self._add(tx, owner.group, partition, values | {"next_offset": None, "note": "", "topic_id": ""}):
                 return None
-        entry = read_row(tx, self._table, owner.group, partition)
+        entry = self._read(tx, owner.group, partition)
         return fencing.check_claim(partition, entry, owner, restarted) or _busy(partition)
 
     def _store(
@@ -260,7 +265,7 @@ class SqlOffsetStore:
             if self._add(tx, owner.group, partition, values):
                 return None
         # The condition refused the row, or another transaction wrote it between the two statements.
-        entry = read_row(tx, self._table, owner.group, partition)
+        entry = self._read(tx, owner.group, partition)
         return fencing.check_commit(partition, entry, owner, position.offset, rewind) or _busy(partition)
 
     def _update(
@@ -268,12 +273,13 @@ class SqlOffsetStore:
     ) -> bool:
         statement = (
             self._table.update()
-            .where(place(self._table, group, partition), condition)
+            .where(self._row_of(group, partition), condition)
             .values({**values, "changed_at": datetime.now(UTC)})
         )
         return tx.execute(statement).rowcount > 0
 
     def _add(self, tx: Connection, group: str, partition: TopicPartition, values: Mapping[str, Any]) -> bool:
+        """Insert a row; False, and nothing done, if there is one already. The transaction stays usable."""
         row = {
             "group_name": group,
             "topic": partition.topic,
@@ -281,7 +287,32 @@ class SqlOffsetStore:
             "changed_at": datetime.now(UTC),
             **values,
         }
-        return add_row(tx, self._table, row)
+        insert = _QUIET_INSERTS.get(tx.dialect.name)
+        if insert is not None:
+            return tx.execute(insert(self._table).values(row).on_conflict_do_nothing()).rowcount > 0
+        try:
+            with tx.begin_nested():
+                tx.execute(self._table.insert().values(row))
+        except IntegrityError:
+            return False
+        return True
+
+    def _read(self, tx: Connection, group: str, partition: TopicPartition) -> Entry:
+        """The entry of one partition; empty if there is no row."""
+        row = tx.execute(self._table.select().where(self._row_of(group, partition))).one_or_none()
+        return Entry() if row is None else _entry(row)
+
+    def _read_all(self, tx: Connection, group: str) -> dict[TopicPartition, Entry]:
+        rows = tx.execute(self._table.select().where(self._table.c.group_name == group))
+        return {TopicPartition(row.topic, row.topic_partition): _entry(row) for row in rows}
+
+    def _row_of(self, group: str, partition: TopicPartition) -> ColumnElement[bool]:
+        columns = self._table.c
+        return and_(
+            columns.group_name == group,
+            columns.topic == partition.topic,
+            columns.topic_partition == partition.partition,
+        )
 
     async def _in_transaction(self, work: Callable[[Connection], R]) -> R | SettleError:
         if self._closed:
@@ -310,6 +341,10 @@ def _connection_of(tx: Any) -> Connection:
 def _run(engine: Engine, work: Callable[[Connection], R]) -> R:
     with engine.begin() as tx:
         return work(tx)
+
+
+def _entry(row: Any) -> Entry:
+    return Entry(row.next_offset, row.note, row.generation, row.member, row.topic_id)
 
 
 def _values_of(position: StoredOffset) -> dict[str, Any]:

@@ -146,7 +146,7 @@ async def test_what_any_broker_can_tell_is_asked_of_another(
 
 
 async def is_listed(admin: KafkaTopics, name: str) -> bool:
-    return name in await admin.list()
+    return name in await admin.list_topics()
 
 
 @EACH_BROKER
@@ -156,7 +156,7 @@ async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], in
     await connection.open()
     admin = KafkaTopics(connection)
     try:
-        await admin.list()
+        await admin.list_topics()
         async with frozen(cluster, index, topics):
             for _ in range(2):
                 name = f"made-{uuid4().hex[:8]}"

@@ -15,9 +15,9 @@ from broker.hooks import Hooks
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.offsets import sql_rows
+from broker_kafka.offsets import sql
 from broker_kafka.settings import KafkaSettings
-from tests.kafka.offset_shelves import Shelf, make_shelf
+from tests.kafka.offset_store_cases import StoreCase, make_case
 from tests.kafka.queue_markers import Queue, connected
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
@@ -55,7 +55,7 @@ def topic(admin: RawAdmin) -> str:
 
 @pytest.fixture
 def group() -> str:
-    """A group's name that nobody used."""
+    """The name of a new group."""
     return f"group-{uuid.uuid4().hex[:12]}"
 
 
@@ -90,15 +90,15 @@ async def queue(kafka: KafkaServer, connection: Connection) -> Queue:
 
 
 @pytest.fixture
-async def shelf(
+async def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Shelf]:
+) -> AsyncIterator[StoreCase]:
     """The store that the parameter names."""
     closing: list[Callable[[], Any]] = []
     if request.param.endswith("savepoint"):
         # As on a database whose INSERT cannot pass over a row that is there.
-        monkeypatch.setattr(sql_rows, "_QUIET_INSERTS", {})
-    yield await make_shelf(request.param, tmp_path, closing)
+        monkeypatch.setattr(sql, "_QUIET_INSERTS", {})
+    yield await make_case(request.param, tmp_path, closing)
     for close in closing:
         result = close()
         if asyncio.iscoroutine(result):

@@ -1,4 +1,4 @@
-"""Group consumers as tests open them: on a bus of their own, in each group protocol."""
+"""Helpers that open group consumers, each on its own bus, with each group protocol."""
 
 from __future__ import annotations
 

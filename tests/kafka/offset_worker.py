@@ -1,4 +1,4 @@
-"""A process that copies a partition into a database: rows and position in one transaction. Killed by its test."""
+"""A process that copies a partition into a database, rows and position in one transaction; killed by its test."""
 
 from __future__ import annotations
 

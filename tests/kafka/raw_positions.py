@@ -1,4 +1,4 @@
-"""Positions of a group as an operator reads and sets them, past the SDK. Blocking."""
+"""Reads and writes positions of a group as an operator does, without the SDK. Blocking."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ async def test_a_topic_from_creation_to_deletion(spi: KafkaAdmin, kafka: KafkaSe
     for call in (spi.describe_topic(name), spi.topic_identity(name), spi.purge(name)):
         with pytest.raises(TopicNotFound, match=name):
             await call
-    # And made again at once, as another topic.
-    anew = await ensure(spi, name)
-    assert anew.partitions == 1
+    # Created again at once, as another topic.
+    recreated = await ensure(spi, name)
+    assert recreated.partitions == 1
     assert again.identity
-    assert anew.identity not in {None, again.identity}
-    assert await spi.topic_identity(name) == anew.identity
+    assert recreated.identity not in {None, again.identity}
+    assert await spi.topic_identity(name) == recreated.identity
     await asyncio.to_thread(produce, kafka.bootstrap, name, [b"x"])
 
 
@@ -80,34 +80,32 @@ async def test_names_in_the_brokers_own_form(kafka: KafkaServer, name: str):
         assert topic not in await bus.admin.topics()
 
 
-async def test_ensure_at_once_from_many(spi: KafkaAdmin, name: str):
+async def test_concurrent_ensure_topic(spi: KafkaAdmin, name: str):
     made = await asyncio.gather(*(ensure(spi, name, partitions=2 + n % 2) for n in range(8)), return_exceptions=True)
     found = [info.partitions for info in made if not isinstance(info, BaseException)]
-    # Whoever asked for two after there were three is told.
+    # A call for two partitions fails once there are three.
     assert set(found) <= {2, 3}
     assert all(isinstance(info, Unsupported) for info in made if isinstance(info, BaseException))
     assert (await spi.describe_topic(name)).partitions == 3
 
 
-async def test_a_broker_that_has_not_heard_of_a_topic_yet_passes(
-    spi: KafkaAdmin, name: str, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_broker_with_stale_metadata_is_retried(spi: KafkaAdmin, name: str, monkeypatch: pytest.MonkeyPatch):
     describe = topics_admin.describe_topic
-    strangers = {2, 4, 5}  # of the requests, by number: to the brokers that hear of it later
-    asked = 0
+    strangers = {2, 4, 5}  # numbers of the requests to brokers with stale metadata
+    requests = 0
 
     async def of_any_broker(connection: Connection, topic: str, **options: Any) -> Any:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         found = await describe(connection, topic, **options)
-        if asked in strangers:
+        if requests in strangers:
             raise TopicNotFound(f"Topic {topic!r}: unknown topic or partition")
         return found
 
     monkeypatch.setattr(topics_admin, "describe_topic", of_any_broker)
     made = await ensure(spi, name, partitions=2)
     assert (made.name, made.partitions) == (name, 2)
-    assert asked > max(strangers)
+    assert requests > max(strangers)
 
 
 async def test_partitions_can_be_added_only(spi: KafkaAdmin, kafka: KafkaServer, name: str):
@@ -121,7 +119,7 @@ async def test_partitions_can_be_added_only(spi: KafkaAdmin, kafka: KafkaServer,
     assert (await ensure(spi, name, options={"replication_factor": 1})).partitions == 4
 
 
-async def test_any_option_of_a_topic_by_either_name(spi: KafkaAdmin, name: str):
+async def test_options_have_dotted_and_underscored_names(spi: KafkaAdmin, name: str):
     options = {
         "cleanup_policy": ["compact", "delete"],
         "min.insync.replicas": 1,
@@ -163,7 +161,7 @@ async def test_any_option_of_a_topic_by_either_name(spi: KafkaAdmin, name: str):
         ({"retention": timedelta(0)}, InvalidSetting, ["retention", "above 0"]),
     ],
 )
-async def test_an_option_that_cannot_be_used_is_named(
+async def test_an_invalid_option_is_named(
     spi: KafkaAdmin, name: str, values: Any, error: Any, texts: list[str], existing: bool
 ):
     if existing:
@@ -182,7 +180,7 @@ async def test_more_partitions_than_the_client_takes_are_refused(spi: KafkaAdmin
     assert name not in await spi.list_topics()
 
 
-async def test_more_copies_than_brokers_are_refused(spi: KafkaAdmin, name: str):
+async def test_more_replicas_than_brokers_are_rejected(spi: KafkaAdmin, name: str):
     with pytest.raises(InvalidSetting, match=r"^replication_factor is 3, and topic 'made-") as caught:
         await ensure(spi, name, options={"replication_factor": 3})
     assert "Set replication_factor to at most 1, the number of brokers" in caught.value.advice
@@ -194,14 +192,14 @@ async def test_a_compacted_topic_is_not_purged(spi: KafkaAdmin, name: str):
         await spi.purge(name)
 
 
-async def test_the_defaults_of_a_new_topic_are_the_settings(kafka: KafkaServer, name: str):
+async def test_a_new_topic_has_the_defaults_of_the_settings(kafka: KafkaServer, name: str):
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), partitions=5, replication_factor=1), Hooks())
     await connection.open()
     assert (await ensure(KafkaAdmin(connection), name)).partitions == 5
     await connection.close()
 
 
-async def test_more_copies_by_the_settings_than_brokers_are_refused(kafka: KafkaServer, name: str):
+async def test_more_replicas_in_the_settings_than_brokers_are_rejected(kafka: KafkaServer, name: str):
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), replication_factor=4), Hooks())
     await connection.open()
     with pytest.raises(InvalidSetting, match=r"^replication_factor is 4, and topic 'made-.* or for the bus"):
@@ -209,7 +207,7 @@ async def test_more_copies_by_the_settings_than_brokers_are_refused(kafka: Kafka
     await connection.close()
 
 
-async def test_a_cancelled_request_disturbs_nobody(spi: KafkaAdmin, topic: str, caplog: pytest.LogCaptureFixture):
+async def test_a_cancelled_request_logs_no_error(spi: KafkaAdmin, topic: str, caplog: pytest.LogCaptureFixture):
     for wait in (0.0, 0.001, 0.002, 0.003, 0.005):
         tasks = [asyncio.create_task(spi.describe_topic(topic)) for _ in range(10)]
         await asyncio.sleep(wait)

@@ -1,4 +1,4 @@
-"""What a connection keeps of the consumers and publishers that were closed: nothing."""
+"""A connection keeps no reference to closed consumers and publishers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kafka.group_members import eventually
 from tests.servers.kafka import KafkaServer
 
 
-async def test_closed_members_and_publishers_are_forgotten(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_closed_members_and_publishers_are_detached(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(kafka.url) as bus:
         kept: list[weakref.ref[Any]] = []
 
@@ -44,7 +44,7 @@ async def test_closing_the_bus_closes_what_is_open(kafka: KafkaServer, topic: st
     assert member.closed
 
 
-async def test_a_second_message_of_an_id_is_kept_and_told_to_be_none(kafka: KafkaServer, topic: str) -> None:
+async def test_duplicate_ids_are_kept_and_not_reported_as_duplicates(kafka: KafkaServer, topic: str) -> None:
     async with connect(kafka.url) as bus:
         able = bus.capabilities.publish
         receipts = [await bus.topic(topic).publish(OutboundMessage(b"x", id="one")) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Groups as subscriptions and as groups on the real broker: made, described, reset, deleted."""
+"""Groups and subscriptions on a real broker: create, describe, reset, delete."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def join(kafka: KafkaServer, group: str, topic: str, protocol: str = "classic") 
 # -- groups as subscriptions -------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_is_there_before_its_first_member(
+async def test_ensure_subscription_creates_the_group_before_its_first_member(
     spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, group: str
 ):
     topic = make_topic(partitions=2)
@@ -85,7 +85,7 @@ async def test_a_subscription_is_there_before_its_first_member(
 
 
 @pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.deep)])
-async def test_a_group_that_never_committed_counts_from_its_start(
+async def test_lag_without_commits_counts_from_the_start(
     spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, topic: str, group: str, protocol: str
 ):
     produce(kafka.bootstrap, topic, [b"x"] * 6)
@@ -105,7 +105,7 @@ async def test_a_group_that_never_committed_counts_from_its_start(
     await asyncio.to_thread(client.close)
 
 
-async def test_what_is_finished_and_no_longer_there_is_not_taken_off_the_lag(
+async def test_lag_ignores_finished_records_that_retention_deleted(
     spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
 ):
     produce(kafka.bootstrap, topic, [b"x"] * 6)
@@ -116,9 +116,7 @@ async def test_what_is_finished_and_no_longer_there_is_not_taken_off_the_lag(
     assert await spi.lag(topic, group) == Lag(waiting=2, partitions={0: 3})
 
 
-async def test_a_subscription_or_topic_that_is_not_there(
-    spi: KafkaAdmin, admin: RawAdmin, topic: str, group: str, name: str
-):
+async def test_missing_subscriptions_and_topics(spi: KafkaAdmin, admin: RawAdmin, topic: str, group: str, name: str):
     admin.make_topic(f"{topic}-other")
     for call in (spi.describe_subscription(topic, group), spi.lag(topic, group)):
         with pytest.raises(SubscriptionNotFound, match=group):
@@ -138,15 +136,13 @@ async def test_a_subscription_or_topic_that_is_not_there(
             await call
 
 
-async def test_a_group_of_two_topics_is_deleted_from_both_or_not_at_all(
-    spi: KafkaAdmin, make_topic: MakeTopic, group: str
-):
+async def test_a_group_with_two_topics_is_not_deleted_from_one(spi: KafkaAdmin, make_topic: MakeTopic, group: str):
     left, right = make_topic(), make_topic()
     for topic in (left, right):
         await spi.ensure_subscription(topic, group, start="earliest", options={})
     with pytest.raises(Unsupported, match=right):
         await spi.delete_subscription(left, group)
-    # Positions on a topic that is gone are in nobody's way.
+    # Positions on a deleted topic do not matter.
     await spi.delete_topic(right)
     await spi.delete_subscription(left, group)
     assert await spi.list_subscriptions(left) == []
@@ -214,14 +210,14 @@ async def test_positions_are_reset(spi: KafkaAdmin, kafka: KafkaServer, make_top
         with pytest.raises(error, match=text):
             await spi.reset_group(group, bad, dry_run=True)
     assert (await spi.describe_group(group)).positions == {zero: 0, one: 0}
-    # A group that is not there yet is made if the topic is named.
+    # A missing group is created if the topic is named.
     with pytest.raises(SubscriptionNotFound):
         await spi.reset_group(f"{group}-new", GroupReset(to="latest"), dry_run=False)
     (first, _) = await spi.reset_group(f"{group}-new", GroupReset(to="latest", topics=[topic]), dry_run=False)
     assert (first.before, first.after) == (None, 20)
 
 
-async def test_a_group_that_runs_is_neither_reset_nor_deleted(
+async def test_a_group_with_members_is_neither_reset_nor_deleted(
     spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
 ):
     await spi.ensure_subscription(topic, group, start="earliest", options={})
@@ -254,7 +250,7 @@ async def test_the_first_group_of_a_new_cluster():
         await connection.close()
 
 
-async def test_a_group_that_cannot_be_described_spoils_no_purge(
+async def test_a_group_that_cannot_be_described_does_not_fail_a_purge(
     spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ):
     topic, other = make_topic(), make_topic()

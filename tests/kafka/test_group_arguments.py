@@ -1,4 +1,4 @@
-"""What the calls of a group consumer do not take: refused by name, with the value and the mend, and nothing changes."""
+"""Invalid arguments of a group consumer raise an error with the name, the value and advice, and change nothing."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ async def test_what_is_asked_of_a_partition_elsewhere_is_a_lost_lease_whether_th
     async with opened(kafka, topic, group, commit_interval=None) as consumer:
         records = await take(consumer, 3)
         mine = TopicPartition(topic, 0)
-        told = f"is not assigned to this member of group {group!r}, which has '{topic}'.0."
+        expected = f"is not assigned to this member of group {group!r}, which has '{topic}'.0."
         places = (TopicPartition(topic, 9), TopicPartition("no-such-topic", 0))
         for place, record in zip(places, records, strict=False):
-            with pytest.raises(LeaseLost, match=told):
+            with pytest.raises(LeaseLost, match=expected):
                 await consumer.seek({mine: 1, place: 0})
             for call in (consumer.pause, consumer.resume):
-                with pytest.raises(LeaseLost, match=told):
+                with pytest.raises(LeaseLost, match=expected):
                     call([mine, place])
             assert not consumer.mark_position(*place, 1)
             consumer.mark(record)

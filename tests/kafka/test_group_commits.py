@@ -57,7 +57,7 @@ async def test_marks_and_resets_are_committed_as_the_next_offset(
         assert not consumer.reset_position("elsewhere", 0, 3)
 
 
-async def test_a_mark_beyond_the_end_is_refused_and_changes_nothing(
+async def test_a_mark_beyond_the_end_is_rejected_and_changes_nothing(
     kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
 ):
     await fill(kafka, topic, 1, 10)
@@ -88,16 +88,16 @@ async def test_a_mark_beyond_the_end_is_refused_and_changes_nothing(
         assert admin.committed(group, topic).offset == 15
 
 
-async def test_a_mark_beyond_the_end_is_told_where_nobody_awaits_the_commit(kafka: KafkaServer, topic: str, group: str):
+async def test_a_mark_beyond_the_end_is_a_warning_of_a_background_commit(kafka: KafkaServer, topic: str, group: str):
     await fill(kafka, topic, 1, 2)
-    told: asyncio.Queue[str] = asyncio.Queue()
+    warnings: asyncio.Queue[str] = asyncio.Queue()
     async with connect(kafka.url) as bus:
-        bus.hooks.listen(lambda event: told.put_nowait(event.text) if isinstance(event, Warned) else None)
+        bus.hooks.listen(lambda event: warnings.put_nowait(event.text) if isinstance(event, Warned) else None)
         async with GroupConsumer(bus, topic, group=group, commit_interval=0.01) as consumer:
             await take(consumer, 2)
             consumer.mark_position(topic, 0, 50)
             async with asyncio.timeout(20):
-                assert "Position 50" in await told.get()
+                assert "Position 50" in await warnings.get()
             assert consumer.positions() == {TopicPartition(topic, 0): None}
 
 
@@ -118,7 +118,7 @@ async def test_a_stash_is_drained_into_the_consumer(kafka: KafkaServer, make_top
         assert await consumer.committed() == {(topic, 0): StoredOffset(4), (topic, 1): StoredOffset(10)}
 
 
-async def test_commits_by_time_and_by_number(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+async def test_commits_by_time_and_by_count(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
     await fill(kafka, topic, 1, 20)
     async with opened(kafka, topic, group, commit_interval=0.1) as consumer:
         records = await take(consumer, 20)
@@ -147,7 +147,7 @@ async def test_only_contiguous_finished_records_are_committed(
     assert admin.committed(group, topic).offset == 5
 
 
-async def test_a_partition_that_is_refused_does_not_count_for_the_others(
+async def test_a_commit_rejected_for_one_partition_succeeds_for_others(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin
 ):
     topic = make_topic(partitions=3)
@@ -166,7 +166,7 @@ async def test_a_partition_that_is_refused_does_not_count_for_the_others(
 
 
 @both_protocols
-async def test_what_is_not_marked_before_a_failure_is_not_committed(
+async def test_unmarked_records_are_not_committed_after_a_failure(
     kafka: KafkaServer, topic: str, group: str, admin: RawAdmin, protocol: str
 ):
     await fill(kafka, topic, 1, 10)
@@ -182,7 +182,7 @@ async def test_what_is_not_marked_before_a_failure_is_not_committed(
         assert [record.offset for record in await take(consumer, 7)] == list(range(3, 10))
 
 
-async def test_a_record_and_a_batch_commit_themselves(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+async def test_commit_methods_of_records_and_batches(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
     await fill(kafka, topic, 1, 10)
     async with opened(kafka, topic, group, commit_interval=None) as consumer:
         records = aiter(consumer)
@@ -198,7 +198,7 @@ async def test_a_record_and_a_batch_commit_themselves(kafka: KafkaServer, topic:
 
 
 @both_protocols
-async def test_a_partition_that_comes_back_is_committed_again(
+async def test_a_reassigned_partition_is_committed_again(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
 ):
     topic = make_topic(partitions=2)

@@ -1,4 +1,4 @@
-"""The group consumer on a real broker: who gets what, marks and commits, both ways of reading, the end."""
+"""The group consumer on a real broker: assignment, both ways of reading, and close."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def per_topic(consumer: GroupConsumer) -> Counter[str]:
 
 
 @every_protocol
-async def test_one_gets_all_two_share_and_the_survivor_gets_all(
+async def test_partitions_are_shared_and_taken_over(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
     topics = [make_topic(partitions=4), make_topic(partitions=4)]
@@ -127,8 +127,8 @@ async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, m
                 if read == 5000:
                     break
             assert consumer._member is not None
-            held = consumer._member.assignments[TopicPartition(topic, 0)].records
-            await eventually(lambda: len(held) >= 100)
+            buffered = consumer._member.assignments[TopicPartition(topic, 0)].records
+            await eventually(lambda: len(buffered) >= 100)
             again = 0
             async for batch in streams[0].batches(200):
                 assert batch[0].offset == again
@@ -146,7 +146,7 @@ async def first(items: AsyncIterable[T], count: int) -> AsyncGenerator[T]:
             return
 
 
-async def test_what_is_buffered_is_bounded(kafka: KafkaServer, make_topic: MakeTopic, group: str):
+async def test_the_buffer_is_bounded(kafka: KafkaServer, make_topic: MakeTopic, group: str):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, 10_000)
     async with opened(kafka, topic, group, max_buffered=1000) as consumer:
@@ -158,7 +158,7 @@ async def test_what_is_buffered_is_bounded(kafka: KafkaServer, make_topic: MakeT
         assert len(await take(consumer, 19_999)) == 19_999
 
 
-async def test_one_way_of_reading_at_a_time(kafka: KafkaServer, topic: str, group: str):
+async def test_only_one_iteration_at_a_time(kafka: KafkaServer, topic: str, group: str):
     async with opened(kafka, topic, group) as consumer:
         consumer.batches()
         aiter(consumer)
@@ -185,7 +185,7 @@ async def test_a_cancelled_step_takes_nothing(kafka: KafkaServer, topic: str, gr
 # -- the end ---------------------------------------------------------------------------------------------------
 
 
-async def test_closing_twice_and_at_once(kafka: KafkaServer, topic: str, group: str):
+async def test_closing_twice_and_concurrently(kafka: KafkaServer, topic: str, group: str):
     async with opened(kafka, topic, group) as consumer:
         await eventually(consumer.assignment)
         await asyncio.gather(consumer.close(), consumer.close())
@@ -195,7 +195,7 @@ async def test_closing_twice_and_at_once(kafka: KafkaServer, topic: str, group: 
             consumer.assignment()
 
 
-async def test_iterations_end_when_it_is_closed(kafka: KafkaServer, topic: str, group: str):
+async def test_close_ends_iterations(kafka: KafkaServer, topic: str, group: str):
     async with opened(kafka, topic, group) as consumer:
         reader = asyncio.ensure_future(take(consumer, 1))
         await eventually(consumer.assignment)
@@ -215,7 +215,7 @@ async def test_the_body_of_a_loop_may_close(kafka: KafkaServer, topic: str, grou
     assert admin.committed(group, topic).offset == 1
 
 
-async def test_the_bus_closes_what_was_left_open(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+async def test_the_bus_closes_open_consumers(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
     await fill(kafka, topic, 1, 5)
     async with connect(kafka.url) as bus:
         consumer = await GroupConsumer(bus, topic, group=group).__aenter__()
@@ -262,7 +262,7 @@ async def test_a_callback_may_close(kafka: KafkaServer, make_topic: MakeTopic, g
         assert consumer.closed
 
 
-async def test_a_missing_topic_is_told_when_it_opens(kafka: KafkaServer, topic: str, group: str):
+async def test_opening_raises_for_a_missing_topic(kafka: KafkaServer, topic: str, group: str):
     with pytest.raises(TopicNotFound, match="nowhere"):
         async with opened(kafka, [topic, "nowhere"], group):
             pass

@@ -1,4 +1,4 @@
-"""Payloads of the group consumer: decoded as records are handed over, and an error in the place of what cannot be."""
+"""Payloads of the group consumer: decoded on delivery, with an error in place of an undecodable record."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SOURCE: Any = SimpleNamespace(taken=lambda: None)
 def buffer_of(*bodies: tuple[int, bytes]) -> tuple[DeliveryBuffer, dict[TopicPartition, AssignedPartition]]:
     """A buffer with these records, each of a partition."""
     places = [TopicPartition("orders", partition) for partition in sorted({partition for partition, _ in bodies})]
-    held = {place: AssignedPartition(place, None, 0) for place in places}
+    assignments = {place: AssignedPartition(place, None, 0) for place in places}
     buffer = DeliveryBuffer(
-        held, SOURCE, None, max_records=100, max_bytes=10_000, decode=_JSON.decode, changed=lambda: None
+        assignments, SOURCE, None, max_records=100, max_bytes=10_000, decode=_JSON.decode, changed=lambda: None
     )
-    buffer.open(held.values())
+    buffer.open(assignments.values())
     made: Any = NativeRecord
     buffer.add(
         runs_of(
@@ -44,25 +44,25 @@ def buffer_of(*bodies: tuple[int, bytes]) -> tuple[DeliveryBuffer, dict[TopicPar
             ]
         )
     )
-    return buffer, held
+    return buffer, assignments
 
 
 def payloads(records: list[Record[Any]]) -> list[Any]:
     return [record.payload for record in records]
 
 
-async def test_a_batch_ends_before_what_cannot_be_decoded():
-    buffer, held = buffer_of((0, b"1"), (0, b"{"), (0, b"3"))
+async def test_a_batch_ends_before_an_undecodable_record():
+    buffer, assignments = buffer_of((0, b"1"), (0, b"{"), (0, b"3"))
     assert payloads(buffer.take(10)[0]) == [1]
     with pytest.raises(DecodeError, match=r"'orders'\[0\]@1 cannot be decoded.*mark the error's record") as caught:
         buffer.take(10)
     assert caught.value.record is not None
-    generation = held[TopicPartition("orders", 0)].generation
+    generation = assignments[TopicPartition("orders", 0)].generation
     assert (caught.value.record.offset, caught.value.record.generation) == (1, generation)
     assert payloads(buffer.take(10)[0]) == [3]
     assert len(buffer) == 0
     # It was handed over, so that what is finished above it waits for it.
-    marks = held[TopicPartition("orders", 0)].marks
+    marks = assignments[TopicPartition("orders", 0)].marks
     marks.finish(0)
     marks.finish(2)
     assert marks.current is not None
@@ -71,7 +71,7 @@ async def test_a_batch_ends_before_what_cannot_be_decoded():
     assert marks.current.offset == 3
 
 
-async def test_records_of_other_partitions_are_not_lost_with_it():
+async def test_an_undecodable_record_does_not_drop_other_partitions():
     buffer, _ = buffer_of((0, b"1"), (1, b"{"), (1, b"2"))
     assert payloads(buffer.take(10)[0]) == [1]
     with pytest.raises(DecodeError):
@@ -79,7 +79,7 @@ async def test_records_of_other_partitions_are_not_lost_with_it():
     assert payloads(buffer.take(10)[0]) == [2]
 
 
-async def test_one_by_one_it_is_raised_in_its_place():
+async def test_the_decode_error_is_raised_in_order():
     buffer, _ = buffer_of((0, b"1"), (0, b"{"), (0, b"3"))
     first = buffer.take_one()
     with pytest.raises(DecodeError) as caught:

@@ -1,4 +1,4 @@
-"""What of the group consumer needs no broker: marks, the stash, patterns of topics, options."""
+"""Parts of the group consumer without a broker: marks, the stash, topic patterns, options."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_reset_only_goes_back():
     assert not Marks(None).reset(0)
 
 
-def test_only_the_commit_of_the_present_value_makes_it_clean():
+def test_only_a_commit_of_the_current_mark_clears_it():
     marks = Marks(None)
     marks.mark(8)
     marks.mark(9)
@@ -78,7 +78,7 @@ def test_only_the_commit_of_the_present_value_makes_it_clean():
     assert marks.dirty
 
 
-def test_a_commit_without_an_answer_leaves_it_to_be_committed_again():
+def test_an_unanswered_commit_leaves_the_mark_pending():
     marks = Marks(StoredOffset(8))
     marks.mark(12)
     marks.trying()
@@ -91,7 +91,7 @@ def test_a_commit_without_an_answer_leaves_it_to_be_committed_again():
     assert not marks.dirty
 
 
-def test_finished_records_count_up_to_the_first_that_is_not():
+def test_finished_records_count_up_to_the_first_unfinished_one():
     marks = Marks(None)
     marks.runs.hand_over([record(offset) for offset in (3, 4, 5, 9, 10)])
     assert marks.finish(4) == 0
@@ -105,7 +105,7 @@ def test_finished_records_count_up_to_the_first_that_is_not():
     assert marks.runs.unfinished == 1
 
 
-def test_a_mark_and_finished_records_above_it_meet():
+def test_a_mark_joins_the_finished_records_above_it():
     marks = Marks(None)
     marks.runs.hand_over([record(offset) for offset in range(10)])
     marks.finish(6)
@@ -170,14 +170,14 @@ def test_a_stash_keeps_the_largest_mark_and_the_smallest_reset():
     assert not stash.positions()
 
 
-def test_a_stash_forgets_what_an_earlier_assignment_left():
+def test_a_stash_drops_marks_of_an_earlier_assignment():
     stash = OffsetStash()
     stash.mark(record(70, generation=1))
     stash.mark(record(5, generation=2))
     assert stash.positions() == {ORDERS: StoredOffset(6)}
 
 
-def test_a_stash_takes_nothing_of_an_earlier_assignment():
+def test_a_stash_rejects_records_of_an_earlier_assignment():
     stash = OffsetStash()
     stash.mark(record(5, generation=2))
     stash.mark(record(70, generation=1))
@@ -188,7 +188,7 @@ def test_a_stash_takes_nothing_of_an_earlier_assignment():
 
 
 @pytest.mark.parametrize("position", [-1, 1.5, True, None, "7"])
-def test_what_is_no_position_is_refused(position: Any):
+def test_invalid_positions_are_rejected(position: Any):
     with pytest.raises(ConfigurationError, match="orders"):
         OffsetStash().mark_position("orders", 0, position)
 
@@ -208,7 +208,7 @@ def test_a_stash_refuses_metadata_that_cannot_be_stored(text: Any):
 # -- topics ----------------------------------------------------------------------------------------------------
 
 
-def test_exclude_wins_and_explicit_topics_ignore_both():
+def test_exclude_overrides_include_but_not_explicit_topics():
     pattern = TopicPattern(include=["orders-.*", re.compile("payments")], exclude=".*-test")
     topics = ["orders-eu", "orders-test", "orders", "payments", "payments2", "__consumer_offsets", "audit-test"]
     assert read_topics(pattern).matching(topics) == ["orders-eu", "payments"]
@@ -227,20 +227,20 @@ def test_exclude_wins_and_explicit_topics_ignore_both():
         (7, InvalidName, "7"),
     ],
 )
-def test_topics_that_are_none(topics: Any, error: type[Exception], says: str):
+def test_invalid_topics(topics: Any, error: type[Exception], says: str):
     with pytest.raises(error, match=re.escape(says)):
         read_topics(topics)
 
 
 @pytest.mark.parametrize("bad", ["(", 7, ["ok", None]])
-def test_patterns_that_are_none(bad: Any):
+def test_invalid_patterns(bad: Any):
     with pytest.raises(ConfigurationError, match="include of a TopicPattern"):
         TopicPattern(include=bad)
     with pytest.raises(ConfigurationError, match="exclude of a TopicPattern"):
         TopicPattern(exclude=bad)
 
 
-def test_a_pattern_of_nothing():
+def test_an_empty_pattern():
     with pytest.raises(ConfigurationError, match="include of a TopicPattern is empty"):
         TopicPattern(include=[])
 
@@ -285,14 +285,14 @@ def test_a_pattern_of_nothing():
         ({"properties": {"group.id": "other"}}, "group.id"),
     ],
 )
-async def test_options_that_cannot_be_used_are_named(options: dict[str, Any], says: str):
+async def test_invalid_options_are_named(options: dict[str, Any], says: str):
     arguments: dict[str, Any] = {"group": "audit", **options}
     bus = broker.connect("kafka://127.0.0.1:1")
     with pytest.raises(ConfigurationError, match=re.escape(says)):
         GroupConsumer(bus, "orders", **arguments)
 
 
-def test_options_take_the_place_of_the_settings():
+def test_options_override_the_settings():
     settings = KafkaSettings(servers=("host:1",), session_timeout_ms=7000, properties={"check.crcs": "true"})
     changed = with_options(settings, {"group_protocol": "consumer", "properties": {"client.rack": "a"}})
     assert changed.servers == ("host:1",)
@@ -314,7 +314,7 @@ async def test_other_brokers_have_no_group_consumer():
         GroupConsumer("kafka://localhost", "orders", group="audit")  # pyright: ignore[reportArgumentType]
 
 
-async def test_what_is_not_open_says_so():
+async def test_a_consumer_that_is_not_open_raises():
     consumer = GroupConsumer(broker.connect("kafka://127.0.0.1:1"), "orders", group="audit")
     for call in (consumer.assignment, consumer.batches, consumer.partitions, consumer.positions):
         with pytest.raises(broker.Closed, match="not open"):
@@ -328,27 +328,27 @@ async def test_what_is_not_open_says_so():
 
 
 class Working:
-    """A reader whose task goes on with what it was handed."""
+    """A reader whose task still works on its last records."""
 
-    def __init__(self, held: AssignedPartition) -> None:
-        self.holding: Collection[AssignedPartition] = (held,)
+    def __init__(self, assigned: AssignedPartition) -> None:
+        self.holding: Collection[AssignedPartition] = (assigned,)
         self.task = asyncio.current_task()
 
 
-async def test_two_releases_at_once_both_hear_of_readers_that_come_back():
+async def test_concurrent_releases_both_see_returning_readers():
     async def never(_: float) -> bool:
         return False
 
     readers = Readers(None, never)
-    helds = [AssignedPartition(TopicPartition("orders", number), None, 0) for number in range(2)]
-    workers = [Working(held) for held in helds]
+    assignments = [AssignedPartition(TopicPartition("orders", number), None, 0) for number in range(2)]
+    workers = [Working(assigned) for assigned in assignments]
     for worker in workers:
         readers.add(worker)
-    releases = [asyncio.ensure_future(readers.settled([held], lambda: True, None)) for held in helds]
+    releases = [asyncio.ensure_future(readers.settled([assigned], lambda: True, None)) for assigned in assignments]
     await asyncio.sleep(0)
     for worker in workers:
         worker.holding = ()
-    assert not any(release.done() for release in releases), "nobody has told them yet"
+    assert not any(release.done() for release in releases), "nothing has woken them yet"
     readers.returned()
     _, waiting = await asyncio.wait(releases, timeout=5)
     assert not waiting

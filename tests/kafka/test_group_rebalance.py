@@ -1,4 +1,4 @@
-"""Partitions come and go: what the application is told and when, what it costs, and what it keeps."""
+"""Rebalances: the events and callbacks, their time and order, and what a member keeps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.servers.kafka_client import RawAdmin
 
 
 class Log:
-    """What callbacks were told, with the time."""
+    """The events that callbacks got, with their times."""
 
     def __init__(self) -> None:
-        self.told: list[Rebalance] = []
+        self.reported: list[Rebalance] = []
 
     def __call__(self, event: Rebalance) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
     @property
     def events(self) -> dict[str, Callable[[Rebalance], None]]:
@@ -35,7 +35,7 @@ class Log:
 
 
 @every_protocol
-async def test_events_tell_what_comes_what_goes_and_what_is_held(
+async def test_rebalance_events_list_assigned_revoked_and_current_partitions(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
     topic = make_topic(partitions=4)
@@ -45,31 +45,33 @@ async def test_events_tell_what_comes_what_goes_and_what_is_held(
     async with connect(kafka.url) as bus:
         bus.hooks.listen(hooked.append)
         async with GroupConsumer(bus, topic, group=group, **log.events, **options) as consumer:
-            await eventually(lambda: log.told)
-            assert log.told[0] == Rebalance(assigned=everything, current=everything)
+            await eventually(lambda: log.reported)
+            assert log.reported[0] == Rebalance(assigned=everything, current=everything)
             async with opened(kafka, topic, group, **options):
-                await eventually(lambda: len(consumer.assignment()) == 2 and any(event.revoked for event in log.told))
+                await eventually(
+                    lambda: len(consumer.assignment()) == 2 and any(event.revoked for event in log.reported)
+                )
                 kept = tuple(consumer.assignment())
-                (revoked,) = [event for event in log.told if event.revoked]
+                (revoked,) = [event for event in log.reported if event.revoked]
                 if protocol in ("cooperative-sticky", "consumer"):
                     assert revoked.revoked == tuple(sorted(set(everything) - set(kept)))
                     assert revoked.current == kept
-                    assert [event.assigned for event in log.told if event.assigned] == [everything]
+                    assert [event.assigned for event in log.reported if event.assigned] == [everything]
                 else:
                     assert revoked.revoked == everything
                     assert revoked.current == ()
                 assert revoked.deadline is not None
             # A callback runs soon after the partitions are there.
-            await eventually(lambda: log.told[-1].current == everything)
-        assert log.told[-1].revoked == everything
-        assert log.told[-1].current == ()
-    assert not any(event.lost for event in log.told)
-    assert sum(isinstance(event, PartitionsAssigned) for event in hooked) == sum(bool(e.assigned) for e in log.told)
-    assert sum(isinstance(event, PartitionsRevoked) for event in hooked) == sum(bool(e.revoked) for e in log.told)
+            await eventually(lambda: log.reported[-1].current == everything)
+        assert log.reported[-1].revoked == everything
+        assert log.reported[-1].current == ()
+    assert not any(event.lost for event in log.reported)
+    assert sum(isinstance(event, PartitionsAssigned) for event in hooked) == sum(bool(e.assigned) for e in log.reported)
+    assert sum(isinstance(event, PartitionsRevoked) for event in hooked) == sum(bool(e.revoked) for e in log.reported)
 
 
 @every_protocol
-async def test_revoked_comes_before_the_release(
+async def test_on_revoked_runs_before_the_release(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
 ):
     topic = make_topic(partitions=2)
@@ -99,7 +101,7 @@ async def test_revoked_comes_before_the_release(
 
 
 @both_protocols
-async def test_a_release_with_nothing_in_flight_costs_nothing(
+async def test_a_release_without_work_in_flight_takes_no_time(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
     topic = make_topic(partitions=4)
@@ -116,7 +118,7 @@ async def test_a_release_with_nothing_in_flight_costs_nothing(
 
 
 @both_protocols
-async def test_the_flush_deadline_ends_what_does_not_end(
+async def test_the_flush_deadline_cancels_callbacks(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
     topic = make_topic(partitions=2)
@@ -139,7 +141,7 @@ async def test_the_flush_deadline_ends_what_does_not_end(
 
 @both_protocols
 @pytest.mark.parametrize("way", ["records", "batches", "streams", "finish"])
-async def test_work_in_hand_is_finished_before_a_release(
+async def test_work_in_flight_is_finished_before_a_release(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str, way: str
 ):
     topic = make_topic(partitions=2)
@@ -202,7 +204,7 @@ async def collect(consumer: GroupConsumer, done: list[tuple[int, int]]) -> None:
 
 
 @both_protocols
-async def test_on_assigned_is_over_before_the_first_record(
+async def test_on_assigned_returns_before_the_first_record(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
     topic = make_topic(partitions=2)
@@ -222,7 +224,7 @@ async def test_on_assigned_is_over_before_the_first_record(
     assert order.count("loaded") == 1
 
 
-async def test_what_waits_for_on_assigned_is_told(
+async def test_a_slow_on_assigned_is_a_warning(
     kafka: KafkaServer,
     topic: str,
     group: str,
@@ -243,7 +245,7 @@ async def test_what_waits_for_on_assigned_is_told(
         assert len(await take(consumer, 5)) == 5
 
 
-async def test_a_callback_that_fails_keeps_nothing_from_its_next_owner(
+async def test_a_failing_callback_does_not_block_the_release(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
 ):
     topic = make_topic(partitions=2)
@@ -260,10 +262,10 @@ async def test_a_callback_that_fails_keeps_nothing_from_its_next_owner(
 
 @pytest.mark.deep
 @both_protocols
-async def test_partitions_that_stay_go_on_where_they_are(
+async def test_retained_partitions_are_read_without_a_gap(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
-    """Nothing is committed here, so whatever were read anew would come again."""
+    """Nothing is committed here, so a partition that is read again would deliver its records twice."""
     topic = make_topic(partitions=4)
     await fill(kafka, topic, 4, 500)
     seen: list[tuple[int, int]] = []
@@ -291,7 +293,7 @@ async def test_partitions_that_stay_go_on_where_they_are(
 
 @pytest.mark.deep
 @both_protocols
-async def test_a_static_member_that_comes_back_moves_nothing(
+async def test_a_returning_static_member_causes_no_rebalance(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
     topic = make_topic(partitions=4)
@@ -306,10 +308,10 @@ async def test_a_static_member_that_comes_back_moves_nothing(
                 second.mark(record)
                 if record.offset == 9:
                     break
-        told = len(log.told)
+        reported = len(log.reported)
         async with opened(kafka, topic, group, group_instance_id="two", **options) as again:
             await eventually(lambda: again.assignment() == theirs)
-            assert len(log.told) == told
+            assert len(log.reported) == reported
 
 
 @pytest.mark.deep
@@ -329,14 +331,14 @@ async def test_slow_handlers_never_exceed_the_poll_interval(
             seen.append(record.offset)
             if len(seen) == 6000:
                 break
-        assert not any(event.lost or event.revoked for event in log.told)
+        assert not any(event.lost or event.revoked for event in log.reported)
     assert sorted(seen) == sorted([*range(3000), *range(3000)])
 
 
 @pytest.mark.deep
 @both_protocols
 @pytest.mark.parametrize("stay", [0.0, 0.1, 0.6, 1.2])
-async def test_the_group_does_not_wait_for_the_session_of_a_member_that_left(
+async def test_a_member_that_leaves_ends_its_session(
     kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, group: str, protocol: str, stay: float
 ):
     topic = make_topic(partitions=4)

@@ -1,4 +1,4 @@
-"""A group consumer whose offset store breaks its promise, or is given what none can keep: told, and never a trap."""
+"""An offset store that breaks its contract, or gets invalid input: an error is reported, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.servers.kafka_client import RawAdmin
 
 
 class BrokenStore(MemoryOffsetStore):
-    """Raises what no store may, while `error` is set; or answers for no partition, while it is silent."""
+    """Raises `error` if it is set, which no store may; answers for no partition if `answers_nothing`."""
 
     error: BaseException | None = None
-    silent = False
+    answers_nothing = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken: list[Mapping[TopicPartition, StoredOffset]] = []
+        self.stored_positions: list[Mapping[TopicPartition, StoredOffset]] = []
         """What was committed."""
 
     async def commit(
@@ -42,9 +42,9 @@ class BrokenStore(MemoryOffsetStore):
     ) -> CommitResults:
         if self.error is not None:
             raise self.error
-        if self.silent:
+        if self.answers_nothing:
             return {}
-        self.taken.append(positions)
+        self.stored_positions.append(positions)
         return await super().commit(owner, positions, rewind=rewind)
 
 
@@ -55,7 +55,7 @@ def members_of(admin: RawAdmin, group: str) -> int:
 
 @both_protocols
 @pytest.mark.parametrize("error", [RuntimeError("no disk"), TimeoutError("of its own")], ids=["any", "timeout"])
-async def test_a_store_that_raises_is_told_and_the_member_leaves(
+async def test_a_store_that_raises_ends_the_reading(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str, error: Exception
 ):
     topic, store = make_topic(partitions=2), BrokenStore()
@@ -68,9 +68,9 @@ async def test_a_store_that_raises_is_told_and_the_member_leaves(
             store.error = error
             results = await consumer.commit()
             assert set(results) == {(topic, 0), (topic, 1)}
-            for told in results.values():
-                assert isinstance(told, BackendError)
-                assert told.native is error
+            for reported in results.values():
+                assert isinstance(reported, BackendError)
+                assert reported.native is error
         assert consumer.closed
         assert members_of(admin, group) == 0
     store.error = None
@@ -92,27 +92,25 @@ async def test_a_store_that_is_cancelled_does_not_keep_the_member(
         assert members_of(admin, group) == 0
 
 
-async def test_a_commit_in_the_background_that_fails_is_an_event_and_tried_again(
-    kafka: KafkaServer, topic: str, group: str
-):
+async def test_a_failed_background_commit_is_reported_and_retried(kafka: KafkaServer, topic: str, group: str):
     await fill(kafka, topic, 1, 10)
-    store, told = BrokenStore(), list[Event]()
+    store, reported = BrokenStore(), list[Event]()
     async with connect(kafka.url) as bus:
-        bus.hooks.listen(told.append)
+        bus.hooks.listen(reported.append)
         async with GroupConsumer(bus, topic, group=group, store=store, commit_interval=0.05) as consumer:
             records = await take(consumer, 10)
             store.error = RuntimeError("no disk")
             consumer.mark(records[3])
-            warned: list[Warned] = await eventually(lambda: [event for event in told if isinstance(event, Warned)])
+            warned: list[Warned] = await eventually(lambda: [event for event in reported if isinstance(event, Warned)])
             assert "no disk" in warned[0].text
             store.error = None
-            await eventually(lambda: [bare(each) for each in store.taken] == [{(topic, 0): StoredOffset(4)}])
-            store.silent = True
+            await eventually(lambda: [bare(each) for each in store.stored_positions] == [{(topic, 0): StoredOffset(4)}])
+            store.answers_nothing = True
             consumer.mark(records[5])
             (answer,) = (await consumer.commit()).values()
             assert answer is not None
             assert answer.retriable
-            store.silent = False
+            store.answers_nothing = False
             consumer.mark(records[7])
     assert bare(await store.stored(group))[TopicPartition(topic, 0)] == StoredOffset(8)
 
@@ -127,7 +125,7 @@ _MARKS: Mapping[str, Callable[[GroupConsumer, Record[Any], Any], object]] = {
 }
 
 
-async def test_metadata_that_cannot_be_stored_is_refused_where_it_is_marked(
+async def test_invalid_metadata_is_rejected_when_marked(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin
 ):
     topic = make_topic(partitions=2)
@@ -164,7 +162,7 @@ class SlowStore(MemoryOffsetStore):
         return await super().claim(owner, partitions, restarted=restarted)
 
 
-async def test_a_claim_that_takes_too_long_is_given_up_and_made_again(
+async def test_a_slow_claim_is_cancelled_and_retried(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(consuming, "_ASSIGN_SECONDS", 0.5)
@@ -195,7 +193,7 @@ async def test_a_database_without_the_table_ends_the_reading(
 
 
 class TellingStore(MemoryOffsetStore):
-    """Answers what it is told to, whether a store may or not."""
+    """Returns the given answer, valid or not."""
 
     def __init__(self, claimed: Any = None, committed: Any = None) -> None:
         super().__init__()
@@ -218,7 +216,7 @@ class TellingStore(MemoryOffsetStore):
     [StoredOffset(-1), StoredOffset(-2), StoredOffset(2**63), 5, "nothing"],
     ids=["end", "begin", "large", "int", "none"],
 )
-async def test_a_position_that_is_none_is_told_and_nothing_is_passed_over(
+async def test_an_invalid_position_from_a_store_ends_the_reading(
     kafka: KafkaServer, topic: str, group: str, answer: Any
 ) -> None:
     await fill(kafka, topic, 1, 3)
@@ -228,7 +226,7 @@ async def test_a_position_that_is_none_is_told_and_nothing_is_passed_over(
                 await take(consumer, 1)
 
 
-async def test_an_answer_to_a_commit_that_is_none_is_told_and_the_member_leaves(
+async def test_an_invalid_commit_result_is_reported(
     kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
 ) -> None:
     await fill(kafka, topic, 1, 3)

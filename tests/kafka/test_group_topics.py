@@ -1,5 +1,5 @@
-"""Which topics a group consumer reads, and from where: patterns, topics that come and go, starts, seeks, pauses, lag,
-positions that retention has overtaken, stores outside Kafka."""
+"""The topics of a group consumer: patterns, new and deleted topics, starts, seeks, pauses, lag, positions below the log
+start, and offset stores outside Kafka."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOON: dict[str, Any] = {"topic_metadata_refresh_interval_ms": 300}
 
 
 @every_protocol
-async def test_patterns_find_topics_and_exclude_wins(
+async def test_patterns_include_topics_unless_excluded(
     kafka: KafkaServer, make_topic: MakeTopic, admin: RawAdmin, group: str, protocol: str
 ):
     prefix = f"p{uuid.uuid4().hex[:8]}"
@@ -59,7 +59,9 @@ async def test_patterns_find_topics_and_exclude_wins(
 
 
 @both_protocols
-async def test_a_pattern_that_matches_nothing_yet(kafka: KafkaServer, admin: RawAdmin, group: str, protocol: str):
+async def test_a_pattern_without_matches_waits_for_topics(
+    kafka: KafkaServer, admin: RawAdmin, group: str, protocol: str
+):
     prefix = f"p{uuid.uuid4().hex[:8]}"
     async with opened(kafka, TopicPattern(f"{prefix}-.*"), group, **SOON, **options_of(protocol)) as consumer:
         assert consumer.subscription() == []
@@ -72,7 +74,7 @@ async def test_a_pattern_that_matches_nothing_yet(kafka: KafkaServer, admin: Raw
 
 
 @both_protocols
-async def test_an_explicit_topic_that_is_deleted_ends_the_reading(
+async def test_deleting_an_explicit_topic_ends_the_reading(
     kafka: KafkaServer, make_topic: MakeTopic, admin: RawAdmin, group: str, protocol: str
 ):
     topics = [make_topic(), make_topic()]
@@ -85,7 +87,7 @@ async def test_an_explicit_topic_that_is_deleted_ends_the_reading(
 
 
 @both_protocols
-async def test_a_refused_commit_tells_at_once_that_a_topic_is_deleted(
+async def test_a_rejected_commit_reports_the_deleted_topic_at_once(
     kafka: KafkaServer, topic: str, admin: RawAdmin, group: str, protocol: str
 ):
     await fill(kafka, topic, 1, 2)
@@ -102,7 +104,7 @@ async def test_a_refused_commit_tells_at_once_that_a_topic_is_deleted(
 
 
 @both_protocols
-async def test_partitions_that_are_added_are_read_from_their_beginning(
+async def test_added_partitions_are_read_from_offset_zero(
     kafka: KafkaServer, topic: str, admin: RawAdmin, group: str, protocol: str
 ):
     options = {"start": "latest", **SOON, **options_of(protocol)}
@@ -118,7 +120,7 @@ async def test_partitions_that_are_added_are_read_from_their_beginning(
 
 @pytest.mark.deep
 @both_protocols
-async def test_where_a_group_begins(kafka: KafkaServer, make_topic: MakeTopic, protocol: str):
+async def test_a_new_group_begins_at_its_start(kafka: KafkaServer, make_topic: MakeTopic, protocol: str):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, 10)
     await asyncio.sleep(0.05)
@@ -153,7 +155,7 @@ async def test_a_start_beyond_the_end_is_out_of_range(kafka: KafkaServer, topic:
 
 @both_protocols
 @pytest.mark.parametrize("policy", ["error", "earliest", "latest"])
-async def test_a_position_that_retention_has_overtaken(
+async def test_offset_reset_applies_below_the_log_start(
     kafka: KafkaServer, topic: str, group: str, admin: RawAdmin, policy: str, protocol: str
 ):
     await fill(kafka, topic, 1, 20)
@@ -185,7 +187,7 @@ async def test_a_position_that_retention_has_overtaken(
 
 
 @both_protocols
-async def test_seeking_reads_on_from_there(kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str):
+async def test_reading_continues_from_a_seek(kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, 50)
     async with opened(kafka, topic, group, **options_of(protocol)) as consumer:
@@ -206,7 +208,9 @@ async def test_seeking_reads_on_from_there(kafka: KafkaServer, make_topic: MakeT
 
 
 @both_protocols
-async def test_what_is_paused_stays_where_it_is(kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str):
+async def test_a_paused_partition_is_not_delivered(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
     topic = make_topic(partitions=2)
     async with opened(kafka, topic, group, **options_of(protocol)) as consumer:
         await eventually(lambda: len(consumer.assignment()) == 2)
@@ -219,7 +223,7 @@ async def test_what_is_paused_stays_where_it_is(kafka: KafkaServer, make_topic: 
         assert [(r.partition, r.offset) for r in await take(consumer, 35)] == [(0, offset) for offset in range(35)]
 
 
-async def test_a_pause_keeps_what_is_buffered_and_ends_with_the_assignment(
+async def test_a_pause_keeps_buffered_records_and_ends_with_the_assignment(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ):
     topic = make_topic(partitions=2)
@@ -263,7 +267,7 @@ async def test_high_water_marks_and_lag(kafka: KafkaServer, make_topic: MakeTopi
 
 
 @both_protocols
-async def test_positions_live_where_they_are_told_to(
+async def test_positions_are_kept_in_the_given_store(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
 ):
     topic = make_topic(partitions=2)
@@ -284,7 +288,7 @@ async def test_positions_live_where_they_are_told_to(
     assert admin.committed(group, topic).offset == -1001
 
 
-async def test_a_group_that_was_forgotten_begins_its_generations_anew(kafka: KafkaServer, topic: str, group: str):
+async def test_a_recreated_group_may_restart_its_generations(kafka: KafkaServer, topic: str, group: str):
     """Kafka forgets a group without positions of its own; the store still knows its last generation."""
     store = MemoryOffsetStore()
     await fill(kafka, topic, 1, 10)
@@ -299,12 +303,12 @@ async def test_a_group_that_was_forgotten_begins_its_generations_anew(kafka: Kaf
     assert bare(await store.fetch(group, [place])) == {place: StoredOffset(10)}
 
 
-async def test_topics_that_could_not_be_subscribed_to_are_at_the_next_look(kafka: KafkaServer, make_topic: MakeTopic):
-    told: list[Sequence[str]] = []
+async def test_a_failed_subscribe_is_retried_at_the_next_refresh(kafka: KafkaServer, make_topic: MakeTopic):
+    subscribed: list[Sequence[str]] = []
 
     async def subscribe(topics: Sequence[str]) -> None:
-        told.append(topics)
-        if len(told) == 2:
+        subscribed.append(topics)
+        if len(subscribed) == 2:
             raise BackendError("The client does not", retriable=True)
 
     prefix = f"watched-{uuid.uuid4().hex[:8]}"
@@ -316,15 +320,13 @@ async def test_topics_that_could_not_be_subscribed_to_are_at_the_next_look(kafka
         await watch.open()
         await watch.start()
         second = make_topic(name=f"{prefix}-2")
-        await eventually(lambda: len(told) == 3)
-        assert told == [[first], [first, second], [first, second]]
+        await eventually(lambda: len(subscribed) == 3)
+        assert subscribed == [[first], [first, second], [first, second]]
         assert watch.topics == [first, second]
         await watch.stop()
 
 
-async def test_topics_are_not_looked_for_by_time_where_that_is_switched_off(
-    kafka: KafkaServer, admin: RawAdmin, group: str
-) -> None:
+async def test_topics_are_not_refreshed_by_time_if_that_is_off(kafka: KafkaServer, admin: RawAdmin, group: str) -> None:
     prefix = f"still-{uuid.uuid4().hex[:8]}"
     first, second = f"{prefix}-1", f"{prefix}-2"
     pattern = TopicPattern(f"{prefix}-.*")

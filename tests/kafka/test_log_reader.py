@@ -1,4 +1,4 @@
-"""Reads of a partition by position: they end, whatever the log's end is made of, and never skip in silence."""
+"""Bounded reads of a partition end, whatever the end of the log consists of, and never skip records silently."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_empty_log(reader: KafkaLogReader, topic: str):
     assert await read_all(reader, topic) == []
 
 
-async def test_every_partition_by_itself(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
+async def test_each_partition_is_read_alone(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
     topic = make_topic(partitions=3)
     for partition in range(3):
         produce(kafka.bootstrap, topic, numbered(partition + 1, f"{partition}-"), partition=partition)
@@ -193,7 +193,7 @@ async def test_ends_at_a_compacted_tail(
             assert [batch async for batch in reader.read(topic, 0, start, stop, 10)] == []
 
 
-async def test_what_retention_removed_is_an_error(
+async def test_records_removed_by_retention_are_an_error(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
 ):
     produce(kafka.bootstrap, topic, numbered(10))
@@ -208,7 +208,7 @@ async def test_what_retention_removed_is_an_error(
     assert await read_all(reader, topic) == []
 
 
-async def test_retention_that_overtakes_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
+async def test_retention_during_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
     # So small a prefetch queue that most of the log is still on the broker when it is removed.
     settings = small_fetches(kafka)
     connection = Connection(settings, Hooks())
@@ -229,7 +229,7 @@ async def test_retention_that_overtakes_a_read_is_an_error(kafka: KafkaServer, a
 
 
 @pytest.mark.deep
-async def test_a_topic_that_is_deleted_under_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
+async def test_deleting_a_topic_during_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
     connection = Connection(small_fetches(kafka, request_timeout=2.0), Hooks())
     await connection.open()
     reader = KafkaLogReader(connection)
@@ -263,9 +263,7 @@ async def test_by_time(reader: KafkaLogReader, kafka: KafkaServer, make_topic: M
 
 
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
-async def test_columns_are_what_the_records_say(
-    reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, kind: str
-):
+async def test_columns_equal_the_records(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, kind: str):
     topic = make_topic(config={"message.timestamp.type": kind})
     produce(kafka.bootstrap, topic, [b"a", None], key=b"k", headers=[("color", b"red"), ("anybroker-time", b"1000001")])
     produce(kafka.bootstrap, topic, [b"b"], headers=[("anybroker-time", b"soon")])
@@ -280,9 +278,7 @@ async def test_columns_are_what_the_records_say(
     assert batch.to_arrow(["broker_time", "offset"]).column_names == ["broker_time", "offset"]
 
 
-async def test_a_topic_or_partition_that_is_not_there(
-    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
-):
+async def test_missing_topics_and_partitions(reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str):
     missing = f"missing-{uuid4().hex}"
     for call in (reader.partitions(missing), reader.bounds(missing), reader.position_at(missing, datetime.now(UTC))):
         with pytest.raises(TopicNotFound, match=missing):
@@ -292,14 +288,14 @@ async def test_a_topic_or_partition_that_is_not_there(
     for stop in (0, 1):
         with pytest.raises(NotFound, match="no partition 7"):
             await anext(aiter(reader.read(topic, 7, 0, stop, 5)))
-    # Nothing goes on behind the error, and no client is kept that knows the topic as missing.
+    # Nothing runs on after the error, and no client is kept that knows the topic as missing.
     assert (asyncio.all_tasks(), reader._all) == ({asyncio.current_task()}, set())
     admin.make_topic(missing)
     produce(kafka.bootstrap, missing, numbered(3))
     assert values(await read_all(reader, missing)) == numbered(3)
 
 
-async def test_what_is_read_whole_is_not_asked_for_first(
+async def test_a_read_of_everything_needs_no_lookup(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     produce(kafka.bootstrap, topic, numbered(10))
@@ -310,7 +306,7 @@ async def test_what_is_read_whole_is_not_asked_for_first(
         await anext(aiter(reader.read(topic, 0, 3, 7, 3)))
 
 
-async def test_clients_are_used_again_and_given_back_by_those_who_leave(
+async def test_clients_are_reused_and_returned_by_abandoned_reads(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str
 ):
     produce(kafka.bootstrap, topic, numbered(100))
@@ -341,14 +337,14 @@ async def test_clients_are_used_again_and_given_back_by_those_who_leave(
         await asyncio.sleep(0.01)
     assert values(await read_all(reader, topic)) == numbered(100)
     await reader.close()
-    # It tells that its client is closed, and then ends.
+    # It reports that its client is closed, and then ends.
     await asyncio.to_thread(thread._thread.join, 10)
     assert not thread._thread.is_alive()
     with pytest.raises(Closed):
         await anext(aiter(reader.read(topic, 0, 0, 1, 5)))
 
 
-async def test_no_group_appears(reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str):
+async def test_a_log_reader_creates_no_group(reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str):
     produce(kafka.bootstrap, topic, numbered(3))
     await read_all(reader, topic)
     groups = admin.client.list_consumer_groups(request_timeout=10).result().valid
@@ -356,7 +352,7 @@ async def test_no_group_appears(reader: KafkaLogReader, kafka: KafkaServer, admi
 
 
 @pytest.mark.deep
-async def test_a_broker_that_dies_and_comes_back():
+async def test_a_read_survives_a_broker_restart():
     with KafkaServer() as server:
         admin = RawAdmin(server.bootstrap)
         topic = admin.make_topic()
@@ -384,7 +380,7 @@ async def test_a_broker_that_dies_and_comes_back():
 
 
 @pytest.mark.deep
-async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafka: KafkaServer, topic: str):
+async def test_reading_is_about_as_fast_as_the_raw_client(reader: KafkaLogReader, kafka: KafkaServer, topic: str):
     """A read of many batches keeps its client busy: a coarse guard, the figures are the benchmarks'."""
     count = 100_000
     many = {"bootstrap.servers": kafka.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": count}
@@ -398,5 +394,5 @@ async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafk
         begun = monotonic()
         assert sum([len(batch) async for batch in reader.read(topic, 0, 0, count, 5000)]) == count
         took.append(monotonic() - begun)
-    # Any one may meet a busy machine; a client that stands still between two batches does so in each.
+    # Any one may meet a busy machine; a client that stalls between two batches does so in each.
     assert min(took) < 5 * min(raw), (took, raw)

@@ -1,4 +1,4 @@
-"""What of a member's commit is sent: a broker takes the commit of every present member, for whatever partition."""
+"""A member commits only what it owns: a broker accepts a commit of any member, for any partition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from broker_kafka.group.commits import MemberCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 
-def test_what_is_not_ours_is_told_apart_from_the_rest() -> None:
+def test_commits_of_unassigned_partitions_fail_individually() -> None:
     offsets = [NativePartition("orders", 0, 5), NativePartition("orders", 1, 6)]
     ours, refused = split_owned(offsets, {("orders", 0)}, "billing")
     assert ours == offsets[:1]
@@ -31,7 +31,7 @@ def test_what_is_not_ours_is_told_apart_from_the_rest() -> None:
     assert "Partition 1 of topic 'orders' is not assigned to this member of group 'billing'" in str(error)
 
 
-async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_store() -> None:
+async def test_a_partition_revoked_before_its_commit_is_rejected_by_the_store() -> None:
     place = TopicPartition("orders", 0)
     owned = {place: 1}
 
@@ -55,7 +55,7 @@ async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_
     assert isinstance((await committing)[place], LeaseLost)
 
 
-async def test_a_commit_waits_for_a_coordinator_that_loads() -> None:
+async def test_a_commit_is_retried_while_the_coordinator_loads() -> None:
     place = TopicPartition("orders", 0)
     loading = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
     answers: list[BrokerError | None] = [translate(loading, "Committing"), translate(loading, "Committing"), None]
@@ -98,7 +98,7 @@ def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: Simpl
     )
 
 
-async def test_a_refusal_that_is_heard_when_partitions_come_is_of_the_generation_before() -> None:
+async def test_a_commit_rejected_before_an_assignment_is_retried_after_it() -> None:
     thread = SimpleNamespace(calling_back=False)
 
     async def refuse_once(attempt: int) -> BrokerError | None:
@@ -109,7 +109,7 @@ async def test_a_refusal_that_is_heard_when_partitions_come_is_of_the_generation
     assert await member(refuse_once, thread).commit({place: StoredOffset(5)}) == {place: None}
 
 
-async def test_what_is_refused_within_a_callback_is_not_tried_again_there() -> None:
+async def test_a_commit_rejected_within_a_callback_is_not_retried_there() -> None:
     seen: list[int] = []
 
     async def refuse(attempt: int) -> BrokerError | None:
@@ -122,7 +122,7 @@ async def test_what_is_refused_within_a_callback_is_not_tried_again_there() -> N
     assert seen == [1]
 
 
-async def test_a_refusal_that_waited_for_a_long_rebalance_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_rejected_after_a_long_rebalance_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_commits, "_RETRY_SECONDS", 0.2)
 
     async def refuse_late(attempt: int) -> BrokerError | None:

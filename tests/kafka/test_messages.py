@@ -1,4 +1,4 @@
-"""Messages over a consumer group: what is finished above the committed position is not repeated by a restart."""
+"""Messages over a consumer group: a restart repeats no message that was finished above the committed position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def rest_of(bus: Bus, topic: str, group: str) -> list[int]:
     return seen
 
 
-async def test_a_redrive_ends_where_a_letter_has_to_stay(
+async def test_a_redrive_stops_at_a_letter_that_must_stay(
     bus: Bus, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.redrive._MOST_IDLE_ROUNDS", 10**6)
@@ -58,7 +58,7 @@ async def test_a_redrive_ends_where_a_letter_has_to_stay(
     assert (report.moved, report.skipped) == (2, 1)
 
 
-async def test_a_restart_repeats_only_what_was_not_finished(
+async def test_a_restart_repeats_only_unfinished_messages(
     kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbers(100))
@@ -76,7 +76,7 @@ async def test_a_restart_repeats_only_what_was_not_finished(
     assert stored(admin, group, topic).offset == 100
 
 
-async def test_a_second_restart_keeps_what_the_first_had_not_read_yet(
+async def test_a_second_restart_keeps_finished_ranges_not_read_by_the_first(
     kafka: KafkaServer, bus: Bus, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbers(100))
@@ -93,7 +93,7 @@ async def test_a_second_restart_keeps_what_the_first_had_not_read_yet(
 
 
 @pytest.mark.deep
-async def test_a_killed_process_repeats_nothing_that_was_committed(
+async def test_a_killed_process_repeats_no_committed_message(
     kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbers(50))
@@ -122,7 +122,7 @@ asyncio.run(main())
     assert await rest_of(bus, topic, group) == [0, *range(40, 50)]
 
 
-async def test_metadata_of_somebody_else_is_no_map(
+async def test_foreign_metadata_is_ignored(
     kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbers(5))
@@ -132,7 +132,7 @@ async def test_metadata_of_somebody_else_is_no_map(
 
 
 @pytest.mark.deep
-async def test_a_member_whose_map_is_nearly_full_from_the_start_reads_on(
+async def test_a_member_with_nearly_full_metadata_keeps_reading(
     kafka: KafkaServer, bus: Bus, topic: str, group: str
 ) -> None:
     """Nothing that it has in hand would make room, so that waiting for room would never end."""
@@ -144,7 +144,7 @@ async def test_a_member_whose_map_is_nearly_full_from_the_start_reads_on(
     assert await rest_of(bus, topic, group) == list(range(0, 20_000, 2))
 
 
-async def test_the_longest_map_is_one_that_the_broker_takes(admin: RawAdmin, topic: str, group: str) -> None:
+async def test_the_broker_accepts_the_longest_metadata(admin: RawAdmin, topic: str, group: str) -> None:
     """Else each that is full would be refused, and the member's maps half as long from then on."""
     text = encode(1, [(number, number + 1) for number in range(2, 60_000, 2)]).text
     assert LIMIT - 4 < len(text) <= LIMIT
@@ -154,7 +154,7 @@ async def test_the_longest_map_is_one_that_the_broker_takes(admin: RawAdmin, top
 
 
 @pytest.mark.deep
-async def test_a_broker_that_takes_less_text_gets_less(topic: str, group: str) -> None:
+async def test_metadata_is_shortened_for_a_broker_with_a_lower_limit(topic: str, group: str) -> None:
     with KafkaServer({"offset.metadata.max.bytes": "40"}) as small:
         RawAdmin(small.bootstrap).make_topic(topic)
         produce(small.bootstrap, topic, numbers(400))
@@ -168,7 +168,7 @@ async def test_a_broker_that_takes_less_text_gets_less(topic: str, group: str) -
     assert 1 not in seen
 
 
-async def test_a_subscription_is_there_as_soon_as_it_was_opened(bus: Bus, topic: str, group: str) -> None:
+async def test_a_subscription_exists_once_it_is_open(bus: Bus, topic: str, group: str) -> None:
     with pytest.raises(SubscriptionNotFound):
         async with bus.messages(topic, subscription=group, create=False):
             pass
@@ -179,7 +179,7 @@ async def test_a_subscription_is_there_as_soon_as_it_was_opened(bus: Bus, topic:
         pass
 
 
-async def test_settings_reach_the_members(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_settings_apply_to_the_members(kafka: KafkaServer, topic: str, group: str) -> None:
     settings = KafkaSettings(servers=(kafka.bootstrap,), group_protocol="consumer")
     produce(kafka.bootstrap, topic, numbers(3))
     async with connect(settings) as bus:

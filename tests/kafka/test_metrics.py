@@ -1,4 +1,4 @@
-"""`Metrics` on a real broker, whose records are messages with and without markers."""
+"""`Metrics` on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every offset store refuses alike what it cannot use, before anything is kept or asked."""
+"""Every offset store rejects the same invalid arguments before it reads or writes anything."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from broker_kafka.offsets import (
     StoredOffset,
     migrate_offsets,
 )
-from tests.kafka.offset_shelves import Shelf, every_store
+from tests.kafka.offset_store_cases import StoreCase, every_store
 
 
 @every_store
 @pytest.mark.parametrize("bad", [StoredOffset(-1), StoredOffset(2**63), StoredOffset(True), StoredOffset(1, None)])  # type: ignore[arg-type]
-async def test_a_position_that_cannot_be_kept_is_refused(shelf: Shelf, bad: StoredOffset):
-    with pytest.raises(ConfigurationError, match=shelf.topics[0]):
-        await shelf.store.commit(shelf.owner, {shelf.partition(0): bad})
-    with pytest.raises(ConfigurationError, match=shelf.topics[0]):
-        await shelf.store.reset(shelf.owner.group, {shelf.partition(0): bad})
+async def test_an_invalid_position_is_rejected(case: StoreCase, bad: StoredOffset):
+    with pytest.raises(ConfigurationError, match=case.topics[0]):
+        await case.store.commit(case.owner, {case.partition(0): bad})
+    with pytest.raises(ConfigurationError, match=case.topics[0]):
+        await case.store.reset(case.owner.group, {case.partition(0): bad})
 
 
 _TOPICS: list[Any] = [None, "", "a\0b", "\ud800", "x" * 250]
@@ -41,9 +41,9 @@ _POSITIONS: list[Any] = [None, 5, (5, ""), StoredOffset(1, "\ud800"), StoredOffs
 
 
 @every_store
-async def test_arguments_that_no_store_takes_are_refused_by_all(shelf: Shelf):
+async def test_every_store_rejects_the_same_arguments(case: StoreCase):
     """One store kept what the next died of, and what it kept made its other positions unreadable."""
-    store, owner, good = shelf.store, shelf.owner, shelf.partition(0)
+    store, owner, good = case.store, case.owner, case.partition(0)
     for place in _PLACES:
         for call in (
             store.fetch(owner.group, [good, place]),
@@ -55,10 +55,10 @@ async def test_arguments_that_no_store_takes_are_refused_by_all(shelf: Shelf):
                 await call
     for position in _POSITIONS:
         for call in (
-            store.commit(owner, {good: StoredOffset(1), shelf.partition(1): position}),
-            store.reset(owner.group, {good: StoredOffset(1), shelf.partition(1): position}),
+            store.commit(owner, {good: StoredOffset(1), case.partition(1): position}),
+            store.reset(owner.group, {good: StoredOffset(1), case.partition(1): position}),
         ):
-            with pytest.raises(ConfigurationError, match=rf"(position|offset|metadata) of '{shelf.topics[0]}'\[1\] is"):
+            with pytest.raises(ConfigurationError, match=rf"(position|offset|metadata) of '{case.topics[0]}'\[1\] is"):
                 await call
     several: list[Any] = [None, 5, "left", b"left"]
     for wrong in several:
@@ -95,12 +95,12 @@ def test_the_member_of_a_consumer_is_read_from_its_metadata():
 
 
 @pytest.mark.parametrize("metadata", [None, "CGMDv2:", 5])
-def test_what_is_no_metadata_of_a_consumer_is_refused(metadata: Any):
+def test_invalid_group_metadata_is_rejected(metadata: Any):
     with pytest.raises(ConfigurationError, match="consumer_group_metadata"):
         GroupMember.from_metadata(metadata)
 
 
-async def test_what_is_no_store_is_not_migrated():
+async def test_migration_needs_two_stores():
     store = MemoryOffsetStore()
     for wrong in (None, "memory", MemoryOffsetStore):
         not_one: Any = wrong
@@ -112,27 +112,27 @@ async def test_what_is_no_store_is_not_migrated():
         await migrate_offsets(store, MemoryOffsetStore(), None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shelf", ["sqlite", "sqlite-async"], indirect=True)
-async def test_what_is_no_transaction_is_refused(shelf: Shelf):
+@pytest.mark.parametrize("case", ["sqlite", "sqlite-async"], indirect=True)
+async def test_save_needs_a_transaction(case: StoreCase):
     """A connection of the other kind was an error of the inside, after the results were written."""
-    store: Any = shelf.store
-    positions = {shelf.partition(0): StoredOffset(1)}
-    for wrong in (None, shelf.engine, "tx"):
+    store: Any = case.store
+    positions = {case.partition(0): StoredOffset(1)}
+    for wrong in (None, case.engine, "tx"):
         with pytest.raises(ConfigurationError, match=r"tx is .*Session"):
-            store.save(wrong, shelf.owner, positions)
+            store.save(wrong, case.owner, positions)
         with pytest.raises(ConfigurationError, match=r"tx is .*Session"):
-            await store.save_async(wrong, shelf.owner, positions)
-    if isinstance(shelf.engine, AsyncEngine):
-        async with shelf.engine.begin() as tx:
+            await store.save_async(wrong, case.owner, positions)
+    if isinstance(case.engine, AsyncEngine):
+        async with case.engine.begin() as tx:
             with pytest.raises(ConfigurationError, match="goes to save_async"):
-                store.save(tx, shelf.owner, positions)
+                store.save(tx, case.owner, positions)
     else:
-        with shelf.engine.begin() as tx, pytest.raises(ConfigurationError, match="goes to save"):
-            await store.save_async(tx, shelf.owner, positions)
+        with case.engine.begin() as tx, pytest.raises(ConfigurationError, match="goes to save"):
+            await store.save_async(tx, case.owner, positions)
 
 
 @pytest.mark.parametrize(("names", "says"), [({"table": ""}, "table is ''"), ({"schema": 5}, "schema is 5")])
-def test_what_is_no_name_of_a_table_is_refused(names: dict[str, Any], says: str):
+def test_invalid_table_names_are_rejected(names: dict[str, Any], says: str):
     with pytest.raises(ConfigurationError, match=says):
         SqlOffsetStore(create_engine("sqlite://"), **names)
 
@@ -142,7 +142,7 @@ def test_an_engine_is_needed():
         SqlOffsetStore("sqlite://")  # type: ignore[arg-type]
 
 
-async def test_a_table_of_something_else_is_not_taken_for_one_of_offsets(tmp_path: Path):
+async def test_a_table_with_other_columns_is_rejected(tmp_path: Path):
     engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}")
     with engine.begin() as tx:
         tx.execute(text("CREATE TABLE anybroker_offsets (topic TEXT, next_offset INTEGER)"))
@@ -152,7 +152,7 @@ async def test_a_table_of_something_else_is_not_taken_for_one_of_offsets(tmp_pat
     engine.dispose()
 
 
-async def test_a_database_that_is_locked_is_not_told_to_lack_the_table(tmp_path: Path):
+async def test_a_locked_database_is_not_reported_as_a_missing_table(tmp_path: Path):
     engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}", connect_args={"timeout": 0.01})
     store = SqlOffsetStore(engine)
     await store.create_table()

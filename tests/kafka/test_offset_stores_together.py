@@ -1,4 +1,4 @@
-"""Several offset stores at once: positions move between them, and all take the same steps alike."""
+"""Several offset stores together: migration between them, and equal results for equal calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from broker_kafka.offsets import (
     migrate_offsets,
 )
 from tests.kafka.group_members import fill, take
-from tests.kafka.offset_shelves import Shelf, committed, every_store
+from tests.kafka.offset_store_cases import StoreCase, committed, every_store
 from tests.kafka.raw_positions import store as raw_store
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
@@ -36,26 +36,24 @@ from tests.servers.kafka_client import RawAdmin
 
 
 @every_store
-async def test_positions_move_between_stores(shelf: Shelf):
-    group = shelf.owner.group
+async def test_positions_move_between_stores(case: StoreCase):
+    group = case.owner.group
     source = MemoryOffsetStore()
-    positions = {shelf.partition(n): StoredOffset(n + 1, f"note {n}") for n in range(3)}
+    positions = {case.partition(n): StoredOffset(n + 1, f"note {n}") for n in range(3)}
     await source.reset(group, positions)
-    await committed(shelf, {shelf.partition(1): StoredOffset(2, "note 1"), shelf.partition(2): StoredOffset(9)})
-    before = await shelf.store.stored(group)
-    plan = await migrate_offsets(source, shelf.store, group, dry_run=True)
+    await committed(case, {case.partition(1): StoredOffset(2, "note 1"), case.partition(2): StoredOffset(9)})
+    before = await case.store.stored(group)
+    plan = await migrate_offsets(source, case.store, group, dry_run=True)
     assert [(move.partition.partition, move.action) for move in plan] == [(0, "copy"), (1, "same"), (2, "keep")]
     assert plan[2].target == StoredOffset(9)
-    assert await shelf.store.stored(group) == before
-    moved = await migrate_offsets(source, shelf.store, group, existing="overwrite")
+    assert await case.store.stored(group) == before
+    moved = await migrate_offsets(source, case.store, group, existing="overwrite")
     assert [move.action for move in moved] == ["copy", "same", "overwrite"]
-    assert await shelf.store.stored(group) == positions
-    assert {move.action for move in await migrate_offsets(source, shelf.store, group)} == {"same"}
+    assert await case.store.stored(group) == positions
+    assert {move.action for move in await migrate_offsets(source, case.store, group)} == {"same"}
 
 
-async def test_a_group_that_runs_keeps_its_positions_in_kafka_and_the_mend_is_told(
-    kafka: KafkaServer, topic: str, group: str
-):
+async def test_a_running_group_is_not_migrated_into_kafka(kafka: KafkaServer, topic: str, group: str):
     place, source = TopicPartition(topic, 0), MemoryOffsetStore()
     await fill(kafka, topic, 1, 3)
     await source.reset(group, {place: StoredOffset(1)})
@@ -69,17 +67,17 @@ async def test_a_group_that_runs_keeps_its_positions_in_kafka_and_the_mend_is_to
         assert await consumer.committed() == {place: StoredOffset(3)}
 
 
-@pytest.mark.parametrize("shelf", ["kafka-group"], indirect=True)
-async def test_a_partition_that_cannot_be_moved_is_told(shelf: Shelf):
-    group, source = shelf.owner.group, MemoryOffsetStore()
-    await source.reset(group, {shelf.partition(0): StoredOffset(1), shelf.partition(99): StoredOffset(1)})
-    good, bad = await migrate_offsets(source, shelf.store, group)
+@pytest.mark.parametrize("case", ["kafka-group"], indirect=True)
+async def test_a_failed_move_is_reported_per_partition(case: StoreCase):
+    group, source = case.owner.group, MemoryOffsetStore()
+    await source.reset(group, {case.partition(0): StoredOffset(1), case.partition(99): StoredOffset(1)})
+    good, bad = await migrate_offsets(source, case.store, group)
     assert (good.action, bad.action) == ("copy", "fail")
     assert isinstance(bad.error, TopicNotFound)
     with pytest.raises(ConfigurationError, match="same store"):
         await migrate_offsets(source, source, group)
     with pytest.raises(ConfigurationError, match="merge"):
-        await migrate_offsets(source, shelf.store, group, existing="merge")  # type: ignore[arg-type]
+        await migrate_offsets(source, case.store, group, existing="merge")  # type: ignore[arg-type]
 
 
 # -- the stores agree ----------------------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ _step = st.tuples(
 @pytest.mark.deep
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(_step, max_size=12))
-def test_memory_and_database_take_the_same_steps_alike(steps: list[Any], tmp_path: Path):
+def test_memory_and_sql_stores_behave_alike(steps: list[Any], tmp_path: Path):
     async def run() -> None:
         engine = create_engine(f"sqlite:///{tmp_path / uuid.uuid4().hex}.db")
         sql = SqlOffsetStore(engine)
@@ -126,9 +124,7 @@ def _plain(results: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
     return {key: str(value) if isinstance(value, BrokerError) else value for key, value in results.items()}
 
 
-async def test_what_a_bus_has_stored_moves_into_another_store(
-    kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
-):
+async def test_positions_of_a_bus_are_migrated(kafka: KafkaServer, admin: RawAdmin, topic: str, group: str):
     await asyncio.to_thread(raw_store, admin, group, topic, 7)
     async with connect(kafka.url) as bus:
         target = MemoryOffsetStore()
@@ -138,7 +134,7 @@ async def test_what_a_bus_has_stored_moves_into_another_store(
         assert await target.fetch(group, [place]) == {place: StoredOffset(7)}
 
 
-async def test_only_a_bus_of_kafka_has_offsets_of_kafka():
+async def test_only_a_kafka_bus_has_kafka_offsets():
     bus: Any = "kafka://localhost:9092"
     with pytest.raises(ConfigurationError, match=r"Give what broker\.connect"):
         GroupOffsetStore.of(bus)

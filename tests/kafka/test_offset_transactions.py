@@ -1,4 +1,4 @@
-"""Results and positions in one transaction of a database: both are there or neither, whatever is killed."""
+"""Results and positions in one database transaction: both are stored or neither, whatever is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from broker.errors import LeaseLost, SettleError
 from broker_kafka.offsets import SqlOffsetStore, StoredOffset
 from tests.kafka import offset_worker
-from tests.kafka.offset_shelves import Shelf, execute, save, sql_store
+from tests.kafka.offset_store_cases import StoreCase, execute, save, sql_store
 from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import postgres_url
 
@@ -30,50 +30,50 @@ async def read(engine: Any, table: str, *columns: str) -> list[Any]:
 
 
 @sql_store
-async def test_results_and_position_are_one_transaction(shelf: Shelf):
-    partition = shelf.partition(0)
-    await execute(shelf.engine, f'CREATE TABLE "results-{shelf.place}" (place INTEGER)')
-    await shelf.store.claim(shelf.owner, [partition])
-    await save(shelf, shelf.owner, {partition: StoredOffset(1)}, row=1)
+async def test_results_and_position_are_one_transaction(case: StoreCase):
+    partition = case.partition(0)
+    await execute(case.engine, f'CREATE TABLE "results-{case.place}" (place INTEGER)')
+    await case.store.claim(case.owner, [partition])
+    await save(case, case.owner, {partition: StoredOffset(1)}, row=1)
     # The database fails after the position was written: neither is there.
     with pytest.raises(ZeroDivisionError):
-        if isinstance(shelf.engine, AsyncEngine):
-            async with shelf.engine.begin() as tx:
-                await shelf.store.save_async(tx, shelf.owner, {partition: StoredOffset(2)})  # type: ignore[attr-defined]
+        if isinstance(case.engine, AsyncEngine):
+            async with case.engine.begin() as tx:
+                await case.store.save_async(tx, case.owner, {partition: StoredOffset(2)})  # type: ignore[attr-defined]
                 raise ZeroDivisionError
         else:
-            with shelf.engine.begin() as tx:
-                shelf.store.save(tx, shelf.owner, {partition: StoredOffset(2)})  # type: ignore[attr-defined]
+            with case.engine.begin() as tx:
+                case.store.save(tx, case.owner, {partition: StoredOffset(2)})  # type: ignore[attr-defined]
                 raise ZeroDivisionError
-    assert await shelf.store.fetch(shelf.owner.group, [partition]) == {partition: StoredOffset(1)}
+    assert await case.store.fetch(case.owner.group, [partition]) == {partition: StoredOffset(1)}
     # A newer member has claimed: the result is rolled back with the position.
-    await shelf.store.claim(shelf.member(6), [partition])
+    await case.store.claim(case.member(6), [partition])
     with pytest.raises(LeaseLost):
-        await save(shelf, shelf.owner, {partition: StoredOffset(2)}, row=2)
+        await save(case, case.owner, {partition: StoredOffset(2)}, row=2)
     with pytest.raises(SettleError):
-        await save(shelf, shelf.member(6), {partition: StoredOffset(0)}, row=3)
-    assert [row for (row,) in await read(shelf.engine, f"results-{shelf.place}", "place")] == [1]
+        await save(case, case.member(6), {partition: StoredOffset(0)}, row=3)
+    assert [row for (row,) in await read(case.engine, f"results-{case.place}", "place")] == [1]
 
 
 @sql_store
-async def test_a_session_of_the_orm_will_do(shelf: Shelf):
+async def test_an_orm_session_works_as_transaction(case: StoreCase):
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
-    partition, store = shelf.partition(0), shelf.store
+    partition, store = case.partition(0), case.store
     assert isinstance(store, SqlOffsetStore)
-    if isinstance(shelf.engine, AsyncEngine):
-        async with AsyncSession(shelf.engine) as session, session.begin():
-            await store.save_async(session, shelf.owner, {partition: StoredOffset(4)})
+    if isinstance(case.engine, AsyncEngine):
+        async with AsyncSession(case.engine) as session, session.begin():
+            await store.save_async(session, case.owner, {partition: StoredOffset(4)})
     else:
-        with Session(shelf.engine) as session, session.begin():
-            store.save(session, shelf.owner, {partition: StoredOffset(4)})
-    assert await store.stored(shelf.owner.group) == {partition: StoredOffset(4)}
+        with Session(case.engine) as session, session.begin():
+            store.save(session, case.owner, {partition: StoredOffset(4)})
+    assert await store.stored(case.owner.group) == {partition: StoredOffset(4)}
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-async def test_the_effects_of_killed_workers_are_exactly_once(
+async def test_killed_workers_have_exactly_once_effects(
     database: str, kafka: KafkaServer, topic: str, group: str, tmp_path: Path
 ):
     total = 600
@@ -101,7 +101,7 @@ async def test_the_effects_of_killed_workers_are_exactly_once(
             await asyncio.sleep(0.005)
 
     async def stop(worker: subprocess.Popen[bytes]) -> None:
-        """Outside of a transaction, whose lock would keep everybody else out of the database."""
+        """Outside of a transaction, whose lock would block all other users of the database."""
         for _ in range(1000):
             worker.send_signal(signal.SIGSTOP)
             try:

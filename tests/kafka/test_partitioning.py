@@ -28,7 +28,7 @@ OF_THE_JAVA_CLIENT = {
 
 
 @pytest.mark.parametrize("key", OF_THE_JAVA_CLIENT)
-def test_hash_is_the_java_clients(key: bytes) -> None:
+def test_hash_equals_the_java_clients(key: bytes) -> None:
     assert murmur2(key) == OF_THE_JAVA_CLIENT[key] % 2**32
 
 
@@ -53,12 +53,12 @@ async def test_unkeyed_messages_reach_every_partition(kafka: KafkaServer, make_t
     pytest.fail(f"Only {used} were used")
 
 
-async def test_the_users_function_decides(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+async def test_a_partition_function_decides(kafka: KafkaServer, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=4)
-    asked: list[tuple[str, bytes | None, int]] = []
+    calls: list[tuple[str, bytes | None, int]] = []
 
     def by_last_digit(name: str, key: bytes | None, partitions: int) -> int:
-        asked.append((name, key, partitions))
+        calls.append((name, key, partitions))
         return 0 if key is None else int(key[-1:]) % partitions
 
     settings = KafkaSettings(servers=(kafka.bootstrap,), partition_function=by_last_digit)
@@ -66,12 +66,10 @@ async def test_the_users_function_decides(kafka: KafkaServer, make_topic: MakeTo
         messages = [OutboundMessage(b"", key) for key in (b"a1", b"a2", b"a7", None)]
         receipts = await bus.topic(topic).publish_batch([*messages, OutboundMessage(b"", b"a1", partition=3)])
     assert [receipt.partition for receipt in receipts] == [1, 2, 3, 0, 3]
-    assert asked == [(topic, b"a1", 4), (topic, b"a2", 4), (topic, b"a7", 4), (topic, None, 4)]
+    assert calls == [(topic, b"a1", 4), (topic, b"a2", 4), (topic, b"a7", 4), (topic, None, 4)]
 
 
-async def test_what_the_users_function_does_wrong_is_the_messages_failure(
-    kafka: KafkaServer, make_topic: MakeTopic
-) -> None:
+async def test_a_failing_partition_function_fails_the_message(kafka: KafkaServer, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)
 
     def odd(_: str, key: bytes | None, __: int) -> int:
@@ -88,7 +86,7 @@ async def test_what_the_users_function_does_wrong_is_the_messages_failure(
     assert "KeyError" in str(outcomes[5])
 
 
-async def test_the_users_function_may_know_of_new_partitions_before_the_producer(
+async def test_a_partition_function_may_return_new_partitions(
     kafka: KafkaServer, make_topic: MakeTopic, admin: RawAdmin
 ) -> None:
     topic = make_topic(partitions=2)
@@ -106,7 +104,7 @@ async def test_the_users_function_may_know_of_new_partitions_before_the_producer
 
 
 @pytest.mark.parametrize("in_transactions", [False, True])
-async def test_the_users_function_is_told_of_partitions_that_the_bus_has_added(
+async def test_a_partition_function_gets_the_partitions_that_the_bus_added(
     kafka: KafkaServer, name: str, in_transactions: bool
 ) -> None:
     settings = KafkaSettings(

@@ -1,4 +1,4 @@
-"""Publishing to a real broker: what a receipt says, what each failure is, and what happens when it goes away."""
+"""Publishing to a real broker: receipts, the error of each failure, and the close."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_receipt_has_partition_offset_and_time(bus: Bus, kafka: KafkaServe
             assert message.timestamp()[1] == receipt.timestamp
 
 
-async def test_a_compacted_topic_that_wants_keys_is_told(bus: Bus, make_topic: MakeTopic) -> None:
+async def test_a_message_without_a_key_on_a_compacted_topic_fails(bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(config={"cleanup.policy": "compact"})
     with pytest.raises(InvalidMessage) as single:
         await bus.topic(topic).publish(b"x")
@@ -85,7 +85,7 @@ async def test_a_compacted_topic_that_wants_keys_is_told(bus: Bus, make_topic: M
     assert (await bus.log.bounds(topic))[0].next == 0
 
 
-async def test_receipt_tells_the_time_that_is_kept(bus: Bus, make_topic: MakeTopic) -> None:
+async def test_receipt_has_the_stored_time(bus: Bus, make_topic: MakeTopic) -> None:
     long_ago = datetime.now(UTC).replace(microsecond=5000) - timedelta(hours=1)
     mine, theirs = make_topic(), make_topic(config={"message.timestamp.type": "LogAppendTime"})
     assert (await bus.topic(mine).publish(OutboundMessage(b"", publish_time=long_ago))).time == long_ago
@@ -112,7 +112,7 @@ async def test_all_parts_of_a_message_are_written(bus: Bus, kafka: KafkaServer, 
     assert named.headers() == [("anybroker-id", b"mine")]
 
 
-async def test_without_receipts_everything_is_there(bus: Bus, kafka: KafkaServer, topic: str) -> None:
+async def test_without_receipts_all_messages_are_written(bus: Bus, kafka: KafkaServer, topic: str) -> None:
     plain, rich = numbered(2200), numbered(1200, attributes={"a": "b"})
     await bus.topic(topic).publish_batch([*plain, *rich, *plain[:10]], receipts=False)
     written = [message.value() for message in read_all(kafka.bootstrap, topic)]
@@ -133,7 +133,7 @@ async def test_calls_of_one_key_keep_their_order(bus: Bus, kafka: KafkaServer, t
 
 @pytest.mark.parametrize("receipts", [True, False])
 @pytest.mark.parametrize("attributes", [None, {"a": "b"}])
-async def test_each_fate_is_told(
+async def test_each_message_has_its_own_outcome(
     bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, receipts: bool, attributes: dict[str, str] | None
 ) -> None:
     # A compacted topic refuses messages without a key; those of one partition fail together, the others do not.
@@ -156,13 +156,13 @@ async def test_each_fate_is_told(
     there = Counter(
         (message.key(), message.value()) for number in range(2) for message in read_all(kafka.bootstrap, topic, number)
     )
-    told = Counter((message.key, message.data) for index, message in enumerate(messages) if index not in failed)
-    assert there == told
+    reported = Counter((message.key, message.data) for index, message in enumerate(messages) if index not in failed)
+    assert there == reported
     rest = [outcome for index, outcome in enumerate(raised.value.outcomes) if index not in failed]
     assert all(isinstance(outcome, Receipt) if receipts else outcome is None for outcome in rest)
 
 
-async def test_what_the_topic_does_not_take_is_too_large(bus: Bus, make_topic: MakeTopic) -> None:
+async def test_a_message_above_the_topics_limit_is_too_large(bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(config={"max.message.bytes": "2000"})
     with pytest.raises(MessageTooLarge, match=topic) as raised:
         await bus.topic(topic).publish(b"x" * 3000)
@@ -170,7 +170,7 @@ async def test_what_the_topic_does_not_take_is_too_large(bus: Bus, make_topic: M
     await bus.topic(topic).publish(b"x" * 1000)
 
 
-async def test_what_the_client_does_not_take_is_too_large(kafka: KafkaServer, topic: str) -> None:
+async def test_a_message_above_the_clients_limit_is_too_large(kafka: KafkaServer, topic: str) -> None:
     config = settings_of(kafka, message_max_bytes=9000).client_config("producer")
     thread = ProducerThread(config)
     await thread.start()
@@ -185,7 +185,7 @@ async def test_what_the_client_does_not_take_is_too_large(kafka: KafkaServer, to
     assert len(read_all(kafka.bootstrap, topic)) == 4 * 3
 
 
-async def test_missing_topic_is_told_soon_and_may_come_later(bus: Bus, admin: RawAdmin) -> None:
+async def test_a_missing_topic_fails_soon_and_may_be_created_later(bus: Bus, admin: RawAdmin) -> None:
     name = f"late-{time.time_ns()}"
     for attempt in range(2):
         begun = time.monotonic()
@@ -208,7 +208,7 @@ async def test_deleted_topic_is_not_found(bus: Bus, admin: RawAdmin, topic: str)
     assert receipt.offset == 0
 
 
-async def test_partition_that_is_not_there(bus: Bus, admin: RawAdmin, topic: str) -> None:
+async def test_missing_partition(bus: Bus, admin: RawAdmin, topic: str) -> None:
     with pytest.raises(PublishError) as raised:
         await bus.topic(topic).publish_batch([OutboundMessage(b"0", partition=n) for n in (0, 1, 0)])
     assert [type(outcome) for outcome in raised.value.outcomes] == [Receipt, InvalidMessage, Receipt]
@@ -219,7 +219,7 @@ async def test_partition_that_is_not_there(bus: Bus, admin: RawAdmin, topic: str
 
 
 @pytest.mark.parametrize("partition", [2**31, 2**70])
-async def test_partition_that_no_topic_has(bus: Bus, topic: str, partition: int) -> None:
+async def test_impossible_partition(bus: Bus, topic: str, partition: int) -> None:
     with pytest.raises(PublishError) as raised:
         await bus.topic(topic).publish_batch([b"0", OutboundMessage(b"1", partition=partition), b"2"])
     assert [type(outcome) for outcome in raised.value.outcomes] == [Receipt, InvalidMessage, Receipt]
@@ -365,7 +365,7 @@ async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.xdist_group("kafka-publishing")
-async def test_close_delivers_what_is_on_the_way(own: KafkaServer, own_topic: str) -> None:
+async def test_close_delivers_pending_messages(own: KafkaServer, own_topic: str) -> None:
     thread = ProducerThread(settings_of(own).client_config("producer"))
     await thread.start()
     await thread.publish(own_topic, numbered(1))
@@ -381,7 +381,7 @@ async def test_close_delivers_what_is_on_the_way(own: KafkaServer, own_topic: st
     assert all(isinstance(outcome, Receipt) for outcome in outcomes)
 
 
-async def test_a_setting_that_the_client_refuses(kafka: KafkaServer) -> None:
+async def test_a_setting_that_the_client_rejects(kafka: KafkaServer) -> None:
     thread = ProducerThread({**settings_of(kafka).client_config("producer"), "batch.size": "soon"})
     with pytest.raises(BrokerError, match=r"batch\.size"):
         await thread.start()

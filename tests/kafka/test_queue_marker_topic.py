@@ -107,8 +107,8 @@ async def test_a_consumer_checks_its_marker_topic_once(
         described.append(name)
         return await before(self, name, known=known)
 
-    before = KafkaTopics.describe
-    monkeypatch.setattr(KafkaTopics, "describe", describe)
+    before = KafkaTopics.describe_topic
+    monkeypatch.setattr(KafkaTopics, "describe_topic", describe)
     async with connect(f"{kafka.url}?queue=markers") as bus:
         for _ in range(2):
             described.clear()

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from broker.errors import BackendError, BrokerError, TopicNotFound
 from broker.hooks import Hooks, Warned
-from broker_kafka.admin.topics import KafkaTopics, TopicOptions
+from broker_kafka.admin.topics import KafkaTopics
 from broker_kafka.client.consumer import ClientAssignment
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker
@@ -112,7 +112,9 @@ async def test_a_renewal_that_is_too_large_blocks_no_message(connection: Connect
     async with tracking(connection, queue, hooks=hooks, partition=PartitionOptions(renew_distance=10)) as tracker:
         start = Marker(kind=Kind.START, id=large, after_ms=600_000, attempt=1)
         await asyncio.to_thread(queue.write, (start, Content(value=b"x" * 5000)))
-        await KafkaTopics(connection).ensure(queue.markers, None, TopicOptions({"max.message.bytes": "3000"}))
+        await KafkaTopics(connection).ensure_topic(
+            queue.markers, partitions=None, retention=None, options={"max.message.bytes": 3000}
+        )
         await asyncio.to_thread(wait_for, lambda: is_refused(queue, b"x" * 5000))
         await asyncio.to_thread(queue.take, rest, period=600_000)
         await asyncio.to_thread(queue.take, [due], period=200)

@@ -1,4 +1,4 @@
-"""Partitions that are paused in the client while they go to another member and come back, on a real broker."""
+"""Paused partitions that are reassigned and come back are read in full, on a real broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servers.kafka_client import produce
 
 PATIENCE = 20.0
 EACH = 6_000
-"""Records of a partition; those of two are more than may be under way to whoever takes them."""
+"""Records of a partition; those of two partitions are more than may be in flight to the source."""
 
 both_protocols = pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.deep)])
 
@@ -71,7 +71,7 @@ async def read_all(source: KafkaRecordSource) -> dict[int, set[int]]:
 
 @pytest.mark.deep
 @both_protocols
-async def test_what_went_while_nobody_took_is_read_when_it_comes_back(
+async def test_a_partition_reassigned_during_a_stall_is_read(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consuming, "_LONG_STALL", 0.1)
@@ -93,7 +93,7 @@ async def test_what_went_while_nobody_took_is_read_when_it_comes_back(
 
 
 @both_protocols
-async def test_what_was_resumed_while_another_had_it_is_read_when_it_comes_back(
+async def test_a_partition_resumed_while_reassigned_is_read(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ) -> None:
     topic = make_topic(partitions=2)

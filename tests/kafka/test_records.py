@@ -1,4 +1,4 @@
-"""Members of a group on a real broker: begins, ends of positions, topics that change, and loops that stand still."""
+"""Members of a group on a real broker: starts, positions out of range, changing topics, and blocked event loops."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_each_record_comes_once_and_in_order(
     assert seen == {partition: bodies(5000, str(partition)) for partition in range(3)}
 
 
-async def test_a_position_that_retention_overtook_is_an_error(
+async def test_a_position_below_the_log_start_is_an_error(
     kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(20))
@@ -93,7 +93,7 @@ async def test_a_position_that_retention_overtook_is_an_error(
 
 
 @pytest.mark.parametrize(("policy", "first"), [("earliest", 10), ("latest", 20)])
-async def test_a_reset_that_was_asked_for_is_counted_and_told(
+async def test_a_position_reset_is_counted_and_reported(
     kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str, policy: str, first: int
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(20))
@@ -107,8 +107,8 @@ async def test_a_reset_that_was_asked_for_is_counted_and_told(
         await eventually(lambda: any(isinstance(each, PositionReset) for each in events), PATIENCE, "the reset")
         produce(kafka.bootstrap, topic, bodies(1, "later"))
         records = await read(log, 21 - first, PATIENCE)
-    (told,) = [each for each in events if isinstance(each, PositionReset)]
-    assert (tuple(told.partition), told.position, told.to, told.policy) == ((topic, 0), 5, first, policy)
+    (reset,) = [each for each in events if isinstance(each, PositionReset)]
+    assert (tuple(reset.partition), reset.position, reset.to, reset.policy) == ((topic, 0), 5, first, policy)
     assert [record.offset for record in records] == list(range(first, 21))
 
 
@@ -124,7 +124,7 @@ async def test_a_position_beyond_the_end_is_an_error(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_topic_that_is_deleted_is_told(
+async def test_a_deleted_topic_is_reported(
     kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str, protocol: str
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(3))
@@ -137,7 +137,7 @@ async def test_a_topic_that_is_deleted_is_told(
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-async def test_partitions_that_are_added_are_read_in_full(
+async def test_added_partitions_are_read_from_the_start(
     kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str, start: Any
 ) -> None:
     bus = await open_bus()
@@ -148,7 +148,7 @@ async def test_partitions_that_are_added_are_read_in_full(
         assert data_of(await read(log, 5, 2 * PATIENCE)) == bodies(5)
 
 
-async def test_what_latest_means_is_fixed_when_the_group_is_founded(
+async def test_latest_is_resolved_when_the_group_is_created(
     kafka: KafkaServer, open_bus: Open, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(5, "old"))
@@ -161,7 +161,7 @@ async def test_what_latest_means_is_fixed_when_the_group_is_founded(
 
 
 @pytest.mark.deep
-async def test_an_ephemeral_group_leaves_nothing_behind(kafka: KafkaServer, open_bus: Open, topic: str) -> None:
+async def test_an_ephemeral_group_is_deleted_on_close(kafka: KafkaServer, open_bus: Open, topic: str) -> None:
     produce(kafka.bootstrap, topic, bodies(5))
     bus = await open_bus()
     async with bus.records(topic, group=ephemeral(), start="earliest") as log:
@@ -176,7 +176,7 @@ async def test_an_ephemeral_group_leaves_nothing_behind(kafka: KafkaServer, open
 
 @pytest.mark.deep
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_handler_may_take_longer_than_the_poll_interval(
+async def test_a_handler_may_exceed_the_poll_interval(
     kafka: KafkaServer, open_bus: Open, topic: str, group: str, protocol: str
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(20_000))
@@ -186,7 +186,7 @@ async def test_a_handler_may_take_longer_than_the_poll_interval(
     bus.hooks.listen(events.append)
     async with bus.records(topic, group=group, max_buffered=100) as log:
         first = await read(log, 10, PATIENCE)
-        # Once with a loop that stands still as well: the thread polls all the same.
+        # Once with a blocked event loop: the thread polls all the same.
         time.sleep(1.5 * interval)  # noqa: ASYNC251
         await let_pass(1.5 * interval)
         await first[-1].commit()
@@ -197,7 +197,7 @@ async def test_a_handler_may_take_longer_than_the_poll_interval(
     assert not [event for event in events if isinstance(event, PartitionsLost)]
 
 
-async def test_a_commit_waits_for_no_idle_poll(kafka: KafkaServer, open_bus: Open, topic: str, group: str) -> None:
+async def test_a_commit_interrupts_an_idle_poll(kafka: KafkaServer, open_bus: Open, topic: str, group: str) -> None:
     produce(kafka.bootstrap, topic, bodies(50))
     bus = await open_bus()
     took: list[float] = []
@@ -211,7 +211,7 @@ async def test_a_commit_waits_for_no_idle_poll(kafka: KafkaServer, open_bus: Ope
     assert sorted(took)[len(took) // 4] < 0.08, took
 
 
-async def test_a_commit_does_not_wait_while_batches_wait_to_be_taken(
+async def test_a_commit_does_not_wait_for_unread_batches(
     kafka: KafkaServer, open_bus: Open, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(20_000))
@@ -227,9 +227,7 @@ async def test_a_commit_does_not_wait_while_batches_wait_to_be_taken(
     assert sorted(took)[len(took) // 2] < 0.2, took
 
 
-async def test_a_clean_close_passes_partitions_on_at_once(
-    kafka: KafkaServer, open_bus: Open, topic: str, group: str
-) -> None:
+async def test_close_hands_partitions_over_at_once(kafka: KafkaServer, open_bus: Open, topic: str, group: str) -> None:
     produce(kafka.bootstrap, topic, bodies(10))
     bus = await open_bus(session_timeout_ms=30_000)
     async with bus.records(topic, group=group) as log:
@@ -240,7 +238,7 @@ async def test_a_clean_close_passes_partitions_on_at_once(
     assert time.perf_counter() - begun < 15
 
 
-async def test_a_static_member_comes_back_to_its_partitions(
+async def test_a_static_member_gets_its_partitions_back(
     kafka: KafkaServer, open_bus: Open, topic: str, group: str
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(10))
@@ -252,7 +250,7 @@ async def test_a_static_member_comes_back_to_its_partitions(
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
-async def test_members_share_with_every_strategy(
+async def test_every_assignment_strategy_shares_partitions(
     kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str, strategy: str
 ) -> None:
     topic = make_topic(partitions=4)
@@ -268,7 +266,7 @@ async def test_members_share_with_every_strategy(
         await eventually(lambda: len(one.assignment()) == 4, PATIENCE, "the take-over")
 
 
-async def test_a_commit_of_what_is_not_ours_is_refused(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_a_commit_of_an_unassigned_partition_is_rejected(kafka: KafkaServer, topic: str, group: str) -> None:
     produce(kafka.bootstrap, topic, bodies(5))
     hooks = Hooks()
     backend = KafkaBackend(KafkaSettings(servers=(kafka.bootstrap,)), hooks)
@@ -298,7 +296,7 @@ async def test_joining_a_missing_topic_leaves_no_thread(open_bus: Open, group: s
             pass
 
 
-async def test_a_seek_that_one_partition_refuses_leaves_no_gap_in_the_others(
+async def test_a_seek_that_fails_for_one_partition_loses_no_records_of_others(
     kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str
 ) -> None:
     topic = make_topic()
@@ -308,7 +306,7 @@ async def test_a_seek_that_one_partition_refuses_leaves_no_gap_in_the_others(
     async with (await open_bus()).records(topic, group=group) as log:
         await read(log, 100, PATIENCE)
         source: Any = vars(vars(log)["_member"])["_source"]
-        # As one that went to another member, which is told to the loop later: who goes back leaves it out.
+        # Like one that was lost to another member and not reported to the loop yet: a seek leaves it out.
         with pytest.raises(LeaseLost, match=f"Partition 7 of topic '{topic}' is not assigned to this member"):
             await source.thread.seek({missing: 0, ours: 90}, moved.append)
         assert (await read(log, 10, PATIENCE))[0].offset == 90
@@ -319,9 +317,7 @@ async def test_a_seek_that_one_partition_refuses_leaves_no_gap_in_the_others(
     assert moved == [[ours], []]
 
 
-async def test_what_the_client_does_not_subscribe_to_is_an_error_of_ours(
-    open_bus: Open, topic: str, group: str
-) -> None:
+async def test_a_failed_subscribe_is_a_broker_error(open_bus: Open, topic: str, group: str) -> None:
     async with (await open_bus()).records(topic, group=group) as log:
         source: Any = vars(vars(log)["_member"])["_source"]
         with pytest.raises(BrokerError, match="Subscribing"):

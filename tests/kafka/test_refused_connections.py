@@ -1,4 +1,4 @@
-"""What is said where a secured listener lets nobody in, or no more, and of settings that cannot let anybody in."""
+"""Rejected connections and credentials: the error names the reason, and contradictory settings raise at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def refused(secure: SecureBroker, door: str, **values: Any) -> BrokerError
 
 
 @pytest.mark.deep
-async def test_a_listener_that_misses_the_clients_certificate_refuses(secure: SecureBroker) -> None:
+async def test_a_missing_client_certificate_is_reported(secure: SecureBroker) -> None:
     authority = secure.certificates.authority
     for _ in range(3):
         error = await refused(secure, "MUTUAL", ssl_ca_location=authority)
@@ -62,7 +62,7 @@ async def test_a_listener_that_misses_the_clients_certificate_refuses(secure: Se
         ),
     ],
 )
-async def test_a_listener_that_hangs_up_is_told_with_the_protocol(
+async def test_a_dropped_connection_is_reported_with_the_protocol(
     secure: SecureBroker, door: str, values: dict[str, Any], wants: str
 ) -> None:
     error = await refused(secure, door, **values)
@@ -71,7 +71,7 @@ async def test_a_listener_that_hangs_up_is_told_with_the_protocol(
     assert f"security_protocol={protocol}: a listener that requires {wants} closes such connections" in error.advice
 
 
-async def test_half_of_a_client_certificate_is_a_setting(secure: SecureBroker) -> None:
+async def test_half_of_a_client_certificate_is_a_settings_error(secure: SecureBroker) -> None:
     known = secure.certificates
     error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_key_location=known.client_key)
     assert isinstance(error, InvalidSetting)
@@ -82,7 +82,7 @@ async def test_half_of_a_client_certificate_is_a_setting(secure: SecureBroker) -
 
 
 @pytest.mark.parametrize("way", ["location", "pem"])
-async def test_a_locked_key_without_its_password_is_told_of_the_password(
+async def test_an_encrypted_key_without_its_password_is_reported(
     secure: SecureBroker, tmp_path: Path, way: str
 ) -> None:
     key: Any = load_pem_private_key(secure.certificates.client_key.read_bytes(), None)
@@ -104,7 +104,7 @@ def without_a_vault(config: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("token", "told"),
+    ("token", "reported"),
     [
         (without_a_vault, "RuntimeError: the vault is closed"),
         (lambda _: None, "NoneType"),
@@ -114,8 +114,8 @@ def without_a_vault(config: str) -> Any:
     ],
     ids=["raises", "nothing", "bytes", "no-time", "ended"],
 )
-async def test_why_a_function_gave_no_token_is_told(
-    secure: SecureBroker, token: Callable[[str], tuple[str, float]], told: str
+async def test_a_failing_token_callback_is_reported(
+    secure: SecureBroker, token: Callable[[str], tuple[str, float]], reported: str
 ) -> None:
     begin = time.monotonic()
     error = await refused(
@@ -127,17 +127,17 @@ async def test_why_a_function_gave_no_token_is_told(
         connect_timeout=60,
     )
     assert isinstance(error, AuthenticationFailed)
-    assert told in str(error)
+    assert reported in str(error)
     assert time.monotonic() - begin < 30, "the client waited for a token"
 
 
-async def test_a_client_of_later_that_gets_no_token_says_why_and_asks_once(secure: SecureBroker) -> None:
+async def test_a_later_client_without_a_token_reports_why_once(secure: SecureBroker) -> None:
     good = secure.tokens.make_token("ann")
-    asked: list[str | None] = []
+    calls: list[str | None] = []
     topic, closed = secure.admin.make_topic(), False
 
     def token(config: str | None) -> tuple[str, float]:
-        asked.append(config)
+        calls.append(config)
         if closed:
             return without_a_vault("")
         return good, time.time() + 300
@@ -150,7 +150,7 @@ async def test_a_client_of_later_that_gets_no_token_says_why_and_asks_once(secur
     )
     async with broker.connect(settings) as bus:
         await bus.topic(topic).publish(b"x")
-        assert len(asked) == 2, "a token for each client"
+        assert len(calls) == 2, "a token for each client"
         closed = True
         with pytest.raises(AuthenticationFailed, match="the vault is closed"):
             async with bus.records(topic, group=f"{topic}-group") as log:
@@ -161,7 +161,7 @@ async def test_a_client_of_later_that_gets_no_token_says_why_and_asks_once(secur
 
 
 @pytest.mark.deep
-async def test_credentials_that_are_taken_back_are_told_until_they_are_there_again(secure: SecureBroker) -> None:
+async def test_revoked_credentials_are_reported_until_restored(secure: SecureBroker) -> None:
     settings = KafkaSettings(
         servers=(secure.server.address("SCRAM_512"),),
         security_protocol="SASL_PLAINTEXT",

@@ -1,4 +1,4 @@
-"""Retry topics on Kafka: what headers and limits make of them, and where a group begins with them."""
+"""Retry topics on Kafka: headers, size limits, and where a group starts on them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ async def topic(bus: Bus, make_topic: MakeTopic, group: str) -> str:
     return topic
 
 
-async def test_messages_wait_on_retry_topics_with_their_foreign_headers(
-    kafka: KafkaServer, bus: Bus, topic: str, group: str
-) -> None:
+async def test_retry_topics_keep_foreign_headers(kafka: KafkaServer, bus: Bus, topic: str, group: str) -> None:
     foreign: Any = [("colour", b"green"), ("colour", b"red"), ("binary", b"\xff\xfe"), ("null", None)]
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(topic, b"body", b"key", headers=foreign)
@@ -60,7 +58,7 @@ async def test_messages_wait_on_retry_topics_with_their_foreign_headers(
         assert len(ids) == 1
 
 
-async def test_the_largest_message_can_wait(bus: Bus, topic: str, group: str) -> None:
+async def test_the_largest_message_fits_on_a_retry_topic(bus: Bus, topic: str, group: str) -> None:
     limits = bus.capabilities.publish.limits
     assert limits.body is not None
     assert limits.id is not None
@@ -78,7 +76,7 @@ async def test_the_largest_message_can_wait(bus: Bus, topic: str, group: str) ->
 
 
 @pytest.mark.parametrize("kind", ["messages", "records"])
-async def test_a_group_that_begins_at_the_end_reads_its_retry_topics_whole(
+async def test_a_group_starting_at_the_end_reads_its_retry_topics_from_the_start(
     bus: Bus, topic: str, group: str, kind: str
 ) -> None:
     await bus.topic(topic).publish(b"old")

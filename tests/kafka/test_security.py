@@ -1,4 +1,4 @@
-"""Every way into Kafka, by the settings of the backend, through doors that demand it and refuse the wrong one."""
+"""Every security protocol and mechanism, by the settings of the backend, on listeners that accept nothing else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.servers.kafka_security import USERS, SecureBroker
 pytestmark = pytest.mark.xdist_group("kafka-security")
 
 SECRETS = (*USERS.values(), "wr0ng-secret")
-PATIENCE = 60.0  # seconds to connect: what waits for them is told from what a busy machine takes
+PATIENCE = 60.0  # seconds to connect: more than a busy machine takes, and less than a hang
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def over_tls(secure: SecureBroker, **values: Any) -> dict[str, Any]:
 
 
 async def round_trip(target: KafkaSettings | str, topic: str) -> bytes | None:
-    """Publish, read back and ask about the topic: a client of each kind has to get in. What was read."""
+    """Publish, read back and describe the topic, with a client of each kind; returns what was read."""
     async with broker.connect(target) as bus:
         receipt = await bus.topic(topic).publish(b"x")
         assert receipt.offset is not None
@@ -102,7 +102,7 @@ async def test_tls(secure: SecureBroker, topic: str) -> None:
 
 
 @pytest.mark.deep
-async def test_a_broker_of_an_unknown_authority_is_refused(secure: SecureBroker) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_rejected(secure: SecureBroker) -> None:
     strange = secure.certificates.stranger_authority
     for wrong in (
         at(secure, "TLS", ssl_ca_location=strange),
@@ -110,14 +110,14 @@ async def test_a_broker_of_an_unknown_authority_is_refused(secure: SecureBroker)
         at(secure, "SASL_PLAIN_TLS", sasl_username="ann", sasl_password=USERS["ann"]),
         at(secure, "SASL_PLAIN_TLS", sasl_username="ann", sasl_password=USERS["ann"], ssl_ca_location=strange),
     ):
-        for _ in range(3):  # librdkafka tells it in two ways, as it happens
+        for _ in range(3):  # librdkafka reports it in one of two ways
             error = await refused(wrong)
             assert isinstance(error, AuthenticationFailed)
             assert "certificate verify failed" in str(error)
             assert not error.retriable
 
 
-async def test_a_broker_of_another_name_is_refused_unless_names_do_not_matter(secure: SecureBroker, topic: str) -> None:
+async def test_a_wrong_host_name_is_rejected_unless_the_check_is_off(secure: SecureBroker, topic: str) -> None:
     authority = secure.misnamed_authority
     assert isinstance(await refused(at(secure, "MISNAMED", ssl_ca_location=authority)), AuthenticationFailed)
     await round_trip(
@@ -126,7 +126,7 @@ async def test_a_broker_of_another_name_is_refused_unless_names_do_not_matter(se
 
 
 @pytest.mark.deep
-async def test_the_wrong_protocol_is_told(secure: SecureBroker, kafka: KafkaServer) -> None:
+async def test_the_wrong_security_protocol_is_reported(secure: SecureBroker, kafka: KafkaServer) -> None:
     ann: dict[str, Any] = {"sasl_username": "ann", "sasl_password": USERS["ann"]}
     for wrong in (
         at(secure, "TLS"),
@@ -154,7 +154,7 @@ async def test_mutual_tls(secure: SecureBroker, topic: str, tmp_path: Path) -> N
         assert isinstance(error, (AuthenticationFailed, ConnectionFailed))
 
 
-async def test_keys_under_a_password(secure: SecureBroker, topic: str, tmp_path: Path) -> None:
+async def test_encrypted_private_keys(secure: SecureBroker, topic: str, tmp_path: Path) -> None:
     known = secure.certificates
     key: Any = serialization.load_pem_private_key(known.client_key.read_bytes(), None)
     locked = serialization.BestAvailableEncryption(b"open")
@@ -255,7 +255,7 @@ async def test_unsecured_tokens(secure: SecureBroker, topic: str) -> None:
 
 
 @pytest.mark.deep
-async def test_tokens_of_an_endpoint(secure: SecureBroker, topic: str) -> None:
+async def test_tokens_from_an_endpoint(secure: SecureBroker, topic: str) -> None:
     await round_trip(with_endpoint(secure), topic)
     await round_trip(with_endpoint(secure, "bob", sasl_oauthbearer_scope="orders"), topic)
     endpoint = secure.tokens.url("https")
@@ -271,7 +271,7 @@ async def test_tokens_of_an_endpoint(secure: SecureBroker, topic: str) -> None:
 
 
 @pytest.mark.deep
-async def test_tokens_of_a_function(secure: SecureBroker, topic: str) -> None:
+async def test_tokens_from_a_callback(secure: SecureBroker, topic: str) -> None:
     make = secure.tokens.make_token
     await round_trip(with_token(secure, make("ann")), topic)
     for wrong in (make("ann", forged=True), make("ann", -60), make("ann", aud="another"), "no-token"):
@@ -279,16 +279,16 @@ async def test_tokens_of_a_function(secure: SecureBroker, topic: str) -> None:
 
 
 @pytest.mark.deep
-async def test_a_connection_outlives_its_tokens(secure: SecureBroker, topic: str) -> None:
+async def test_a_connection_refreshes_its_tokens(secure: SecureBroker, topic: str) -> None:
     secure.tokens.lifetime = 3
     try:
         async with broker.connect(with_endpoint(secure)) as bus:
             orders = bus.topic(topic)
             await orders.publish(b"first")
-            asked = secure.tokens.requests
+            before = secure.tokens.requests
             count = 1
             async with asyncio.timeout(30):
-                while secure.tokens.requests < asked + 6:
+                while secure.tokens.requests < before + 6:
                     await orders.publish(b"again")
                     count += 1
             await bus.health()
@@ -297,7 +297,7 @@ async def test_a_connection_outlives_its_tokens(secure: SecureBroker, topic: str
     assert secure.admin.bounds(topic) == (0, count)
 
 
-async def test_kerberos_needs_another_librdkafka_and_says_so(secure: SecureBroker) -> None:
+async def test_kerberos_without_support_in_librdkafka_is_an_error(secure: SecureBroker) -> None:
     settings = at(secure, "SASL_PLAIN", sasl_mechanism="GSSAPI", sasl_kerberos_service_name="kafka")
     error = await refused(settings)
     assert isinstance(error, Unsupported)
@@ -349,7 +349,7 @@ async def test_a_transactional_id_of_another_user(secure: SecureBroker, topic: s
             pytest.fail("ann may not begin this")
 
 
-def test_what_contradicts_itself_is_refused_before_anybody_is_asked(secure: SecureBroker) -> None:
+def test_contradictory_security_settings_fail_without_a_connection(secure: SecureBroker) -> None:
     for values, named in (
         ({"sasl_username": "ann"}, "sasl_password"),
         ({"sasl_mechanism": "SCRAM-SHA-256"}, "sasl_username"),
@@ -360,14 +360,14 @@ def test_what_contradicts_itself_is_refused_before_anybody_is_asked(secure: Secu
             at(secure, "TLS", **values)
 
 
-async def test_permission_that_comes_later_is_enough(secure: SecureBroker, topic: str, ann: Bus) -> None:
+async def test_a_permission_granted_later_takes_effect(secure: SecureBroker, topic: str, ann: Bus) -> None:
     secure.restrict(topic, "bob")
     orders = ann.topic(topic)
     with pytest.raises(NotAuthorized):
         await orders.publish(b"x")
     secure.restrict(topic, "ann")
     async with asyncio.timeout(10):
-        while True:  # librdkafka believes the refusal until it asks about the topic again
+        while True:  # librdkafka believes the refusal until it requests the metadata of the topic again
             with contextlib.suppress(NotAuthorized):
                 assert (await orders.publish(b"y")).offset == 0
                 break
@@ -376,11 +376,11 @@ async def test_permission_that_comes_later_is_enough(secure: SecureBroker, topic
 
 
 @pytest.mark.parametrize("resource", [ResourceType.GROUP, ResourceType.TOPIC], ids=["group", "topic"])
-async def test_positions_that_a_tracker_may_not_read_are_told_once(
+async def test_unauthorized_tracker_positions_are_reported_once(
     secure: SecureBroker, topic: str, group: str, resource: ResourceType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redelivery_checks, "_POSITION_AGE", 0.0)
-    # Of a group the client does not tell why there is no answer.
+    # For a group, the client does not report why there is no answer.
     monkeypatch.setattr(redelivery_checks, "_LONG", 3.0)
     refused, warned = {ResourceType.GROUP: group, ResourceType.TOPIC: topic}[resource], list[str]()
     message = MessageId(topic, 0, 0, group)

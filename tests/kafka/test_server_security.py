@@ -1,4 +1,4 @@
-"""Every door of the secure broker lets the right one in and keeps the wrong ones out, by the raw client."""
+"""The listeners of the secure test broker accept valid credentials and reject others, by the raw client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refusal(config: dict[str, Any]) -> KafkaError:
     client = Producer({"log_level": 0, **config, "error_cb": errors.append})
     deadline = time.monotonic() + SECONDS
     while not errors:
-        assert time.monotonic() < deadline, "nobody refused it"
+        assert time.monotonic() < deadline, "it was not rejected"
         client.poll(0.02)
     with pytest.raises(KafkaException):
         client.list_topics(timeout=0.2)
@@ -41,13 +41,13 @@ def refusal(config: dict[str, Any]) -> KafkaError:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_the_right_one_is_let_in(secure: SecureBroker, topic: str, door: str) -> None:
+def test_valid_credentials_are_accepted(secure: SecureBroker, topic: str, door: str) -> None:
     produce(secure.raw(door), topic, [b"let in"], partition=0)
     assert [message.value() for message in read_all(secure.raw(door), topic)] == [b"let in"]
 
 
 @pytest.mark.parametrize("door", ["TLS", "SASL_PLAIN_TLS", "SCRAM_256", "OIDC"])
-def test_an_authority_that_the_client_does_not_know_is_refused_by_it(secure: SecureBroker, door: str) -> None:
+def test_the_client_rejects_an_unknown_authority(secure: SecureBroker, door: str) -> None:
     strange = str(secure.certificates.stranger_authority)
     without = secure.raw(door)
     del without["ssl.ca.location"]
@@ -58,14 +58,14 @@ def test_an_authority_that_the_client_does_not_know_is_refused_by_it(secure: Sec
         assert "certificate verify failed" in error.str()
 
 
-def test_mutual_tls_wants_a_certificate_of_its_authority(secure: SecureBroker) -> None:
+def test_mutual_tls_requires_a_certificate_of_its_authority(secure: SecureBroker) -> None:
     without = secure.raw("MUTUAL")
     del without["ssl.certificate.location"], without["ssl.key.location"]
     stranger = str(secure.certificates.stranger)
-    # TLS 1.3 tells the client only after its own handshake is done, so it may find the connection closed instead.
-    told = {KafkaError._SSL, KafkaError._TRANSPORT}
-    assert refusal(without).code() in told
-    assert refusal({**without, "ssl.certificate.location": stranger, "ssl.key.location": stranger}).code() in told
+    # With TLS 1.3 the client learns of it after its own handshake, and may find the connection closed instead.
+    reported = {KafkaError._SSL, KafkaError._TRANSPORT}
+    assert refusal(without).code() in reported
+    assert refusal({**without, "ssl.certificate.location": stranger, "ssl.key.location": stranger}).code() in reported
 
 
 @pytest.mark.parametrize("door", ["SASL_PLAIN", "SASL_PLAIN_TLS", "SCRAM_256", "SCRAM_512"])
@@ -96,7 +96,7 @@ def with_token(secure: SecureBroker, token: str, door: str = "OIDC") -> dict[str
     return {**config, "oauth_cb": lambda _: (token, time.time() + 300)}
 
 
-def test_the_token_server_gives_tokens_to_its_clients_only(secure: SecureBroker, topic: str) -> None:
+def test_the_token_server_serves_only_its_clients(secure: SecureBroker, topic: str) -> None:
     round_trip(secure.raw("OIDC", "bob"), topic)
     right = secure.raw("OIDC")
     over_tls = {
@@ -132,7 +132,7 @@ def test_the_broker_checks_tokens(secure: SecureBroker, topic: str) -> None:
     assert expired.code() == KafkaError._AUTHENTICATION
 
 
-def test_a_topic_of_another_is_refused(secure: SecureBroker, topic: str) -> None:
+def test_a_topic_of_another_user_is_rejected(secure: SecureBroker, topic: str) -> None:
     secure.restrict(topic, "bob")
     for door in ("SASL_PLAIN", "SCRAM_256", "SCRAM_512", "UNSECURED", "OIDC"):
         produce(secure.raw(door, "bob"), topic, [b"1"])
@@ -142,14 +142,14 @@ def test_a_topic_of_another_is_refused(secure: SecureBroker, topic: str) -> None
     assert secure.admin.bounds(topic) == (0, 5)
 
 
-def test_a_group_of_another_is_refused(secure: SecureBroker, topic: str, group: str) -> None:
+def test_a_group_of_another_user_is_rejected(secure: SecureBroker, topic: str, group: str) -> None:
     secure.restrict(group, "bob", ResourceType.GROUP)
     assert first_poll(secure, "bob", group, topic) == KafkaError._PARTITION_EOF
     assert first_poll(secure, "ann", group, topic) == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def first_poll(secure: SecureBroker, user: str, group: str, topic: str) -> int:
-    """The code of what a member of the group is told first."""
+    """The code of the first error of a member of the group."""
     own = {"group.id": group, "enable.partition.eof": True, "log_level": 0, "group.protocol": "consumer"}
     consumer = Consumer({**secure.raw("SCRAM_256", user), **own})
     try:

@@ -1,4 +1,4 @@
-"""The brokers of the tests do what they are said to, by the raw client."""
+"""The test brokers do what the fixtures promise, by the raw client."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_data_stay_over_a_restart_and_a_kill(server: KafkaServer, raw: RawAdmin)
     assert server.ports == ports
 
 
-def test_a_paused_broker_is_silent_and_comes_back(server: KafkaServer, raw: RawAdmin) -> None:
+def test_a_paused_broker_does_not_answer_until_it_resumes(server: KafkaServer, raw: RawAdmin) -> None:
     topic = raw.make_topic()
     server.pause()
     try:
@@ -98,7 +98,7 @@ def test_a_paused_broker_is_silent_and_comes_back(server: KafkaServer, raw: RawA
     round_trip({"bootstrap.servers": server.bootstrap}, topic)
 
 
-def test_a_broker_that_does_not_start_tells_why() -> None:
+def test_a_broker_that_does_not_start_reports_why() -> None:
     begin = time.monotonic()
     server = KafkaServer({"log.retention.check.interval.ms": "never"})
     with pytest.raises(RuntimeError, match=r"never.*log\.retention\.check\.interval\.ms"), server:
@@ -133,7 +133,7 @@ def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
 def test_a_proxy_can_cut_a_broker_off() -> None:
     server = KafkaServer(listeners=[PLAIN, Listener("PROXIED")])
     with Proxy(server.ports["PROXIED"]) as proxy, contextlib.closing(server):
-        # Where clients are told to go; brokers and raw admins go past it, to the first listener.
+        # The advertised address of clients; brokers and raw admins use the first listener.
         server.advertised["PROXIED"] = proxy.port
         server.start()
         topic = RawAdmin(server.bootstrap).make_topic()
@@ -171,7 +171,7 @@ def test_a_full_disk_ends_a_broker_which_comes_back_with_what_it_had() -> None:
         round_trip({"bootstrap.servers": server.bootstrap}, topic)
 
 
-def test_what_is_missing_is_told_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_prerequisite_is_reported_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     tools = tmp_path / "tools"

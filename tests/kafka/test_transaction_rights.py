@@ -1,4 +1,4 @@
-"""Transactions of a user who may not do all: what is refused, what the error says, and that the publisher goes on."""
+"""Transactions of a user without some rights: the error names the missing right, and the publisher continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def ann(secure: SecureBroker) -> AsyncIterator[Bus]:
 
 
 @pytest.mark.deep
-async def test_the_advice_names_what_is_not_ours(secure: SecureBroker, ann: Bus, group: str) -> None:
+async def test_the_advice_names_the_missing_right(secure: SecureBroker, ann: Bus, group: str) -> None:
     topic = secure.admin.make_topic()
     for resource in (ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP):
         secure.restrict(group, "bob", resource)
@@ -52,9 +52,7 @@ async def test_the_advice_names_what_is_not_ours(secure: SecureBroker, ann: Bus,
 
 @pytest.mark.deep
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_topic_that_a_transaction_may_not_write_to(
-    secure: SecureBroker, ann: Bus, group: str, first: bool
-) -> None:
+async def test_a_transaction_without_write_permission(secure: SecureBroker, ann: Bus, group: str, first: bool) -> None:
     forbidden, allowed = secure.admin.make_topic(), secure.admin.make_topic()
     secure.forbid_writing(forbidden, "ann")
     async with ann.transactional_publisher(group) as publisher:

@@ -1,4 +1,4 @@
-"""Transactions on a real broker: what readers see, where records flow on, who is fenced, and what takes too long."""
+"""Transactions on a real broker: isolation, fencing, timeouts, and where reading resumes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 def name(topic: str) -> str:
-    """A transactional id that nobody used."""
+    """A new transactional id."""
     return f"tx-{topic}"
 
 
@@ -81,7 +81,7 @@ class Listener:
 # -- what is seen ------------------------------------------------------------------------------------------
 
 
-async def test_aborted_records_are_written_and_never_seen(bus: Bus, kafka: KafkaServer, topic: str, name: str) -> None:
+async def test_aborted_records_are_written_but_not_read(bus: Bus, kafka: KafkaServer, topic: str, name: str) -> None:
     async with bus.transactional_publisher(name) as publisher:
         for number in range(6):
             with suppress(ZeroDivisionError):
@@ -95,7 +95,7 @@ async def test_aborted_records_are_written_and_never_seen(bus: Bus, kafka: Kafka
     assert len(bodies(kafka, topic, "read_uncommitted")) == 600
 
 
-async def test_without_receipts_all_counts_or_nothing(bus: Bus, kafka: KafkaServer, topic: str, name: str) -> None:
+async def test_a_transaction_without_receipts_is_atomic(bus: Bus, kafka: KafkaServer, topic: str, name: str) -> None:
     async with bus.transactional_publisher(name) as publisher:
         for number in range(3):
             with suppress(ZeroDivisionError):
@@ -113,7 +113,9 @@ async def test_without_receipts_all_counts_or_nothing(bus: Bus, kafka: KafkaServ
 
 
 @pytest.mark.deep
-async def test_several_topics_count_together(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str) -> None:
+async def test_a_transaction_over_several_topics_is_atomic(
+    bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str
+) -> None:
     first, second = make_topic(), make_topic()
     async with bus.transactional_publisher(name) as publisher:
         with pytest.raises(TransactionAborted):
@@ -131,7 +133,7 @@ async def test_several_topics_count_together(bus: Bus, kafka: KafkaServer, make_
 
 
 @pytest.mark.deep
-async def test_records_flow_again_at_the_right_offset_after_aborts(
+async def test_reading_resumes_at_the_right_offset_after_aborts(
     bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str
 ) -> None:
     source, sink = make_topic(partitions=2), make_topic()
@@ -156,9 +158,7 @@ async def test_records_flow_again_at_the_right_offset_after_aborts(
     assert [admin.committed(name, source, partition).offset for partition in range(2)] == ends
 
 
-async def test_a_partition_that_went_away_undoes_the_transaction(
-    kafka: KafkaServer, make_topic: MakeTopic, name: str
-) -> None:
+async def test_a_revoked_partition_aborts_the_transaction(kafka: KafkaServer, make_topic: MakeTopic, name: str) -> None:
     source, sink = make_topic(), make_topic()
     backend, transaction = await transaction_of(kafka, name)
     try:
@@ -193,7 +193,7 @@ async def test_a_partition_that_went_away_undoes_the_transaction(
 
 
 @pytest.mark.parametrize("step", ["begin", "publish", "commit", "abort"])
-async def test_a_zombie_is_fenced_whatever_it_tries(kafka: KafkaServer, topic: str, name: str, step: str) -> None:
+async def test_a_zombie_is_fenced(kafka: KafkaServer, topic: str, name: str, step: str) -> None:
     backend, zombie = await transaction_of(kafka, name)
     try:
         await zombie.begin()
@@ -220,9 +220,7 @@ async def test_a_zombie_is_fenced_whatever_it_tries(kafka: KafkaServer, topic: s
     assert bodies(kafka, topic) == [*([b"0", b"1", b"2"] if step == "begin" else []), b"newer"]
 
 
-async def test_a_new_publisher_undoes_what_its_dead_predecessor_left_open(
-    kafka: KafkaServer, topic: str, name: str
-) -> None:
+async def test_a_new_publisher_aborts_the_transaction_of_a_dead_one(kafka: KafkaServer, topic: str, name: str) -> None:
     backend, dead = await transaction_of(kafka, name)
     await dead.begin()
     await dead.publish(topic, numbered(3))
@@ -237,7 +235,7 @@ async def test_a_new_publisher_undoes_what_its_dead_predecessor_left_open(
         await backend.close()
 
 
-async def test_closing_undoes_what_is_open(kafka: KafkaServer, topic: str, name: str) -> None:
+async def test_closing_aborts_an_open_transaction(kafka: KafkaServer, topic: str, name: str) -> None:
     backend, transaction = await transaction_of(kafka, name)
     await transaction.begin()
     await transaction.publish(topic, numbered(3))
@@ -265,7 +263,7 @@ def impatient() -> Iterator[KafkaServer]:
 
 @pytest.mark.deep
 @OWN
-async def test_a_consumer_of_another_cluster_is_refused_and_one_of_another_bus_is_not(
+async def test_a_consumer_must_be_on_the_same_cluster(
     kafka: KafkaServer, impatient: KafkaServer, bus: Bus, topic: str, name: str
 ) -> None:
     elsewhere = RawAdmin(impatient.bootstrap).make_topic()
@@ -288,7 +286,7 @@ async def test_a_consumer_of_another_cluster_is_refused_and_one_of_another_bus_i
 @pytest.mark.deep
 @OWN
 @pytest.mark.parametrize("step", ["publish", "commit", "abort"])
-async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: KafkaServer, step: str) -> None:
+async def test_a_timed_out_transaction_is_aborted_and_can_be_repeated(impatient: KafkaServer, step: str) -> None:
     topic = RawAdmin(impatient.bootstrap).make_topic()
     backend, transaction = await transaction_of(impatient, f"slow-{topic}", transaction_timeout_ms=1000)
     try:
@@ -318,7 +316,7 @@ async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: Ka
 
 @pytest.mark.deep
 @OWN
-async def test_the_facade_goes_on_after_a_time_out(impatient: KafkaServer) -> None:
+async def test_the_facade_continues_after_a_timeout(impatient: KafkaServer) -> None:
     topic = RawAdmin(impatient.bootstrap).make_topic()
     async with (
         broker.connect(f"{impatient.url}?transaction_timeout_ms=1000") as bus,
@@ -337,7 +335,7 @@ async def test_the_facade_goes_on_after_a_time_out(impatient: KafkaServer) -> No
     assert bodies(impatient, topic) == [b"other", b"again"]
 
 
-async def test_a_timeout_that_the_broker_does_not_take(kafka: KafkaServer, name: str) -> None:
+async def test_a_timeout_above_the_brokers_maximum(kafka: KafkaServer, name: str) -> None:
     with pytest.raises(InvalidSetting, match="Set transaction_timeout_ms to the brokers'"):
         await transaction_of(kafka, name, transaction_timeout_ms=2_000_000_000)
 
@@ -370,7 +368,7 @@ async def test_broker_killed_in_a_transaction(impatient: KafkaServer) -> None:
     assert found == wanted
 
 
-async def test_an_opening_that_is_cancelled_leaves_no_thread(bus: Bus, name: str) -> None:
+async def test_a_cancelled_open_leaves_no_thread(bus: Bus, name: str) -> None:
     def threads(number: int) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if f"{name}-{number}'" in thread.name]
 
@@ -386,7 +384,7 @@ async def test_an_opening_that_is_cancelled_leaves_no_thread(bus: Bus, name: str
                 await asyncio.sleep(0.02)
 
 
-async def test_steps_out_of_turn_are_refused(kafka: KafkaServer, topic: str, name: str) -> None:
+async def test_calls_out_of_order_are_rejected(kafka: KafkaServer, topic: str, name: str) -> None:
     backend, transaction = await transaction_of(kafka, name)
     try:
         for call in (transaction.commit(), transaction.publish(topic, numbered(1))):

@@ -1,6 +1,6 @@
-"""Records with a header whose name is not UTF-8, of which the client fails: they come like any other, without headers.
+"""Records with a header name that is not UTF-8, which the client cannot decode, are delivered without headers.
 
-A second look at such headers ends the process, so that a test which fails here may end the worker that runs it.
+A second decode of such headers ends the process, so a failure here may end the test worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mixed(kafka: KafkaServer, topic: str) -> str:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("queue", QUEUES)
-async def test_it_comes_is_retried_and_given_up_like_any_message(
+async def test_an_unreadable_message_is_retried_and_dead_lettered(
     kafka: KafkaServer, make_topic: MakeTopic, mixed: str, group: str, queue: str
 ) -> None:
     dead = make_topic(partitions=1)
@@ -69,7 +69,7 @@ async def test_it_comes_is_retried_and_given_up_like_any_message(
     assert seen == {b"before": {"color": "blue"}, b"bad": {}, b"after": {"color": "blue"}}
 
 
-async def test_a_queue_of_its_key_in_a_shared_topic_gets_it(kafka: KafkaServer, mixed: str, group: str) -> None:
+async def test_an_unreadable_message_reaches_the_queue_of_its_key(kafka: KafkaServer, mixed: str, group: str) -> None:
     url = f"{kafka.url}?queue=markers&queue_id=mail&{QUICK}"
     async with connect(url) as bus, bus.messages(mixed, subscription=group) as inbox:
         message = await inbox.next_message(timeout=20)
@@ -78,7 +78,7 @@ async def test_a_queue_of_its_key_in_a_shared_topic_gets_it(kafka: KafkaServer, 
         await message.ack()
 
 
-async def test_who_looks_into_a_queue_sees_it(kafka: KafkaServer, mixed: str, group: str) -> None:
+async def test_an_unreadable_message_is_listed_in_its_queue(kafka: KafkaServer, mixed: str, group: str) -> None:
     async with connect(f"{kafka.url}?queue=markers&{QUICK}") as bus:
         async with bus.messages(mixed, subscription=group) as inbox:
             first = await inbox.next_message(timeout=20)
@@ -92,7 +92,7 @@ async def test_who_looks_into_a_queue_sees_it(kafka: KafkaServer, mixed: str, gr
         assert (found[b"bad too"].attributes, found[b"bad"].attributes) == ({}, {})
 
 
-async def test_records_and_their_columns_are_shown(kafka: KafkaServer, mixed: str, group: str) -> None:
+async def test_records_with_unreadable_headers_have_columns(kafka: KafkaServer, mixed: str, group: str) -> None:
     columns: list[dict[str, str]] = []
     async with connect(kafka.url) as bus:
         async with bus.records(mixed, group=group, start="earliest") as records:
@@ -120,7 +120,7 @@ LOOKS: list[Callable[[NativeRecord], Any]] = [
 
 
 @pytest.mark.deep
-async def test_many_are_looked_at_again_and_again(kafka: KafkaServer, topic: str) -> None:
+async def test_reading_many_unreadable_headers_repeatedly_is_cheap(kafka: KafkaServer, topic: str) -> None:
     for _ in range(MANY):
         await asyncio.to_thread(produce_raw_headers, kafka.bootstrap, topic, b"bad", BAD)
     for look in LOOKS:

@@ -1,5 +1,6 @@
-"""A materialised copy of a compacted topic, as views make one: read from bound to bound, again and again, while the log
-changes under it. Every read must end, and what it saw must be the topic's content."""
+"""A materialized view of a compacted topic, read from bound to bound during writes: every read ends, and the view
+equals the content of the topic.
+"""
 
 from __future__ import annotations
 
@@ -82,9 +83,7 @@ async def load(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_view_is_the_content_whatever_the_log_is_made_of(
-    kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, seed: int
-):
+async def test_a_view_equals_the_latest_values(kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, seed: int):
     topic = make_topic(config=COMPACTED)
     table = Table(kafka, topic, seed)
     followed: dict[bytes, bytes] = {}
@@ -100,7 +99,7 @@ async def test_a_view_is_the_content_whatever_the_log_is_made_of(
             assert followed == table.content
 
 
-async def test_a_view_of_many_partitions_loads_at_once_while_others_write(kafka: KafkaServer, make_topic: MakeTopic):
+async def test_a_view_of_many_partitions_loads_during_writes(kafka: KafkaServer, make_topic: MakeTopic):
     """What compaction takes from under a read has its successor behind the read's end, so that going on finds it."""
     topic = make_topic(partitions=4, config=COMPACTED)
     async with broker.connect(f"kafka://{kafka.bootstrap}") as bus:

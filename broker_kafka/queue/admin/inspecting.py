@@ -178,7 +178,7 @@ async def backlog_ranges(connection: Connection, log: LogReaderSpi, subscription
 
     :raises SubscriptionNotFound: there is no such group.
     """
-    positions = (await KafkaGroups(connection).describe(subscription)).positions
+    positions = (await KafkaGroups(connection).describe_group(subscription)).positions
     found: dict[TopicPartition, Bounds] = {}
     for topic in sorted({place.topic for place in positions}):
         try:

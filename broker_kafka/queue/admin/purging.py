@@ -84,7 +84,7 @@ async def _skip(
     topics = sorted({place.topic for place in ranges})
     if not topics:
         return 0
-    changes = await groups.reset(queue_filter.queue, GroupReset(to="latest", topics=topics), dry_run=False)
+    changes = await groups.reset_group(queue_filter.queue, GroupReset(to="latest", topics=topics), dry_run=False)
     for change in changes:
         if change.error is not None:
             raise change.error

@@ -92,20 +92,20 @@ async def ensure_marker_topic(
     """
     name = marker_topic_name(subscription, connection.settings.marker_topic)
     admin = KafkaTopics(connection)
-    sources = [await admin.describe(topic) for topic in topics]
+    sources = [await admin.describe_topic(topic) for topic in topics]
     default = 0 if sources else _DEFAULT_SIZE
     sizes = [_number(each.native["config"], _SIZE) for each in sources]
     largest = max(connection.settings.message_max_bytes, default, *sizes)
     needed = largest + MARKER_HEADROOM
     try:
-        found = await admin.describe(name)
+        found = await admin.describe_topic(name)
     except TopicNotFound:
         if not create:
             raise
         wanted = partitions or max((each.partitions or 1 for each in sources), default=connection.settings.partitions)
         await admin.create(name, wanted, TopicOptions(_config(needed)))
         # Another process may have created it first, with other settings.
-        found = await admin.describe(name, known=True)
+        found = await admin.describe_topic(name, known=True)
         await _mark_as_markers(connection, subscription, name, found.partitions or 1)
     _check(name, found.native["config"], needed)
     return found.partitions or 1

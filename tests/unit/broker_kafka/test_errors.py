@@ -1,4 +1,4 @@
-"""Each thing that librdkafka or a broker may say has its class."""
+"""Errors of librdkafka and the brokers are translated into their classes."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def test_codes(code: int, expected: type[errors.BrokerError], retriable: bool) -
 
 
 @pytest.mark.parametrize(
-    ("code", "mend"),
+    ("code", "advice"),
     [
         (KafkaError.OFFSET_METADATA_TOO_LARGE, r"offset\.metadata\.max\.bytes, 4096"),
         (KafkaError.FENCED_INSTANCE_ID, "group_protocol=classic keeps the later, and consumer the earlier"),
     ],
 )
-def test_the_mend_is_told(code: int, mend: str) -> None:
-    with pytest.raises(errors.BrokerError, match=mend):
+def test_errors_have_advice(code: int, advice: str) -> None:
+    with pytest.raises(errors.BrokerError, match=advice):
         raise translate(KafkaError(code), "Committing")
 
 
-def test_what_is_too_large_for_its_topic_is_told_with_its_size() -> None:
+def test_a_too_large_message_is_reported_with_its_size() -> None:
     message = OutboundMessage(b"four", b"key")
     error = publish_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "orders", message, None)
     assert isinstance(error, errors.MessageTooLarge)
@@ -66,7 +66,7 @@ def test_what_is_too_large_for_its_topic_is_told_with_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected", "told"),
+    ("settings", "expected", "text"),
     [
         (KafkaSettings(properties={"client.racc": "a"}), errors.UnknownSetting, "Did you mean 'client.rack'?"),
         (KafkaSettings(properties={"broker.address.family": "v5"}), errors.InvalidSetting, "broker.address.family"),
@@ -82,12 +82,12 @@ def test_what_is_too_large_for_its_topic_is_told_with_its_size() -> None:
         ),
     ],
 )
-def test_what_librdkafka_does_not_take_is_named(settings: KafkaSettings, expected: type[Any], told: str) -> None:
+def test_a_property_that_librdkafka_rejects_is_named(settings: KafkaSettings, expected: type[Any], text: str) -> None:
     with pytest.raises(KafkaException) as caught:
         Producer(settings.client_config("producer"))
     error = translate(caught.value)
     assert type(error) is expected
-    assert told in str(error)
+    assert text in str(error)
 
 
 def test_an_error_wrapped_by_a_callback_is_found() -> None:
@@ -99,28 +99,28 @@ def test_an_error_wrapped_by_a_callback_is_found() -> None:
     assert type(translate(RuntimeError("odd"), "Polling")) is errors.BackendError
 
 
-def test_the_value_of_a_setting_is_told_but_for_secrets() -> None:
+def test_errors_show_values_but_no_secrets() -> None:
     said = KafkaException(KafkaError(KafkaError._INVALID_ARG, '"ssl.key.password" does not fit "linger.ms"'))
-    told = str(configuration_error(said, "Making a client", {"ssl.key.password": "hunter2", "linger.ms": "7"}))
-    assert "linger.ms is '7'" in told
-    assert "hunter2" not in told
+    text = str(configuration_error(said, "Making a client", {"ssl.key.password": "hunter2", "linger.ms": "7"}))
+    assert "linger.ms is '7'" in text
+    assert "hunter2" not in text
 
 
 @pytest.mark.parametrize(("name", "value"), [("topic.blacklist", "("), ("plugin.library.paths", "no-such-library")])
 def test_a_property_that_librdkafka_leaves_unnamed_is_named(name: str, value: str) -> None:
     with pytest.raises(KafkaException) as refused:
         Producer({name: value})
-    told = configuration_error(refused.value, "Opening a producer", {name: value})
-    assert isinstance(told, errors.InvalidSetting)
-    assert f"{name} is {value!r}" in str(told)
+    text = configuration_error(refused.value, "Opening a producer", {name: value})
+    assert isinstance(text, errors.InvalidSetting)
+    assert f"{name} is {value!r}" in str(text)
 
 
 @pytest.mark.parametrize("name", ["ssl.key.pem", "sasl.oauthbearer.assertion.private.key.pem"])
-def test_a_private_key_that_is_refused_is_not_told(name: str) -> None:
+def test_a_rejected_private_key_is_not_shown(name: str) -> None:
     said = KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{name} failed: not in PEM format?"))
-    told = str(configuration_error(said, "Making a client", {name: "hunter2"}))
-    assert name in told
-    assert "hunter2" not in told
+    text = str(configuration_error(said, "Making a client", {name: "hunter2"}))
+    assert name in text
+    assert "hunter2" not in text
 
 
 def test_a_private_key_among_the_properties_is_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""KafkaSettings: every way to give a setting, what is refused and how, and what reaches the client."""
+"""KafkaSettings: every source of a setting, the errors of invalid ones, and the properties that clients get."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ def refused(url: str) -> str:
 
 
 class TestTimeOfRequests:
-    def test_a_frozen_broker_does_not_have_all_the_time_of_a_message(self) -> None:
+    def test_a_frozen_broker_gets_a_part_of_the_message_timeout(self) -> None:
         settings = KafkaSettings()
         given = settings.client_config("producer")["socket.timeout.ms"]
         assert settings.request_timeout_ms < given < settings.message_timeout_ms / 2
         assert "socket.timeout.ms" not in settings.client_config("consumer")
 
-    def test_what_is_given_counts(self) -> None:
+    def test_an_explicit_socket_timeout_wins(self) -> None:
         config = KafkaSettings(socket_timeout_ms=45_000).client_config("producer")
         assert config["socket.timeout.ms"] == 45_000
 
-    def test_it_is_no_more_than_the_clients_own(self) -> None:
+    def test_the_socket_timeout_is_at_most_the_default(self) -> None:
         assert KafkaSettings(request_timeout_ms=900_000).client_config("producer")["socket.timeout.ms"] == 60_000
 
 
 class TestServers:
     @pytest.mark.parametrize("server", ["h", "h:1", "10.0.0.1:65535", "[::1]", "[fe80::1%eth0]:9092", "höst_1:9092"])
-    def test_hosts_are_taken_with_and_without_a_port(self, server: str) -> None:
+    def test_hosts_with_and_without_a_port(self, server: str) -> None:
         assert KafkaSettings(servers=(server,)).servers == (server,)
 
     @pytest.mark.parametrize(
         "server", ["", "a b:1", "h:", "h:0", "h:99999", "h:x", "::1", "kafka://h:1", "h:1/x", "u:p@h", "h\0:1", ":1"]
     )
-    def test_what_is_no_host_is_refused(self, server: str) -> None:
+    def test_invalid_hosts_are_rejected(self, server: str) -> None:
         with pytest.raises(InvalidSetting, match=r"'servers' \(from argument\) is .* is not a host, host:port or"):
             KafkaSettings(servers=("h:1", server))
 
-    def test_none_is_refused(self) -> None:
+    def test_no_host_is_rejected(self) -> None:
         with pytest.raises(InvalidSetting, match=r"'servers' .* is empty"):
             KafkaSettings(servers=())
 
@@ -60,24 +60,24 @@ class TestUrl:
         assert (config["sasl.username"], config["sasl.password"]) == ("user", "p@ss")
         assert (config["security.protocol"], config["sasl.mechanism"]) == ("SASL_SSL", "PLAIN")
 
-    def test_a_typed_setting_goes_by_either_name(self) -> None:
+    def test_a_typed_setting_has_two_names(self) -> None:
         assert KafkaSettings.from_url("kafka://h?linger.ms=7").linger_ms == 7
         assert KafkaSettings.from_url("kafka://h?linger_ms=7").linger_ms == 7
         assert KafkaSettings.from_url("kafka://h?queue.buffering.max.ms=7").linger_ms == 7
         assert "given twice" in refused("kafka://h?linger.ms=7&linger_ms=8")
 
-    def test_any_other_property_goes_by_its_own_name(self) -> None:
+    def test_other_properties_have_dotted_names(self) -> None:
         config = KafkaSettings.from_url("kafka://h?socket.keepalive.enable=true&debug=all").client_config("producer")
         assert (config["socket.keepalive.enable"], config["debug"]) == ("true", "all")
 
     @pytest.mark.parametrize("name", sorted(OWNED.keys() - {"oauth_cb"}))
-    def test_what_the_sdk_owns_is_refused_with_the_reason(self, name: str) -> None:
-        told = refused(f"kafka://h?{name}=1")
-        assert name in told
-        assert OWNED[name] in told
+    def test_properties_that_the_sdk_sets_are_rejected_with_the_reason(self, name: str) -> None:
+        text = refused(f"kafka://h?{name}=1")
+        assert name in text
+        assert OWNED[name] in text
 
     @pytest.mark.parametrize("name", sorted(name for name in OWNED if "." in name))
-    def test_it_is_known_as_a_setting_would_be_written_too(self, name: str) -> None:
+    def test_sdk_properties_are_recognized_with_underscores(self, name: str) -> None:
         assert OWNED[name] in refused(f"kafka://h?{name.replace('.', '_')}=1")
 
     def test_statistics_may_be_off(self) -> None:
@@ -87,16 +87,16 @@ class TestUrl:
         config = KafkaSettings.from_url("kafka://h?statistics.interval.ms=0").client_config("producer")
         assert config["statistics.interval.ms"] == "0"
 
-    def test_a_property_that_is_written_like_a_setting_is_told_its_name(self) -> None:
+    def test_a_property_with_underscores_is_rejected_with_its_dotted_name(self) -> None:
         assert "Give it as 'socket.keepalive.enable'" in refused("kafka://h?socket_keepalive_enable=true")
 
-    def test_a_level_of_no_compression_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_compression_level_needs_compression(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Set compression_type, for instance to zstd" in refused("kafka://h?compression_level=3")
         KafkaSettings.from_url("kafka://h?compression_level=3&compression_type=gzip")
         monkeypatch.setenv("BROKER_KAFKA_COMPRESSION_LEVEL", "3")
         KafkaSettings.from_url("kafka://h?compression_type=none")
 
-    def test_what_cannot_be_used_is_named_with_the_mend(self) -> None:
+    def test_invalid_settings_are_named_with_advice(self) -> None:
         assert "Did you mean 'linger_ms'?" in refused("kafka://h?lingr_ms=3")
         assert "at least one copy" in refused("kafka://h?replication_factor=0")
         assert "8192" in refused("kafka://h?message_max_bytes=1000")
@@ -127,7 +127,7 @@ class TestUrl:
 
 
 class TestRoles:
-    def test_a_property_goes_to_the_clients_it_concerns(self) -> None:
+    def test_a_property_goes_only_to_its_role(self) -> None:
         settings = KafkaSettings(properties={"check.crcs": "true", "queuing.strategy": "fifo", "client.rack": "a"})
         consumer, producer = settings.client_config("consumer"), settings.client_config("producer")
         assert consumer["check.crcs"] == "true"
@@ -136,7 +136,7 @@ class TestRoles:
         assert "queuing.strategy" not in consumer
         assert consumer["client.rack"] == producer["client.rack"] == "a"
 
-    def test_kip_848_leaves_to_the_broker_what_is_the_brokers(self) -> None:
+    def test_kip_848_omits_settings_of_the_classic_protocol(self) -> None:
         config = KafkaSettings(group_protocol="consumer", group_remote_assignor="range").client_config("consumer")
         assert config["group.remote.assignor"] == "range"
         assert not {"session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"} & config.keys()
@@ -149,27 +149,27 @@ class TestRoles:
             ("group_remote_assignor=range", "group_remote_assignor"),
         ],
     )
-    def test_a_setting_of_the_other_group_protocol_is_told_to_do_nothing(
+    def test_a_setting_of_the_other_group_protocol_is_a_warning(
         self, given: str, name: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         settings = KafkaSettings.from_url(f"kafka://host?{given}")
-        (told,) = [record.getMessage() for record in caplog.records]
-        assert told == f"Setting {name!r} (url) has no effect with group_protocol={settings.group_protocol}"
+        (text,) = [record.getMessage() for record in caplog.records]
+        assert text == f"Setting {name!r} (url) has no effect with group_protocol={settings.group_protocol}"
 
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-    def test_librdkafka_takes_every_default(self, protocol: str) -> None:
+    def test_librdkafka_accepts_every_default(self, protocol: str) -> None:
         settings = KafkaSettings(group_protocol=protocol, servers=("127.0.0.1:1",))  # pyright: ignore[reportArgumentType]
         consumer = Consumer({**settings.client_config("consumer"), "group.id": "g"})
         assert consumer.assignment() == []
         consumer.close()
         Producer(settings.client_config("producer"))
 
-    def test_every_setting_of_librdkafka_is_a_property_that_it_has(self) -> None:
+    def test_every_setting_is_a_property_of_librdkafka(self) -> None:
         names = {*KafkaSettings().client_config("consumer"), *KafkaSettings().client_config("producer")}
         assert names - {"logger"} <= KNOWN_PROPERTIES
         assert not PRODUCER_PROPERTIES & CONSUMER_PROPERTIES
 
-    def test_properties_refuse_what_has_a_setting_and_what_is_no_value(self) -> None:
+    def test_properties_reject_settings_and_invalid_values(self) -> None:
         with pytest.raises(InvalidSetting, match="Give it as linger_ms"):
             KafkaSettings(properties={"linger.ms": "3"})
         with pytest.raises(InvalidSetting, match="takes text, a number"):
@@ -214,17 +214,17 @@ class TestEngines:
             if queue != engine
         ],
     )
-    def test_a_setting_of_another_engine_is_refused_with_the_mend(
+    def test_a_setting_of_another_engine_is_rejected_with_advice(
         self, queue: str, engine: str, name: str, value: str
     ) -> None:
-        told = refused(f"kafka://h?{f'queue={queue}&' if queue else ''}{name}={value}")
-        assert f"{name!r} (from url) is " in told
-        assert value in told.replace("True", "true").replace("False", "false")
-        assert f"and queue={queue or 'offsets'} (from {'url' if queue else 'default'})" in told
-        assert f"Set queue={engine}, or remove {name}" in told
+        text = refused(f"kafka://h?{f'queue={queue}&' if queue else ''}{name}={value}")
+        assert f"{name!r} (from url) is " in text
+        assert value in text.replace("True", "true").replace("False", "false")
+        assert f"and queue={queue or 'offsets'} (from {'url' if queue else 'default'})" in text
+        assert f"Set queue={engine}, or remove {name}" in text
 
     @pytest.mark.parametrize("engine", list(GIVEN))
-    def test_those_of_its_own_are_taken(self, engine: str) -> None:
+    def test_settings_of_the_chosen_engine_are_accepted(self, engine: str) -> None:
         parameters = "&".join(f"{name}={value}" for name, value in GIVEN[engine].items())
         settings = KafkaSettings.from_url(f"kafka://h?queue={engine}&{parameters}")
         assert settings.queue == engine
@@ -232,7 +232,7 @@ class TestEngines:
             assert settings.origin(name).kind == "url"
 
     @pytest.mark.parametrize("name", ["a/b", "", "a b", "ä", "a\n", "a" * 241])
-    def test_a_marker_topic_that_is_no_name_is_told_in_words(self, name: str) -> None:
+    def test_an_invalid_marker_topic_is_explained(self, name: str) -> None:
         with pytest.raises(InvalidSetting, match=r"'marker_topic' .*1 to 240 letters of ASCII, digits, dots") as caught:
             KafkaSettings(queue="markers", marker_topic=name)
         assert "pattern" not in str(caught.value)
@@ -241,14 +241,12 @@ class TestEngines:
     def test_every_setting_of_queues_belongs_to_an_engine(self) -> None:
         assert set(QueueSettings.model_fields) == {"queue", *GIVEN["markers"], *GIVEN["share"]}
 
-    def test_arguments_are_refused_and_none_is_no_setting(self) -> None:
+    def test_arguments_are_checked_and_none_means_unset(self) -> None:
         with pytest.raises(InvalidSetting, match=r"'share_lock' \(from argument\) is 20.0, .* \(from arg"):
             KafkaSettings(queue="markers", share_lock=20)
         assert KafkaSettings(queue="markers", share_lock=None).share_lock is None
 
-    def test_a_queue_of_the_url_sets_aside_what_the_environment_gives_for_another(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_urls_queue_overrides_the_environments_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BROKER_KAFKA_LEASE_SECONDS", "60")
         with pytest.raises(InvalidSetting, match=r"from environment BROKER_KAFKA_LEASE_SECONDS.* is 60.0"):
             KafkaSettings()

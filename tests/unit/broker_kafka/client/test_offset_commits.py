@@ -1,4 +1,4 @@
-"""`CommitQueue` of Kafka's polling thread: histories of a client that carries out what it was given in any order."""
+"""`CommitQueue`: random histories with a client that executes commits in any order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Positions = dict[int, tuple[int, str]]
 
 
 class Client:
-    """Stands for librdkafka: takes commits, carries them out when and in which order it is told, calls back."""
+    """Stands for librdkafka: queues commits, executes them in the order of the test, calls back."""
 
     def __init__(self) -> None:
         self.commits: CommitQueue
         self.stored: dict[int, int] = {}
         self.under_way: list[Positions] = []
-        self.told: list[tuple[KafkaError | None, Positions]] = []
+        self.reported: list[tuple[KafkaError | None, Positions]] = []
         self.requests = 0
 
     def commit(self, *, offsets: list[NativePartition], asynchronous: bool) -> list[Any] | None:
@@ -48,11 +48,11 @@ class Client:
         """One of what is under way reaches the coordinator, or not; the answer may be lost."""
         positions = self.under_way.pop(which)
         refused = self._store(positions) if reached else None
-        self.told.append((error or refused, positions))
+        self.reported.append((error or refused, positions))
 
     def poll(self, timeout: float = 0.0) -> None:
-        told, self.told = self.told, []
-        for error, positions in told:
+        reported, self.reported = self.reported, []
+        for error, positions in reported:
             self.commits.answered(error, _answers(positions, error))
 
     def _store(self, positions: Positions) -> KafkaError | None:
@@ -62,7 +62,7 @@ class Client:
 
 
 def _answers(positions: Positions, error: KafkaError | None) -> list[Any]:
-    # One partition's error is told as that of all.
+    # The error of one partition is reported for all.
     return [
         SimpleNamespace(topic="orders", partition=number, offset=offset, error=error)
         for number, (offset, _) in positions.items()
@@ -73,15 +73,15 @@ class World:
     def __init__(self) -> None:
         self.client: Any = Client()
         self.answers: dict[int, Answer] = {}
-        self.asked: list[Positions] = []
+        self.requested: list[Positions] = []
         self.commits = CommitQueue("billing", self._answer)
         self.client.commits = self.commits
 
-    def ask(self, *numbers: int, wait: bool = False, large: bool = False, owned: Any = None) -> int:
+    def request(self, *numbers: int, wait: bool = False, large: bool = False, owned: Any = None) -> int:
         """Have the positions of partitions be the number of this call."""
-        number = len(self.asked)
-        self.asked.append(dict.fromkeys(numbers, (number, "too large" if large else "")))
-        offsets = [NativePartition("orders", each, *self.asked[number][each]) for each in numbers]
+        number = len(self.requested)
+        self.requested.append(dict.fromkeys(numbers, (number, "too large" if large else "")))
+        offsets = [NativePartition("orders", each, *self.requested[number][each]) for each in numbers]
         waiter: Any = number
         self.commits.send(self.client, offsets, waiter, owned=owned, wait=wait)
         return number
@@ -98,8 +98,8 @@ class World:
 
 def test_a_newer_commit_waits_until_the_older_is_answered() -> None:
     world = World()
-    first, second, third = world.ask(0), world.ask(0, 1), world.ask(0)
-    # The older of the two that were held is not sent any more, and what is of another partition does not wait.
+    first, second, third = world.request(0), world.request(0, 1), world.request(0)
+    # The older of the two queued commits is never sent, and a commit of another partition does not wait.
     assert world.client.under_way == [{0: (first, "")}, {1: (second, "")}]
     world.client.carry_out(1)
     world.go_on()
@@ -116,9 +116,9 @@ def test_a_newer_commit_waits_until_the_older_is_answered() -> None:
     assert not world.commits
 
 
-def test_an_answer_that_fails_is_that_of_its_own_commit_only() -> None:
+def test_a_failed_answer_belongs_to_its_own_commit() -> None:
     world = World()
-    first, second = world.ask(0), world.ask(0)
+    first, second = world.request(0), world.request(0)
     world.client.carry_out(0, error=AWAY, reached=False)
     world.go_on()
     world.client.carry_out(0)
@@ -127,12 +127,12 @@ def test_an_answer_that_fails_is_that_of_its_own_commit_only() -> None:
     assert world.answers[second] == {PLACES[0]: None}
 
 
-def test_what_was_overtaken_in_a_callback_is_put_right() -> None:
+def test_a_commit_overtaken_in_a_callback_is_repeated() -> None:
     world = World()
-    first = world.ask(0)
+    first = world.request(0)
     world.commits.settle(world.client)
     assert world.answers == {first: {PLACES[0]: None}}
-    last = world.ask(0, wait=True)
+    last = world.request(0, wait=True)
     assert world.answers[last] == {PLACES[0]: None}
     # The client had kept the first, and repeats it now.
     world.client.carry_out(0)
@@ -144,15 +144,15 @@ def test_what_was_overtaken_in_a_callback_is_put_right() -> None:
     assert not world.commits
 
 
-def test_what_is_put_right_is_not_put_back_behind_what_a_callback_has_stored_since() -> None:
+def test_a_repeated_commit_does_not_undo_a_later_one() -> None:
     world = World()
-    first = world.ask(0)
+    first = world.request(0)
     world.commits.settle(world.client)
     world.client.carry_out(0)
     # It is to be repeated now, and before it is another callback comes.
     world.client.poll()
-    last = world.ask(0, wait=True)
-    world.ask(1)
+    last = world.request(0, wait=True)
+    world.request(1)
     while world.client.under_way:
         world.client.carry_out(0)
         world.go_on()
@@ -160,14 +160,14 @@ def test_what_is_put_right_is_not_put_back_behind_what_a_callback_has_stored_sin
     assert world.client.stored[0] == last > first
 
 
-def test_what_is_sent_again_by_itself_is_what_a_callback_has_stored_since() -> None:
+def test_a_resent_commit_has_the_latest_position() -> None:
     world = World()
-    world.ask(0, 1)
-    first, bad = world.ask(0), world.ask(1, large=True)
+    world.request(0, 1)
+    first, bad = world.request(0), world.request(1, large=True)
     world.client.carry_out(0)
     # Both go together, and the refusal of one counts for none.
     world.go_on()
-    last = world.ask(0, wait=True)
+    last = world.request(0, wait=True)
     while world.client.under_way:
         world.client.carry_out(0)
         world.go_on()
@@ -177,41 +177,41 @@ def test_what_is_sent_again_by_itself_is_what_a_callback_has_stored_since() -> N
     assert not world.commits
 
 
-def test_what_was_waited_for_leaves_its_partitions_free() -> None:
+def test_a_waiting_commit_frees_its_partitions() -> None:
     world = World()
-    world.ask(0, 1, wait=True)
-    later = world.ask(0)
+    world.request(0, 1, wait=True)
+    later = world.request(0)
     assert world.client.under_way == [{0: (later, "")}]
 
 
-def test_a_rebalance_takes_what_is_held_along() -> None:
+def test_a_rebalance_sends_queued_commits() -> None:
     world = World()
-    first, second = world.ask(0), world.ask(0, 1)
+    first, second = world.request(0), world.request(0, 1)
     world.client.carry_out(1)
     world.commits.settle(world.client)
     assert world.answers == {first: {PLACES[0]: None}, second: {PLACES[0]: None, PLACES[1]: None}}
     assert world.client.stored == {0: second, 1: second}
 
 
-def test_nothing_of_an_earlier_assignment_is_sent_in_a_later() -> None:
+def test_commits_of_an_earlier_assignment_are_not_sent() -> None:
     world = World()
-    world.ask(0)
-    held = world.ask(0)
+    world.request(0)
+    queued = world.request(0)
     world.commits.drop([PLACES[0]])
-    assert isinstance(world.answers[held][PLACES[0]], LeaseLost)
+    assert isinstance(world.answers[queued][PLACES[0]], LeaseLost)
     world.client.carry_out(0)
     world.go_on()
     assert world.client.under_way == []
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_one_partition_that_is_refused_does_not_count_for_the_others(wait: bool) -> None:
+def test_a_rejected_partition_does_not_fail_others(wait: bool) -> None:
     world = World()
-    blocking = world.ask(0, 1, 2)
-    good, bad = world.ask(0, 2), world.ask(1, large=True)
+    blocking = world.request(0, 1, 2)
+    good, bad = world.request(0, 2), world.request(1, large=True)
     if wait:
         world.commits.settle(world.client)
-    while world.client.under_way or world.client.told:
+    while world.client.under_way or world.client.reported:
         if world.client.under_way:
             world.client.carry_out(0)
         world.go_on()
@@ -220,10 +220,10 @@ def test_one_partition_that_is_refused_does_not_count_for_the_others(wait: bool)
     assert world.client.stored == {0: good, 1: blocking, 2: good}
 
 
-def test_what_is_not_ours_is_refused_along_with_the_answer() -> None:
+def test_unassigned_partitions_are_rejected_with_the_answer() -> None:
     world = World()
-    mixed = world.ask(0, 1, owned={("orders", 0)})
-    gone = world.ask(1, owned={("orders", 0)})
+    mixed = world.request(0, 1, owned={("orders", 0)})
+    gone = world.request(1, owned={("orders", 0)})
     assert isinstance(world.answers[gone][PLACES[1]], LeaseLost)
     world.client.carry_out(0)
     world.go_on()
@@ -232,10 +232,10 @@ def test_what_is_not_ours_is_refused_along_with_the_answer() -> None:
     assert world.client.stored == {0: mixed}
 
 
-def test_a_client_that_closes_is_given_what_was_held() -> None:
+def test_closing_sends_queued_commits() -> None:
     world = World()
-    world.ask(0)
-    last = world.ask(0)
+    world.request(0)
+    last = world.request(0)
     world.client.carry_out(0)
     world.commits.finish(world.client)
     assert world.client.under_way == [{0: (last, "")}]
@@ -244,7 +244,7 @@ def test_a_client_that_closes_is_given_what_was_held() -> None:
 
 
 class Histories(RuleBasedStateMachine):
-    """Whatever the client does: what was told as stored is not undone by anything older, and everybody is answered."""
+    """No older commit undoes one that was reported as stored, and every caller gets an answer."""
 
     @initialize()
     def begin(self) -> None:
@@ -254,19 +254,19 @@ class Histories(RuleBasedStateMachine):
         """The first call that counts, of each partition."""
 
     @rule(numbers=PARTITIONS, large=st.booleans())
-    def ask(self, numbers: set[int], large: bool) -> None:
-        self.world.ask(*sorted(numbers), large=large)
+    def request(self, numbers: set[int], large: bool) -> None:
+        self.world.request(*sorted(numbers), large=large)
 
     @rule(numbers=PARTITIONS, settles=st.booleans())
     def ask_in_a_callback(self, numbers: set[int], settles: bool) -> None:
         if settles:
             self.world.commits.settle(self.client)
-        self.world.ask(*sorted(numbers), wait=True)
+        self.world.request(*sorted(numbers), wait=True)
 
     @rule(number=st.integers(0, 2))
     def lose(self, number: int) -> None:
         self.world.commits.drop([PLACES[number]])
-        self.since[number] = len(self.world.asked)
+        self.since[number] = len(self.world.requested)
 
     @precondition(lambda self: self.client.under_way)
     @rule(which=st.integers(0, 5), error=st.sampled_from([None, None, AWAY]), reached=st.booleans())
@@ -288,17 +288,17 @@ class Histories(RuleBasedStateMachine):
         assert len(numbers) == len(set(numbers))
 
     def teardown(self) -> None:
-        while self.client.under_way or self.client.told or self.world.commits.due:
+        while self.client.under_way or self.client.reported or self.world.commits.due:
             if self.client.under_way:
                 self.client.carry_out(len(self.client.under_way) - 1)
             self.world.go_on()
         assert not self.world.commits
-        assert len(self.world.answers) == len(self.world.asked)
+        assert len(self.world.answers) == len(self.world.requested)
         for number, place in enumerate(PLACES):
             good = [
                 call
-                for call in range(self.since[number], len(self.world.asked))
-                if number in self.world.asked[call] and self.world.answers[call][place] is None
+                for call in range(self.since[number], len(self.world.requested))
+                if number in self.world.requested[call] and self.world.answers[call][place] is None
             ]
             assert not good or self.client.stored[number] >= good[-1]
 

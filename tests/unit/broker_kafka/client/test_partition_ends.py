@@ -1,4 +1,4 @@
-"""Which ends of partitions a consumer's thread tells: all of what is read now, since none comes twice, and no other."""
+"""A consumer thread reports the ends of all partitions that it still reads, since the client reports each once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def end_of(partition: int, offset: int) -> Message:
 
 
 class Client:
-    """Is told something by its group in the middle of a fetch of the ends of partitions 0 and 1."""
+    """Gets an event of its group in the middle of a fetch of the ends of partitions 0 and 1."""
 
-    def __init__(self, thread: ConsumerThread, news: Turn) -> None:
+    def __init__(self, thread: ConsumerThread, event: Turn) -> None:
         self.thread = thread
-        self.news = news
+        self.event = event
 
     def consume(self, count: int, timeout: float) -> list[Message]:
-        self.news(self.thread, self)
+        self.event(self.thread, self)
         return [end_of(0, 7), end_of(1, 9)]
 
     def assignment(self) -> list[NativePartition]:
@@ -39,16 +39,16 @@ class Client:
     def resume(self, partitions: list[NativePartition]) -> None: ...
 
 
-def come(thread: ConsumerThread, client: Any) -> None:
+def assign_nothing(thread: ConsumerThread, client: Any) -> None:
     thread._assign(client, [])
 
 
-def go(thread: ConsumerThread, client: Any) -> None:
+def release(thread: ConsumerThread, client: Any) -> None:
     thread._let_go(client, [NativePartition("orders", 1)], [TopicPartition("orders", 1)])
 
 
-@pytest.mark.parametrize(("news", "told"), [(come, [(0, 7), (1, 9)]), (go, [(0, 7)])])
-async def test_a_rebalance_hides_no_end_of_what_stays(news: Turn, told: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(("event", "expected"), [(assign_nothing, [(0, 7), (1, 9)]), (release, [(0, 7)])])
+async def test_a_rebalance_keeps_the_ends_of_retained_partitions(event: Turn, expected: list[tuple[int, int]]) -> None:
     ends: list[tuple[int, int]] = []
     thread = ConsumerThread(
         {"group.id": "readers", "partition.assignment.strategy": "cooperative-sticky"},
@@ -57,6 +57,6 @@ async def test_a_rebalance_hides_no_end_of_what_stays(news: Turn, told: list[tup
         warn=lambda text: None,
         ended=lambda partition, end: ends.append((partition.partition, end)),
     )
-    thread._turn(cast("Any", Client(thread, news)))
+    thread._turn(cast("Any", Client(thread, event)))
     await asyncio.sleep(0)
-    assert ends == told
+    assert ends == expected

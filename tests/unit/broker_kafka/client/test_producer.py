@@ -1,4 +1,4 @@
-"""The end of a producer's thread: no call stays without its outcomes."""
+"""When a producer thread ends, every pending call gets its outcomes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Broken(ProducerThread):
         raise RuntimeError("a defect")
 
 
-async def test_a_failure_in_the_first_moment_is_a_crash() -> None:
+async def test_a_failure_right_after_the_start_is_a_crash() -> None:
     crashes: list[bool] = []
     thread = _Broken(UNREACHABLE, on_crash=lambda: crashes.append(True))
     # The loop learns that the client is open only after the thread has ended.

@@ -1,4 +1,4 @@
-"""What a message is on Kafka, and what is read of a record, without a broker."""
+"""Messages as Kafka records, and records as messages, without a broker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_a_plain_message_has_no_headers() -> None:
     assert encode_headers(OutboundMessage(b"v", key="k")) == []
 
 
-def test_an_id_is_what_the_publisher_gave_or_the_place_in_the_log() -> None:
+def test_an_id_is_the_publishers_or_the_offset() -> None:
     assert RECORD_VIEW.id(record(encode_headers(OutboundMessage(b"v", id="é 1")))) == "é 1"
     assert RECORD_VIEW.id(record([])) == "orders:2:7"
 
 
-def test_the_timestamp_carries_milliseconds_and_a_header_what_is_finer() -> None:
+def test_the_timestamp_has_milliseconds_and_a_header_the_rest() -> None:
     coarse = OutboundMessage(b"v", publish_time=NOW)
     fine = OutboundMessage(b"v", publish_time=NOW + timedelta(microseconds=9))
     for message in (coarse, fine):
@@ -73,7 +73,7 @@ def test_log_append_time_is_the_brokers() -> None:
     assert RECORD_VIEW.publish_time(made) is None
 
 
-def test_a_forwarded_message_is_new_in_the_log_and_keeps_its_time() -> None:
+def test_a_forwarded_message_keeps_its_publish_time() -> None:
     message = OutboundMessage(b"v", publish_time=NOW, native=record([]))
     assert encode_time(message) == 0
     assert RECORD_VIEW.publish_time(record(encode_headers(message), (1, 5))) == NOW

@@ -1,4 +1,4 @@
-"""Where the original of a dead letter lay first, whatever id it has and whatever way it took since."""
+"""A dead letter names the first topic and offset of its message, whatever its id and route."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 20.0
 
 
 @pytest.mark.parametrize("queue", ["offsets", "retry topics", "markers", "markers&marker_format=v1", "share"])
-async def test_a_letter_tells_where_its_original_lay_first(
+async def test_a_dead_letter_names_the_first_origin_of_its_message(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, queue: str
 ) -> None:
     topic, dead = make_topic(partitions=2), make_topic()

@@ -1,4 +1,4 @@
-"""A batch that is too large for its topic: what is too large by itself fails, and its neighbours are published."""
+"""A batch above the limit of its topic: only messages that are too large by themselves fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def outcomes_of(bus: Bus, topic: str, messages: Sequence[OutboundMessage |
         return error.outcomes
 
 
-async def test_neighbours_of_one_that_is_too_large_are_published(bus: Bus, kafka: KafkaServer, small_topic: str):
+async def test_messages_batched_with_an_oversized_one_are_published(bus: Bus, kafka: KafkaServer, small_topic: str):
     outcomes = await outcomes_of(bus, small_topic, [b"a", BIG, b"c"])
     assert [type(outcome) for outcome in outcomes] == [Receipt, MessageTooLarge, Receipt]
     assert not outcomes[1].retriable
@@ -53,7 +53,7 @@ async def test_neighbours_of_one_that_is_too_large_are_published(bus: Bus, kafka
     assert [outcomes[0].offset, outcomes[2].offset] == [0, 1]
 
 
-async def test_callers_do_not_fail_for_each_other(bus: Bus, kafka: KafkaServer, small_topic: str):
+async def test_an_oversized_message_fails_only_its_own_call(bus: Bus, kafka: KafkaServer, small_topic: str):
     topic = bus.topic(small_topic)
     for _ in range(5):
         small = [topic.publish(b"small") for _ in range(5)]
@@ -65,7 +65,7 @@ async def test_callers_do_not_fail_for_each_other(bus: Bus, kafka: KafkaServer, 
     assert len(values_in(kafka, small_topic)) == 50
 
 
-async def test_what_is_enqueued_does_not_fail_for_another(bus: Bus, kafka: KafkaServer, small_topic: str):
+async def test_an_oversized_enqueued_message_fails_alone(bus: Bus, kafka: KafkaServer, small_topic: str):
     topic = bus.topic(small_topic)
     futures = [await topic.enqueue(BIG if number == 100 else b"%d" % number) for number in range(200)]
     results = await asyncio.gather(*futures, return_exceptions=True)
@@ -75,7 +75,7 @@ async def test_what_is_enqueued_does_not_fail_for_another(bus: Bus, kafka: Kafka
 
 
 @pytest.mark.parametrize("receipts", [True, False])
-async def test_messages_that_are_too_many_for_one_batch_are_published_in_order(
+async def test_a_batch_above_the_limit_is_split_in_order(
     bus: Bus, kafka: KafkaServer, small_topic: str, receipts: bool
 ):
     # Each fits, and the client puts a million bytes of them into a batch.
@@ -88,7 +88,7 @@ async def test_messages_that_are_too_many_for_one_batch_are_published_in_order(
     assert values_in(kafka, small_topic) == [message.data for message in messages]
 
 
-async def test_failures_without_receipts_are_told_of_the_right_messages(bus: Bus, kafka: KafkaServer, small_topic: str):
+async def test_failures_without_receipts_belong_to_the_right_messages(bus: Bus, kafka: KafkaServer, small_topic: str):
     messages = [BIG if number % 10 == 5 else b"%d" % number for number in range(50)]
     with pytest.raises(PublishError) as raised:
         await bus.topic(small_topic).publish_batch(messages, receipts=False)
@@ -99,9 +99,7 @@ async def test_failures_without_receipts_are_told_of_the_right_messages(bus: Bus
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first-refusal", "later"])
-async def test_order_of_a_key_is_kept_whatever_is_refused(
-    bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, known: bool
-):
+async def test_rejections_keep_the_order_of_a_key(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, known: bool):
     topic = make_topic(partitions=3, config={"max.message.bytes": str(LIMIT)})
     if known:
         await bus.topic(topic).publish_batch(
@@ -142,7 +140,7 @@ async def test_order_of_a_key_is_kept_whatever_is_refused(
     assert {n for numbers in found.values() for n in numbers} == published
 
 
-async def test_other_topics_go_on_as_they_were(bus: Bus, kafka: KafkaServer, small_topic: str, topic: str):
+async def test_other_topics_are_not_split(bus: Bus, kafka: KafkaServer, small_topic: str, topic: str):
     results = await asyncio.gather(
         outcomes_of(bus, small_topic, [BIG, *[bytes(1000)] * 300]),
         outcomes_of(bus, topic, [BIG, *[b"%d" % number for number in range(300)]]),
@@ -152,7 +150,7 @@ async def test_other_topics_go_on_as_they_were(bus: Bus, kafka: KafkaServer, sma
     assert len(values_in(kafka, topic)) == 301
 
 
-async def test_each_has_an_outcome_when_the_bus_closes_meanwhile(kafka: KafkaServer, small_topic: str):
+async def test_each_message_has_an_outcome_when_the_bus_closes(kafka: KafkaServer, small_topic: str):
     async with broker.connect(kafka.url) as bus:
         tasks = [asyncio.create_task(outcomes_of(bus, small_topic, [BIG, *[bytes(1000)] * 50])) for _ in range(20)]
         await asyncio.sleep(0)
@@ -166,7 +164,7 @@ async def test_each_has_an_outcome_when_the_bus_closes_meanwhile(kafka: KafkaSer
     assert len(values_in(kafka, small_topic)) == published
 
 
-async def test_a_transaction_is_undone_and_nobody_is_called_too_large_for_another(kafka: KafkaServer, small_topic: str):
+async def test_an_oversized_message_aborts_its_transaction(kafka: KafkaServer, small_topic: str):
     async with broker.connect(kafka.url) as bus, bus.transactional_publisher(f"tx-{small_topic}") as publisher:
         with pytest.raises(TransactionAborted):
             async with publisher.transaction() as tx:
@@ -185,7 +183,7 @@ async def test_a_transaction_is_undone_and_nobody_is_called_too_large_for_anothe
     ]
 
 
-async def test_with_batches_of_the_topics_size_only_what_is_too_large_is_refused(kafka: KafkaServer, small_topic: str):
+async def test_with_batch_size_below_the_limit_only_oversized_messages_fail(kafka: KafkaServer, small_topic: str):
     async with broker.connect(f"{kafka.url}?batch_size={LIMIT}") as bus:
         async with bus.transactional_publisher(f"tx-{small_topic}") as publisher, publisher.transaction() as tx:
             await tx.publish_batch(small_topic, [bytes(1000)] * 300)
@@ -196,7 +194,7 @@ async def test_with_batches_of_the_topics_size_only_what_is_too_large_is_refused
 
 @pytest.mark.parametrize("attributes", [{}, {"a": "b"}], ids=["bare", "with-attributes"])
 @pytest.mark.parametrize("receipts", [True, False])
-async def test_what_no_producer_has_room_for_is_refused_and_holds_up_nothing(
+async def test_a_message_above_the_queue_size_fails_alone(
     kafka: KafkaServer, topic: str, receipts: bool, attributes: dict[str, str]
 ):
     fits, more = (OutboundMessage(bytes(500 * 1024 + more), attributes=attributes) for more in (0, 1))
@@ -214,14 +212,14 @@ async def test_what_no_producer_has_room_for_is_refused_and_holds_up_nothing(
     assert values_in(kafka, topic) == [b"a", fits.data, b"b", b"behind"]
 
 
-async def test_all_of_a_batch_that_no_producer_has_room_for_are_refused(kafka: KafkaServer, topic: str):
+async def test_every_message_above_the_queue_size_fails(kafka: KafkaServer, topic: str):
     async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=1") as bus, asyncio.timeout(10):
         outcomes = await outcomes_of(bus, topic, [bytes(100_000)] * 20)
         assert [type(outcome) for outcome in outcomes] == [MessageTooLarge] * 20
         await bus.topic(topic).publish(b"behind")
 
 
-async def test_a_transaction_is_undone_by_what_no_producer_has_room_for(kafka: KafkaServer, topic: str):
+async def test_a_message_above_the_queue_size_aborts_its_transaction(kafka: KafkaServer, topic: str):
     async with (
         broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus,
         bus.transactional_publisher(f"tx-{topic}") as publisher,

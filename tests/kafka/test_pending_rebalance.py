@@ -1,7 +1,6 @@
-"""What is asked of a member while news of its group wait to be told: it hears them first, and is not stopped by them.
+"""Commits and transactions of a member whose client has a rebalance callback pending: the callback runs first.
 
-Whoever gives partitions up waits for the commits and the transaction that are under way. These hear of the group before
-they are carried out, so that the two meet.
+A release waits for the commits and the transaction in flight, and these must see the rebalance before they run.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ def source_of(consumer: RecordConsumer) -> Any:
 
 
 async def read_all(consumer: RecordConsumer) -> None:
-    """All of both partitions, until the client has told that they end there: it has no more to say of records."""
-    told: set[object] = set()
+    """Read both partitions until the client has reported their ends, after which it has no more records."""
+    reported: set[object] = set()
     log_ends = source_of(consumer).log_ends
     ended = log_ends.ended
 
-    def tell(partition: object, end: int) -> Any:
-        told.add(partition)
+    def report(partition: object, end: int) -> Any:
+        reported.add(partition)
         return ended(partition, end)
 
-    log_ends.ended = tell
+    log_ends.ended = report
     await read(consumer, 10, PATIENCE)
-    await eventually(lambda: len(told) == 2, PATIENCE, "the ends of both partitions")
+    await eventually(lambda: len(reported) == 2, PATIENCE, "the ends of both partitions")
 
 
-def hold_until_told(consumer: RecordConsumer) -> None:
-    """Keep the member's thread from polling until its client has something to say, which is next to be polled."""
+def block_until_event(consumer: RecordConsumer) -> None:
+    """Block the member's thread until its client has an event, which is the next to be polled."""
     source = source_of(consumer)
     library: Any = ctypes.CDLL(confluent_kafka.cimpl.__file__)
     library.rd_kafka_queue_get_consumer.restype = ctypes.c_void_p
@@ -82,7 +81,7 @@ async def both_have_one(one: RecordConsumer, two: RecordConsumer) -> None:
 
 
 @every_protocol
-async def test_a_commit_is_carried_out_before_its_partition_is_given_up(
+async def test_a_pending_commit_runs_before_its_partition_is_released(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ) -> None:
     topic = make_topic(partitions=2)
@@ -90,7 +89,7 @@ async def test_a_commit_is_carried_out_before_its_partition_is_given_up(
         produce(kafka.bootstrap, topic, [b"m"] * 5, partition=partition)
     async with members(kafka, protocol) as (first, second), first.records(topic, group=group) as one:
         await read_all(one)
-        hold_until_told(one)
+        block_until_event(one)
         commit = asyncio.ensure_future(one.commit())
         async with second.records(topic, group=group) as two:
             await commit
@@ -100,7 +99,7 @@ async def test_a_commit_is_carried_out_before_its_partition_is_given_up(
 
 @pytest.mark.deep
 @every_protocol
-async def test_a_transaction_is_over_before_its_partition_is_given_up(
+async def test_a_transaction_ends_before_its_partition_is_released(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ) -> None:
     topic, sink = make_topic(partitions=2), make_topic()
@@ -115,7 +114,7 @@ async def test_a_transaction_is_over_before_its_partition_is_given_up(
         async with asyncio.timeout(PATIENCE), publisher.transaction(one) as tx:
             await read_all(one)
             await tx.publish(sink, b"done")
-            hold_until_told(one)
+            block_until_event(one)
             two = await stack.enter_async_context(second.records(topic, group=group))
         await both_have_one(one, two)
         assert await two.committed() == dict.fromkeys(two.assignment(), 5)

@@ -1,4 +1,4 @@
-"""What the client gave, by partition: which records it makes, how it is split, and what waits for who fetches."""
+"""Runs of fetched records: the records they make, how they are split, and the buffer of those not read yet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from broker.arrow import record_schema
 from broker.driver.contract import TopicPartition
 from broker.records import RecordBatch, RecordsOfRuns
-from broker_kafka.client.fetched import FetchedRuns
 from broker_kafka.codec.record_run import NativeRun, runs_of
+from broker_kafka.records import FetchedRuns
 
 _MOMENT = 1_700_000_000_123
 
@@ -106,7 +106,7 @@ def test_where_all_is_of_one_partition_no_record_is_asked() -> None:
     assert places(runs_of([native(1, 1), native(2, 1)], None, sole)) == [("orders", 1, [1, 2])]
     refused = native(3, 1, error=KafkaError(KafkaError._PARTITION_EOF))
     assert places(runs_of([native(1, 1), refused], None, sole)) == [("orders", 1, [1])]
-    # What begins or ends elsewhere tells that it was not so.
+    # Another partition at either end shows that there were several.
     assert places(runs_of([native(1, 1), native(2)], None, sole)) == [("orders", 1, [1]), ("orders", 0, [2])]
     assert places(runs_of([native(1), native(2, 1)], "orders", sole)) == [("orders", 0, [1]), ("orders", 1, [2])]
 

@@ -1,4 +1,4 @@
-"""The offset map: what it keeps is true, what does not fit is left out from the top, what is foreign tells nothing."""
+"""The metadata of an offset: lossless if it fits, else without the highest ranges; foreign text is ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def as_offsets(ranges: list[tuple[int, int]]) -> set[int]:
 
 
 @given(st.integers(0, 2**62), st.sets(st.integers(1, 3000), max_size=400))
-def test_what_fits_comes_back_as_it_was(position: int, above: set[int]) -> None:
+def test_metadata_that_fits_is_lossless(position: int, above: set[int]) -> None:
     finished = as_ranges({position + offset for offset in above})
     text, fullness = encode(position, finished)
     assert len(text) <= LIMIT
@@ -32,7 +32,7 @@ def test_what_fits_comes_back_as_it_was(position: int, above: set[int]) -> None:
 
 
 @given(st.integers(0, 10**9), st.sets(st.integers(1, 100_000), max_size=300), st.integers(0, 200))
-def test_a_short_text_keeps_the_lowest_and_invents_nothing(position: int, above: set[int], limit: int) -> None:
+def test_shortened_metadata_keeps_the_lowest_ranges(position: int, above: set[int], limit: int) -> None:
     offsets = {position + offset for offset in above}
     text, fullness = encode(position, as_ranges(offsets), limit)
     kept = as_offsets(decode(position, text))
@@ -49,7 +49,7 @@ def test_ten_thousand_scattered_offsets_fit() -> None:
     assert fullness < 1
 
 
-def test_what_is_too_much_is_told_and_left_out_from_the_top() -> None:
+def test_overflowing_ranges_are_reported_and_dropped_from_the_top() -> None:
     finished = [(2 * number + 1, 2 * number + 2) for number in range(20_000)]
     text, fullness = encode(0, finished)
     assert fullness > 1
@@ -59,23 +59,23 @@ def test_what_is_too_much_is_told_and_left_out_from_the_top() -> None:
 
 
 @given(st.text(max_size=60))
-def test_foreign_text_tells_nothing(text: str) -> None:
+def test_foreign_text_decodes_to_nothing(text: str) -> None:
     assert decode(7, text) == [] or text.startswith("abm1.7.")
 
 
 @given(st.binary(max_size=40), st.sampled_from("brx"))
-def test_a_damaged_text_is_read_without_an_error(body: bytes, kind: str) -> None:
+def test_damaged_text_is_read_without_an_error(body: bytes, kind: str) -> None:
     text, _ = encode(7, [(9, 12)])
     for damaged in (f"abm1.7.{kind}{body.decode('latin-1')}", text[:-1], text[:-3] + "~~~"):
         assert all(7 <= start < stop for start, stop in decode(7, damaged))
 
 
-def test_a_map_of_another_position_is_not_taken() -> None:
+def test_metadata_of_another_position_is_ignored() -> None:
     text, _ = encode(7, [(9, 12)])
     assert decode(7, text) == [(9, 12)]
     assert decode(8, text) == []
 
 
-def test_nothing_finished_is_no_text() -> None:
+def test_nothing_finished_is_empty_metadata() -> None:
     assert encode(7, []) == ("", 0.0)
     assert decode(7, "") == []

@@ -1,4 +1,4 @@
-"""What a member that runs asks the brokers, and they do not tell at once: it asks again, and goes on."""
+"""A running member repeats a request to the brokers that timed out, and waits for late commits."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ ORDERS = TopicPartition("orders", 0)
 
 
 class Late:
-    """Asks the brokers in place of `bounds_of`, which got no answer in time twice."""
+    """`bounds_of`, whose first two requests time out."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
 
     async def __call__(
         self, connection: Connection, partitions: Sequence[TopicPartition], *, committed: bool = True
     ) -> dict[TopicPartition, Bounds]:
-        self.asked += 1
-        if self.asked <= 2:
+        self.requests += 1
+        if self.requests <= 2:
             raise OperationTimeout("The brokers did not answer")
         return await bounds_of(connection, partitions, committed=committed)
 
 
 @pytest.fixture
-def overtaken(kafka: KafkaServer, admin: RawAdmin, topic: str, group: str) -> None:
+def out_of_range(kafka: KafkaServer, admin: RawAdmin, topic: str, group: str) -> None:
     """The group's position is one that the log does not hold."""
     produce(kafka.bootstrap, topic, [b"%d" % number for number in range(10)])
     store(admin, group, topic, 20)
 
 
 @both_protocols
-@pytest.mark.usefixtures("overtaken")
-async def test_records_go_on_when_the_brokers_tell_late_where_a_log_begins(
+@pytest.mark.usefixtures("out_of_range")
+async def test_a_record_consumer_retries_a_position_reset(
     kafka: KafkaServer, topic: str, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
     late = Late()
@@ -69,13 +69,13 @@ async def test_records_go_on_when_the_brokers_tell_late_where_a_log_begins(
         bus.hooks.listen(events.append)
         async with bus.records(topic, group=group) as log:
             assert [record.offset for record in await read(log, 10, 20)] == list(range(10))
-    assert late.asked == 3
+    assert late.requests == 3
     assert len([event for event in events if isinstance(event, PositionReset)]) == 1
 
 
 @both_protocols
-@pytest.mark.usefixtures("overtaken")
-async def test_a_group_consumer_goes_on_when_the_brokers_tell_late_where_a_log_begins(
+@pytest.mark.usefixtures("out_of_range")
+async def test_a_group_consumer_retries_a_position_reset(
     kafka: KafkaServer, topic: str, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
     late = Late()
@@ -84,18 +84,18 @@ async def test_a_group_consumer_goes_on_when_the_brokers_tell_late_where_a_log_b
     async with connect(kafka.url) as bus, GroupConsumer(bus, topic, group=group, **options) as consumer:
         assert [record.offset for record in await take(consumer, 10)] == list(range(10))
         assert consumer.resets == {(topic, 0): 1}
-    assert late.asked == 3
+    assert late.requests == 3
 
 
-async def test_a_deleted_topic_is_told_though_the_brokers_tell_late(
+async def test_a_check_for_a_deleted_topic_is_retried(
     kafka: KafkaServer, admin: RawAdmin, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    asked: list[str] = []
+    requests: list[str] = []
     failed: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
 
     async def late(connection: Connection, name: str) -> list[TopicPartition]:
-        asked.append(name)
-        if len(asked) == 1:
+        requests.append(name)
+        if len(requests) == 1:
             raise OperationTimeout("The brokers did not answer")
         return await partitions_of(connection, name)
 
@@ -115,11 +115,11 @@ async def test_a_deleted_topic_is_told_though_the_brokers_tell_late(
         async with asyncio.timeout(20):
             assert isinstance(await failed, TopicNotFound)
         await watch.stop()
-    assert len(asked) >= 2
+    assert len(requests) >= 2
 
 
 class Store:
-    """Takes a commit, and does with its answer as it is told."""
+    """Accepts a commit, and passes its answer to a function."""
 
     def __init__(self, answer: Callable[[asyncio.Future[None]], object]) -> None:
         self._answer = answer
@@ -138,18 +138,18 @@ def commits(store: Any) -> MemberCommits:
     return MemberCommits(store, thread, {ORDERS: 1}, lambda: GroupMember("g", -1), group="g", timeout=0.2)
 
 
-async def test_a_process_that_stood_still_waits_for_the_answer_of_its_commit():
+async def test_a_suspended_process_waits_for_the_answer_of_its_commit():
     loop = asyncio.get_running_loop()
 
-    def stand_still(answered: asyncio.Future[None]) -> None:
-        # As a process that is stopped: its threads do not run either, and answer when it goes on.
+    def suspend(answered: asyncio.Future[None]) -> None:
+        # Like a stopped process: its threads do not run either, and answer when it resumes.
         loop.call_soon(time.sleep, 1.0)
         Timer(1.1, loop.call_soon_threadsafe, (answered.set_result, None)).start()
 
-    assert await commits(Store(stand_still)).commit({ORDERS: StoredOffset(5)}) == {ORDERS: None}
+    assert await commits(Store(suspend)).commit({ORDERS: StoredOffset(5)}) == {ORDERS: None}
 
 
-async def test_a_commit_without_an_answer_ends_in_time():
+async def test_an_unanswered_commit_times_out():
     begun = time.monotonic()
     (error,) = (await commits(Store(lambda answered: None)).commit({ORDERS: StoredOffset(5)})).values()
     assert isinstance(error, OperationTimeout)
@@ -158,7 +158,7 @@ async def test_a_commit_without_an_answer_ends_in_time():
 
 
 class Rebalancing:
-    """A store that refuses the first commit, as a member of no generation is, and takes what comes after."""
+    """A store that rejects the first commit, as in the middle of a rebalance, and accepts later ones."""
 
     def __init__(self) -> None:
         self.refused = asyncio.Event()
@@ -174,7 +174,7 @@ class Rebalancing:
         return {ORDERS: None}
 
 
-async def test_a_commit_that_is_tried_again_undoes_no_newer_one():
+async def test_a_retried_commit_does_not_undo_a_newer_one():
     class Thread:
         calling_back = False
 

@@ -1,4 +1,4 @@
-"""Reads that begin where the one before ended: what was fetched on is theirs, and nothing else is."""
+"""A read that begins where another ended uses the prefetched records, and no read gets anything stale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.driver.contract import TopicPartition
 from broker.errors import OffsetOutOfRange
 from broker.testing.waiting import eventually
 from broker_kafka import log_reader
-from broker_kafka.admin.topics import KafkaTopics, TopicOptions
+from broker_kafka.admin.topics import KafkaTopics
 from broker_kafka.client import log_fetcher as reader_thread
 from broker_kafka.client.log_fetcher import ReaderThread
 from broker_kafka.log_reader import KafkaLogReader
@@ -48,7 +48,7 @@ async def offsets(
         return [record.offset async for batch in reader.read(topic, partition, start, stop, most) for record in batch]
 
 
-async def test_what_follows_is_fetched_once(
+async def test_consecutive_ranges_are_fetched_once(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock
 ) -> None:
     produce(kafka.bootstrap, topic, numbered(1000))
@@ -61,7 +61,7 @@ async def test_what_follows_is_fetched_once(
     assert begun.call_count == 2
 
 
-async def test_the_client_that_has_fetched_on_is_found_among_others(
+async def test_a_read_reuses_the_client_that_prefetched_its_range(
     reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, begun: Mock
 ) -> None:
     topics = [make_topic() for _ in range(3)]
@@ -73,7 +73,7 @@ async def test_the_client_that_has_fetched_on_is_found_among_others(
     assert begun.call_count == 3
 
 
-async def test_one_worker_reads_several_partitions_in_turn(
+async def test_interleaved_reads_of_partitions_reuse_their_clients(
     reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, begun: Mock
 ) -> None:
     topic = make_topic(partitions=6)
@@ -90,7 +90,7 @@ async def test_one_worker_reads_several_partitions_in_turn(
     assert len(reader._all) == 4, "what is kept of them is bounded"
 
 
-async def test_reads_side_by_side_of_many_partitions_open_no_client_again(
+async def test_concurrent_reads_of_many_partitions_reopen_no_client(
     reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Mock(wraps=ReaderThread)
@@ -105,27 +105,27 @@ async def test_reads_side_by_side_of_many_partitions_open_no_client_again(
     assert made.call_count == 4
 
 
-async def test_a_topic_that_is_made_anew_is_read_anew(
+async def test_a_recreated_topic_returns_its_new_records(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbered(20, "old-"))
     assert await offsets(reader, topic, 0, 10) == list(range(10))
     admin.delete_topic(topic)
-    await KafkaTopics(reader._connection).ensure(topic, 1, TopicOptions())
+    await KafkaTopics(reader._connection).ensure_topic(topic, partitions=1, retention=None, options={})
     produce(kafka.bootstrap, topic, numbered(20, "new-"))
     async with asyncio.timeout(20):
         found = [record.data async for batch in reader.read(topic, 0, 10, 20, 100) for record in batch]
     assert found == numbered(20, "new-")[10:]
 
 
-async def test_a_topic_that_is_made_anew_while_it_is_read_is_read_anew_behind_that(
+async def test_a_read_after_a_recreation_returns_new_records(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbered(20, "old-"))
     reading = reader.read(topic, 0, 0, 10, 5)
     assert len(await anext(reading)) == 5
     admin.delete_topic(topic)
-    await KafkaTopics(reader._connection).ensure(topic, 1, TopicOptions())
+    await KafkaTopics(reader._connection).ensure_topic(topic, partitions=1, retention=None, options={})
     produce(kafka.bootstrap, topic, numbered(20, "new-"))
     async with asyncio.timeout(20):
         async for _ in reading:
@@ -135,7 +135,7 @@ async def test_a_topic_that_is_made_anew_while_it_is_read_is_read_anew_behind_th
 
 
 @pytest.mark.deep
-async def test_a_log_that_was_cut_behind_a_range_ends_it_with_an_error_at_once(
+async def test_truncation_below_a_range_ends_the_read_with_an_error(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str, transactions: Transactions
 ) -> None:
     produce(kafka.bootstrap, topic, numbered(100))
@@ -166,7 +166,7 @@ async def test_a_log_that_was_cut_behind_a_range_ends_it_with_an_error_at_once(
             await thread.take(100)
 
 
-async def test_what_came_behind_is_read_a_record_at_a_time(
+async def test_prefetched_records_are_read_one_by_one(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock
 ) -> None:
     """With the end of the partition, as it was, between the records."""
@@ -174,7 +174,7 @@ async def test_what_came_behind_is_read_a_record_at_a_time(
     assert await offsets(reader, topic, 0, 5, 5) == list(range(5))
     (thread,) = reader._all
     thread._behind.extend(await thread.call(lambda client: client.consume(6, 5.0)))
-    # Of one batch, so that the client is told of no end within it.
+    # One batch, so that the client gets no end of the partition within it.
     produce({"bootstrap.servers": kafka.bootstrap, "linger.ms": 300}, topic, numbered(10))
     thread._behind.extend(await thread.call(lambda client: client.consume(11, 5.0)))
     ends = [number for number, each in enumerate(thread._behind) if each.error() is not None]
@@ -186,7 +186,7 @@ async def test_what_came_behind_is_read_a_record_at_a_time(
 
 
 @pytest.mark.deep
-async def test_what_a_client_met_while_it_fetched_on_is_no_error_of_another_read(
+async def test_errors_during_prefetch_do_not_fail_another_read(
     reader: KafkaLogReader,
     kafka: KafkaServer,
     admin: RawAdmin,
@@ -214,7 +214,7 @@ async def test_what_a_client_met_while_it_fetched_on_is_no_error_of_another_read
     assert thread in reader._idle
 
 
-async def test_nothing_is_fetched_on_for_ever(
+async def test_prefetch_stops_after_a_while(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_thread, "_AHEAD", 0.05)
@@ -231,7 +231,7 @@ async def test_nothing_is_fetched_on_for_ever(
     assert begun.call_count == 2
 
 
-async def test_after_a_read_that_was_left_nothing_is_taken_for_what_follows(
+async def test_an_abandoned_read_leaves_no_prefetched_records(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbered(100))
@@ -244,7 +244,7 @@ async def test_after_a_read_that_was_left_nothing_is_taken_for_what_follows(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_ranges_one_after_the_other_have_what_one_read_has(
+async def test_consecutive_ranges_return_what_one_read_returns(
     reader: KafkaLogReader, admin: RawAdmin, topic: str, transactions: Transactions, seed: int
 ) -> None:
     """Among markers and aborted records, while the log grows."""
@@ -273,7 +273,7 @@ async def test_ranges_one_after_the_other_have_what_one_read_has(
     assert found == expected
 
 
-async def test_what_retention_removed_meanwhile_is_missing_in_no_silence(
+async def test_records_removed_between_reads_are_not_skipped_silently(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
 ) -> None:
     produce(kafka.bootstrap, topic, numbered(100))

@@ -1,4 +1,4 @@
-"""What a log reader's client is spared: records where columns are asked for, and reads that were left."""
+"""A log reader creates no records for columns, and an abandoned read frees its client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce
 
 
-async def test_columns_of_a_log_make_no_records(
+async def test_columns_do_not_create_records(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = [b"%d" % number for number in range(25)]
@@ -49,9 +49,7 @@ async def test_columns_of_a_log_make_no_records(
     assert sum(made) == 25
 
 
-async def test_a_read_that_is_left_before_it_begins_holds_its_client_up_for_nobody(
-    kafka: KafkaServer, topic: str
-) -> None:
+async def test_a_read_abandoned_before_its_start_frees_its_client(kafka: KafkaServer, topic: str) -> None:
     busy = Event()
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
     thread = ReaderThread(connection.client_config("consumer") | {"group.id": "readers"}, patience=60.0)

@@ -1,4 +1,4 @@
-"""`enqueue` to a real broker, with and without anybody who keeps the futures: order, receipts and failures."""
+"""`enqueue` to a real broker, with and without futures that are awaited: order, receipts and failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = 20
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_everything_arrives_once_and_in_the_order_of_its_key(
+async def test_enqueued_messages_arrive_once_and_in_order_per_key(
     kafka: KafkaServer, make_topic: MakeTopic, kept: bool
 ) -> None:
     name = make_topic(partitions=3)
@@ -34,7 +34,7 @@ async def test_everything_arrives_once_and_in_the_order_of_its_key(
     assert len(futures) == (20 if kept else 0)
 
 
-async def test_a_receipt_names_the_record_of_its_message(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+async def test_a_receipt_has_the_offset_of_its_message(kafka: KafkaServer, make_topic: MakeTopic) -> None:
     name = make_topic(partitions=3)
     async with broker.connect(kafka.url) as bus:
         topic = bus.topic(name)
@@ -50,7 +50,7 @@ async def test_a_receipt_names_the_record_of_its_message(kafka: KafkaServer, mak
         assert receipt.id == f"{name}:{receipt.partition}:{receipt.offset}"
 
 
-async def test_what_the_broker_refuses_is_told_by_the_flush(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+async def test_flush_raises_what_the_broker_rejected(kafka: KafkaServer, make_topic: MakeTopic) -> None:
     name = make_topic(config={"max.message.bytes": "2000"})
     async with broker.connect(kafka.url) as bus:
         topic = bus.topic(name)

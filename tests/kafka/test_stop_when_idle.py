@@ -1,4 +1,4 @@
-"""`stop_when_idle` in a group: silence is no end while somebody else may hold what is unread."""
+"""`stop_when_idle` in a group does not stop while another member may hold unread records."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ protocols = pytest.mark.parametrize("protocol", ["classic", pytest.param("consum
 @pytest.mark.deep
 @protocols
 @families
-async def test_what_a_dead_member_holds_is_waited_for(
+async def test_partitions_of_a_dead_member_delay_idleness(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, family: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
     # Its session may last longer than any grace.
@@ -110,7 +110,7 @@ async def test_what_a_dead_member_holds_is_waited_for(
 
 
 @pytest.mark.deep
-async def test_a_member_that_dies_beside_it_is_waited_for(kafka: KafkaServer, make_topic: MakeTopic, group: str):
+async def test_a_member_that_dies_meanwhile_delays_idleness(kafka: KafkaServer, make_topic: MakeTopic, group: str):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, PER_PARTITION)
     count = 0
@@ -129,9 +129,7 @@ async def test_a_member_that_dies_beside_it_is_waited_for(kafka: KafkaServer, ma
 
 
 @pytest.mark.deep
-async def test_a_member_that_lives_is_waited_for_during_a_session(
-    kafka: KafkaServer, make_topic: MakeTopic, group: str
-):
+async def test_a_live_member_delays_idleness_for_a_session(kafka: KafkaServer, make_topic: MakeTopic, group: str):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, PER_PARTITION)
     async with other_member(kafka, topic, group, "classic"), open_bus(kafka, "classic") as bus:
@@ -141,7 +139,7 @@ async def test_a_member_that_lives_is_waited_for_during_a_session(
 
 
 @pytest.mark.deep
-async def test_a_member_that_has_committed_everything_is_not_waited_for(
+async def test_a_member_that_has_committed_everything_delays_nothing(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ):
     topic = make_topic(partitions=2)

@@ -1,4 +1,4 @@
-"""Every offset store there is, made for one test each, and what a test needs to know of it."""
+"""Every offset store, created for one test each, and what a test needs to use it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.servers.postgres import postgres_url
 __all__ = [
     "KAFKA",
     "OWN",
-    "Shelf",
+    "StoreCase",
     "committed",
     "connect",
     "every_store",
     "execute",
     "join",
-    "make_shelf",
+    "make_case",
     "own_store",
     "save",
     "sql_store",
@@ -51,13 +51,13 @@ OWN = ["memory", "sqlite", "sqlite-async", "postgres", "postgres-async", "postgr
 """Stores outside Kafka, which fence by themselves."""
 KAFKA = ["kafka-group", "kafka-member"]
 
-every_store = pytest.mark.parametrize("shelf", [*OWN, *KAFKA], indirect=True)
-own_store = pytest.mark.parametrize("shelf", OWN, indirect=True)
-sql_store = pytest.mark.parametrize("shelf", [kind for kind in OWN if "sq" in kind or "post" in kind], indirect=True)
+every_store = pytest.mark.parametrize("case", [*OWN, *KAFKA], indirect=True)
+own_store = pytest.mark.parametrize("case", OWN, indirect=True)
+sql_store = pytest.mark.parametrize("case", [kind for kind in OWN if "sq" in kind or "post" in kind], indirect=True)
 
 
 @dataclass
-class Shelf:
+class StoreCase:
     """A store, and what a test needs to know of it.
 
     :ivar again: another store object on the same place.
@@ -96,7 +96,7 @@ def join(server: KafkaServer, group: str, topics: list[str], partitions: int) ->
             "group.id": group,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
-            # So that one which is silent is soon replaced.
+            # So that a frozen one is replaced soon.
             "session.timeout.ms": 3000,
             "heartbeat.interval.ms": 300,
             "log_level": 3,
@@ -114,13 +114,13 @@ async def connect(server: KafkaServer, **values: Any) -> Connection:
     return connection
 
 
-async def make_shelf(kind: str, tmp_path: Path, closing: list[Callable[[], Any]]) -> Shelf:
+async def make_case(kind: str, tmp_path: Path, closing: list[Callable[[], Any]]) -> StoreCase:
     group = f"group-{uuid.uuid4().hex[:10]}"
     topics = (f"left-{uuid.uuid4().hex[:8]}", f"right-{uuid.uuid4().hex[:8]}")
     owner = GroupMember(group, 5, "member-5")
     if kind == "memory":
         memory = MemoryOffsetStore()
-        return Shelf(memory, lambda: memory, owner, topics)
+        return StoreCase(memory, lambda: memory, owner, topics)
     if kind in ("kafka-group", "kafka-member"):
         server = shared_server()
         admin = RawAdmin(server.bootstrap)
@@ -129,12 +129,12 @@ async def make_shelf(kind: str, tmp_path: Path, closing: list[Callable[[], Any]]
         if kind == "kafka-group":
             connection = await connect(server)
             closing.append(connection.close)
-            return Shelf(GroupOffsetStore(connection), lambda: GroupOffsetStore(connection), owner, topics)
+            return StoreCase(GroupOffsetStore(connection), lambda: GroupOffsetStore(connection), owner, topics)
         client = await asyncio.to_thread(join, server, group, list(topics), 6)
         closing.append(lambda: asyncio.to_thread(client.close))
         joined = _Joined(client)
         owner = GroupMember.from_metadata(client.consumer_group_metadata())
-        return Shelf(MemberOffsetStore(joined), lambda: MemberOffsetStore(joined), owner, topics)
+        return StoreCase(MemberOffsetStore(joined), lambda: MemberOffsetStore(joined), owner, topics)
     if kind.startswith("sqlite"):
         path = tmp_path / "offsets.db"
         url = f"sqlite+aiosqlite:///{path}" if kind.endswith("async") else f"sqlite:///{path}"
@@ -146,11 +146,11 @@ async def make_shelf(kind: str, tmp_path: Path, closing: list[Callable[[], Any]]
     store = SqlOffsetStore(engine, table=table)
     await store.create_table()
     await store.create_table()
-    return Shelf(store, lambda: SqlOffsetStore(engine, table=table), owner, topics, engine, table)
+    return StoreCase(store, lambda: SqlOffsetStore(engine, table=table), owner, topics, engine, table)
 
 
-async def committed(shelf: Shelf, positions: Mapping[TopicPartition, StoredOffset], **how: Any) -> None:
-    assert failures(await shelf.store.commit(shelf.owner, positions, **how)) == {}
+async def committed(case: StoreCase, positions: Mapping[TopicPartition, StoredOffset], **how: Any) -> None:
+    assert failures(await case.store.commit(case.owner, positions, **how)) == {}
 
 
 async def execute(engine: Any, statement: Any) -> list[Any]:
@@ -166,17 +166,17 @@ async def execute(engine: Any, statement: Any) -> list[Any]:
 
 
 async def save(
-    shelf: Shelf, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], row: int = 0
+    case: StoreCase, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], row: int = 0
 ) -> None:
     """A result and a position in one transaction."""
-    results = Table(f"results-{shelf.place}", MetaData(), Column("place", Integer))
+    results = Table(f"results-{case.place}", MetaData(), Column("place", Integer))
     insert = results.insert().values(place=row) if row else text("SELECT 1")
-    store: Any = shelf.store
-    if isinstance(shelf.engine, AsyncEngine):
-        async with shelf.engine.begin() as tx:
+    store: Any = case.store
+    if isinstance(case.engine, AsyncEngine):
+        async with case.engine.begin() as tx:
             await tx.execute(insert)
             await store.save_async(tx, owner, positions)
     else:
-        with shelf.engine.begin() as tx:
+        with case.engine.begin() as tx:
             tx.execute(insert)
             store.save(tx, owner, positions)

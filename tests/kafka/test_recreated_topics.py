@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew while it is read: its offsets mean other records, none of them to be missed."""
+"""A topic that is deleted and recreated while a group reads it: no record of the new topic is skipped."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ async def bus(kafka: KafkaServer, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 @pytest.fixture
-def made(topic: str) -> str:
-    return f"{topic}.made"
+def recreated(topic: str) -> str:
+    return f"{topic}.recreated"
 
 
 async def fill(bus: Bus, topic: str, what: str, count: int) -> None:
-    await eventually(lambda: bus.admin.ensure_topic(topic, partitions=1), PATIENCE, "the topic is made")
+    await eventually(lambda: bus.admin.ensure_topic(topic, partitions=1), PATIENCE, "the topic is created")
     await bus.topic(topic).publish_batch([OutboundMessage(f"{what}{n}".encode(), b"k") for n in range(count)])
 
 
@@ -108,62 +108,64 @@ READERS: dict[str, Reader] = {
 
 
 @pytest.mark.parametrize("kind", READERS)
-async def test_it_is_told_and_the_next_reader_reads_all_of_the_new_one(
-    bus: Bus, made: str, group: str, kind: str
+async def test_a_recreated_topic_is_reported_and_read_from_the_start(
+    bus: Bus, recreated: str, group: str, kind: str
 ) -> None:
     reader = READERS[kind]
-    await fill(bus, made, "old", OLD)
+    await fill(bus, recreated, "old", OLD)
     seen: list[bytes | None] = []
-    told = ""
-    async with reader(bus, made, group) as take:
+    reported = ""
+    async with reader(bus, recreated, group) as take:
         while len(seen) < OLD:
             seen.append(await take())
-        await bus.admin.delete_topic(made)
-        await fill(bus, made, "new", NEW)
+        await bus.admin.delete_topic(recreated)
+        await fill(bus, recreated, "new", NEW)
         try:
             async with asyncio.timeout(PATIENCE):
                 while seen[OLD:] != new_ones():
                     seen.append(await take())
         except TopicNotFound as error:
-            told = str(error)
-    if told:
-        assert told.startswith(f"Topic '{made}' was deleted and recreated while group '{group}'")
+            reported = str(error)
+    if reported:
+        assert reported.startswith(f"Topic '{recreated}' was deleted and recreated while group '{group}'")
         del seen[OLD:]
-        async with reader(bus, made, group) as take:
+        async with reader(bus, recreated, group) as take:
             while len(seen) < OLD + NEW:
                 seen.append(await take())
     assert seen[OLD:] == new_ones()
 
 
 @pytest.mark.parametrize("kind", ["records", "by name", "store"])
-async def test_a_close_leaves_no_position_of_the_old_one(
-    bus: Bus, made: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
+async def test_close_leaves_no_position_of_the_deleted_topic(
+    bus: Bus, recreated: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic_ids, "_CHECK_AFTER", 600.0)
     reader = READERS[kind]
-    await fill(bus, made, "old", OLD)
-    async with reader(bus, made, group) as take:
+    await fill(bus, recreated, "old", OLD)
+    async with reader(bus, recreated, group) as take:
         for _ in range(OLD):
             await take()
-        await bus.admin.delete_topic(made)
-        await fill(bus, made, "new", NEW)
-        # The position of the first that it reads of the new one, if it is one, is committed.
+        await bus.admin.delete_topic(recreated)
+        await fill(bus, recreated, "new", NEW)
+        # If it reads a record of the new topic, that position is committed.
         with suppress(TopicNotFound, TimeoutError):
             async with asyncio.timeout(2):
                 await take()
     seen: list[bytes | None] = []
-    async with reader(bus, made, group) as take:
+    async with reader(bus, recreated, group) as take:
         while seen[-1:] != new_ones()[-1:]:
             seen.append(await take())
     assert seen == new_ones()[-len(seen) :]
     assert len(seen) >= NEW - 1
 
 
-async def test_a_copy_in_transactions_copies_all_of_the_new_one(bus: Bus, made: str, topic: str, group: str) -> None:
+async def test_a_transactional_copy_copies_every_record_of_the_new_topic(
+    bus: Bus, recreated: str, topic: str, group: str
+) -> None:
     async def copy(until: bytes) -> None:
         async with (
             bus.transactional_publisher(f"tx-{group}") as publisher,
-            bus.records(made, group=group) as log,
+            bus.records(recreated, group=group) as log,
         ):
             while True:
                 batch = await log.next_batch(max_records=100)
@@ -172,22 +174,23 @@ async def test_a_copy_in_transactions_copies_all_of_the_new_one(bus: Bus, made: 
                 if batch[-1].data == until:
                     return
 
-    await fill(bus, made, "old", OLD)
+    await fill(bus, recreated, "old", OLD)
     copying = asyncio.create_task(copy(b"new%d" % (2 * NEW - 1)))
     sink: list[bytes | None] = []
     async with bus.records(topic, group=f"{group}-check") as log, asyncio.timeout(2 * PATIENCE):
         while len(sink) < OLD:
             sink += [record.data for record in await log.next_batch()]
-        await bus.admin.delete_topic(made)
-        await fill(bus, made, "new", NEW)
+        await bus.admin.delete_topic(recreated)
+        await fill(bus, recreated, "new", NEW)
         await asyncio.wait((copying,), timeout=2)
-        await bus.topic(made).publish_batch([OutboundMessage(b"new%d" % n, b"k") for n in range(NEW, 2 * NEW)])
+        await bus.topic(recreated).publish_batch([OutboundMessage(b"new%d" % n, b"k") for n in range(NEW, 2 * NEW)])
         try:
             await copying
         except (TopicNotFound, TransactionAborted):
             await copy(b"new%d" % (2 * NEW - 1))
         while set(new_ones(2 * NEW)) - set(sink):
             sink += [record.data for record in await log.next_batch()]
+    assert sink[:OLD] == [b"old%d" % number for number in range(OLD)]
 
 
 STORES: dict[str, Callable[[Path], Any]] = {
@@ -198,14 +201,14 @@ STORES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("how", ["mark", "save point"])
 @pytest.mark.parametrize("kind", STORES)
-async def test_a_position_in_a_store_of_ones_own_is_of_one_topic(
-    bus: Bus, made: str, group: str, kind: str, how: str, tmp_path: Path
+async def test_a_position_in_an_external_store_belongs_to_one_topic_id(
+    bus: Bus, recreated: str, group: str, kind: str, how: str, tmp_path: Path
 ) -> None:
     store = STORES[kind](tmp_path)
     if isinstance(store, SqlOffsetStore):
         await store.create_table()
-    await fill(bus, made, "old", OLD)
-    async with GroupConsumer(bus, made, group=group, store=store) as consumer:
+    await fill(bus, recreated, "old", OLD)
+    async with GroupConsumer(bus, recreated, group=group, store=store) as consumer:
         records = await take(consumer, OLD)
         if how == "mark":
             consumer.mark_all(records)
@@ -213,20 +216,20 @@ async def test_a_position_in_a_store_of_ones_own_is_of_one_topic(
             point = await consumer.save_point(records)
             assert failures(await store.commit(*point)) == {}
             consumer.saved(point)
-    stored = (await store.stored(group))[TopicPartition(made, 0)]
+    stored = (await store.stored(group))[TopicPartition(recreated, 0)]
     assert isinstance(stored, StoredOffset)
     assert stored.offset == OLD
-    assert stored.topic_id == await bus.admin.topic_identity(made)
-    await bus.admin.delete_topic(made)
-    await fill(bus, made, "new", NEW)
+    assert stored.topic_id == await bus.admin.topic_identity(recreated)
+    await bus.admin.delete_topic(recreated)
+    await fill(bus, recreated, "new", NEW)
     with pytest.raises(OffsetOutOfRange, match=f"position {OLD} belongs to a topic that was deleted"):
-        async with GroupConsumer(bus, made, group=group, store=store) as consumer:
+        async with GroupConsumer(bus, recreated, group=group, store=store) as consumer:
             await take(consumer, 1)
-    told: list[Event] = []
-    bus.hooks.listen(told.append)
-    async with GroupConsumer(bus, made, group=group, store=store, offset_reset="earliest") as consumer:
+    reported: list[Event] = []
+    bus.hooks.listen(reported.append)
+    async with GroupConsumer(bus, recreated, group=group, store=store, offset_reset="earliest") as consumer:
         assert [record.data for record in await take(consumer, NEW)] == new_ones()
-    assert [(each.position, each.to) for each in told if isinstance(each, PositionReset)] == [(OLD, 0)]
-    # It is stored by now, and of the topic that there is.
-    async with GroupConsumer(bus, made, group=group, store=store) as consumer:
+    assert [(each.position, each.to) for each in reported if isinstance(each, PositionReset)] == [(OLD, 0)]
+    # The stored position belongs to the new topic by now.
+    async with GroupConsumer(bus, recreated, group=group, store=store) as consumer:
         assert [record.data for record in await take(consumer, NEW)] == new_ones()

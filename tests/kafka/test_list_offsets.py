@@ -1,4 +1,4 @@
-"""Where partitions begin and end, as the brokers say; never what a client says whose question was not answered."""
+"""The bounds of partitions come from their leaders, never from a request that was not answered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def held(proxy: Proxy) -> None:
 
 
 @pytest.mark.deep
-async def test_a_leader_that_is_lost_before_it_answers_is_asked_again(server: tuple[KafkaServer, Proxy]) -> None:
+async def test_a_lost_leader_is_retried(server: tuple[KafkaServer, Proxy]) -> None:
     kafka, proxy = server
     topic = RawAdmin(kafka.bootstrap).make_topic()
     produce(kafka.bootstrap, topic, [b"a", b"b"])
@@ -50,33 +50,33 @@ async def test_a_leader_that_is_lost_before_it_answers_is_asked_again(server: tu
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
     await connection.open()
     try:
-        for ask, answer in (
+        for request, answer in (
             (lambda: bounds_of(connection, [place]), {place: Bounds(0, 2)}),
             (lambda: positions_at(connection, [place], datetime(2020, 1, 1, tzinfo=UTC)), {place: 0}),
         ):
-            assert await ask() == answer
+            assert await request() == answer
             proxy.hold()
-            asked = asyncio.create_task(ask())
+            pending = asyncio.create_task(request())
             await held(proxy)
             proxy.cut()
             proxy.hold(False)
-            assert await asked == answer
+            assert await pending == answer
     finally:
         proxy.hold(False)
         await connection.close()
 
 
-async def test_a_leader_that_has_not_heard_of_its_topic_yet_is_asked_again(
+async def test_a_leader_with_stale_metadata_is_retried(
     kafka: KafkaServer, topic: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = TopicPartition(topic, 0)
     unknown = translate(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), f"Positions of {topic!r}")
-    ask = connection.outcomes
+    request = connection.outcomes
     strange = 3
 
     async def outcomes(start: Callable[[Any], Any], what: str) -> dict[Any, Any]:
         nonlocal strange
-        found = await ask(start, what)
+        found = await request(start, what)
         if what.startswith("Positions") and strange:
             strange -= 1
             return dict.fromkeys(found, unknown)
@@ -88,7 +88,7 @@ async def test_a_leader_that_has_not_heard_of_its_topic_yet_is_asked_again(
 
 
 @pytest.mark.deep
-async def test_a_leader_that_never_answers_is_an_error(server: tuple[KafkaServer, Proxy]) -> None:
+async def test_an_unresponsive_leader_is_an_error(server: tuple[KafkaServer, Proxy]) -> None:
     kafka, proxy = server
     topic = RawAdmin(kafka.bootstrap).make_topic()
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), request_timeout=5.0), Hooks())

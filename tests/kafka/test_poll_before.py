@@ -24,7 +24,7 @@ class Client:
         return self.record
 
 
-def test_work_is_done_after_the_news_and_what_the_poll_brings_is_kept() -> None:
+def test_work_runs_after_a_poll_whose_record_is_kept() -> None:
     kept: list[Any] = []
     done: list[Any] = []
     client: Any = Client(record="record")
@@ -32,7 +32,7 @@ def test_work_is_done_after_the_news_and_what_the_poll_brings_is_kept() -> None:
     assert done == [(client, ["record"])]
 
 
-def test_within_a_callback_work_is_done_at_once_and_what_was_asked_before_comes_first() -> None:
+def test_within_a_callback_earlier_work_runs_first() -> None:
     poll_before = PollBefore(lambda record: None)
     done: list[str] = []
 
@@ -40,15 +40,15 @@ def test_within_a_callback_work_is_done_at_once_and_what_was_asked_before_comes_
         assert not poll_before.calling_back
         with poll_before.callback(client):
             assert poll_before.calling_back
-            poll_before.run(client, lambda _: done.append("asked within"))
+            poll_before.run(client, lambda _: done.append("within"))
 
     client: Any = Client(give_up)
-    poll_before.run(client, lambda _: done.append("asked before"))
-    assert done == ["asked before", "asked within"]
+    poll_before.run(client, lambda _: done.append("before"))
+    assert done == ["before", "within"]
     assert not poll_before.calling_back
 
 
-def test_an_exception_of_the_work_is_its_own_and_not_the_callbacks() -> None:
+def test_an_exception_of_the_work_is_not_raised_in_the_callback() -> None:
     poll_before = PollBefore(lambda record: None)
     given_up: list[bool] = []
 

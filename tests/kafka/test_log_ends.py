@@ -1,5 +1,5 @@
-"""Behind a partition's last record lie marks of transactions, and records that were undone: who has read all is not
-behind, and nothing that anybody is to read is passed over."""
+"""Behind the last record of a partition there may be transaction markers and aborted records: a group that has read
+everything has no lag, and its position never passes a record that is still to be read."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ READERS: dict[str, Reader] = {"records": records, "messages": messages, "group":
 
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", READERS)
-async def test_who_has_read_all_is_not_behind(bus: Bus, topic: str, group: str, kind: str) -> None:
+async def test_a_group_that_has_read_everything_has_no_lag(bus: Bus, topic: str, group: str, kind: str) -> None:
     await fill(bus, topic, b"0", b"1")
     async with READERS[kind](bus, topic, group) as take:
         assert [await take(), await take()] == [b"0", b"1"]
@@ -119,7 +119,7 @@ async def test_who_has_read_all_is_not_behind(bus: Bus, topic: str, group: str, 
 
 
 @pytest.mark.parametrize("kind", ["messages", "group"])
-async def test_who_comes_later_is_not_behind_either(bus: Bus, topic: str, group: str, kind: str) -> None:
+async def test_a_later_member_has_no_lag_either(bus: Bus, topic: str, group: str, kind: str) -> None:
     await fill(bus, topic, b"0")
     async with READERS[kind](bus, topic, group) as take:
         assert await take() == b"0"
@@ -130,7 +130,7 @@ async def test_who_comes_later_is_not_behind_either(bus: Bus, topic: str, group:
 
 
 @pytest.mark.deep
-async def test_what_is_in_hand_or_unwritten_is_not_passed(bus: Bus, topic: str, group: str) -> None:
+async def test_positions_never_pass_unfinished_records_or_open_transactions(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group) as inbox, bus.transactional_publisher(f"{topic}-open") as writer:
         await fill(bus, topic, b"0")
         message = await inbox.next_message(timeout=PATIENCE)
@@ -152,7 +152,7 @@ async def test_what_is_in_hand_or_unwritten_is_not_passed(bus: Bus, topic: str, 
 
 
 @pytest.mark.deep
-async def test_a_seek_back_takes_the_position_back(bus: Bus, topic: str, group: str) -> None:
+async def test_a_seek_back_moves_the_position_back(bus: Bus, topic: str, group: str) -> None:
     await fill(bus, topic, b"0", b"1", b"2")
     place = TopicPartition(topic, 0)
     async with bus.records(topic, group=group) as log:
@@ -174,7 +174,7 @@ async def test_a_seek_back_takes_the_position_back(bus: Bus, topic: str, group: 
         await read_up(bus, topic, group)
 
 
-async def test_nothing_is_committed_for_who_commits_nothing(bus: Bus, topic: str, group: str) -> None:
+async def test_without_commits_no_position_is_moved(bus: Bus, topic: str, group: str) -> None:
     await fill(bus, topic, b"0")
     await undo(bus, topic)
     async with bus.records(topic, group=group) as log:
@@ -197,7 +197,7 @@ async def test_a_seek_forward_leaves_the_mark(bus: Bus, topic: str, group: str) 
         assert consumer.positions() == {place: StoredOffset(1)}
 
 
-async def test_positions_of_a_transaction_go_past_them(bus: Bus, topic: str, name: str, group: str) -> None:
+async def test_transactional_positions_pass_log_ends(bus: Bus, topic: str, name: str, group: str) -> None:
     await bus.admin.ensure_topic(name, partitions=1)
     await fill(bus, topic, b"0")
     await undo(bus, topic)
@@ -209,7 +209,7 @@ async def test_positions_of_a_transaction_go_past_them(bus: Bus, topic: str, nam
         await read_up(bus, topic, group)
 
 
-async def test_a_queue_keeps_what_it_stores_beside_its_position(kafka: KafkaServer, topic: str, group: str) -> None:
+async def test_a_queue_keeps_the_metadata_of_its_position(kafka: KafkaServer, topic: str, group: str) -> None:
     async with broker.connect(f"{kafka.url}?queue=markers") as bus:
         await fill(bus, topic, b"0")
         async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
@@ -224,21 +224,19 @@ async def test_a_queue_keeps_what_it_stores_beside_its_position(kafka: KafkaServ
 
 
 @pytest.mark.parametrize("kind", ["records", "messages"])
-async def test_a_position_that_goes_past_by_itself_is_told(bus: Bus, topic: str, group: str, kind: str) -> None:
-    told: list[PositionsCommitted] = []
-    bus.hooks.listen(lambda event: told.append(event) if isinstance(event, PositionsCommitted) else None)
+async def test_moving_past_a_log_end_emits_an_event(bus: Bus, topic: str, group: str, kind: str) -> None:
+    events: list[PositionsCommitted] = []
+    bus.hooks.listen(lambda event: events.append(event) if isinstance(event, PositionsCommitted) else None)
     await fill(bus, topic, b"0")
     async with READERS[kind](bus, topic, group) as take:
         assert await take() == b"0"
         await read_up(bus, topic, group)
         await undo(bus, topic)
         await read_up(bus, topic, group)
-    assert [dict(event.positions) for event in told] == [{(topic, 0): 1}, {(topic, 0): 1 + FEW + 1}]
+    assert [dict(event.positions) for event in events] == [{(topic, 0): 1}, {(topic, 0): 1 + FEW + 1}]
 
 
-async def test_what_another_has_stored_beside_the_position_stays(
-    bus: Bus, admin: RawAdmin, topic: str, group: str
-) -> None:
+async def test_foreign_metadata_of_a_position_is_kept(bus: Bus, admin: RawAdmin, topic: str, group: str) -> None:
     await fill(bus, topic, b"0")
     await undo(bus, topic)
     await asyncio.to_thread(store, admin, group, topic, 1, "by another")
@@ -250,7 +248,7 @@ async def test_what_another_has_stored_beside_the_position_stays(
 
 
 @pytest.mark.parametrize("kind", ["records", "messages"])
-async def test_what_comes_while_its_consumer_closes_is_not_passed(
+async def test_records_arriving_during_close_are_not_skipped(
     bus: Bus, admin: RawAdmin, topic: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = TopicIds.check

@@ -1,4 +1,4 @@
-"""What the brokers and librdkafka refuse of a member: an InvalidSetting, which names the setting and the mend."""
+"""Settings that the brokers or librdkafka reject raise an InvalidSetting with the setting and advice."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ async def refused(kafka: KafkaServer, topic: str, group: str, **options: Any) ->
 
 
 @both_protocols
-async def test_of_two_members_of_one_instance_id_one_is_told(
-    kafka: KafkaServer, topic: str, group: str, protocol: str
-) -> None:
+async def test_a_duplicate_instance_id_is_reported(kafka: KafkaServer, topic: str, group: str, protocol: str) -> None:
     await fill(kafka, topic, 1, 3)
     options = {**options_of(protocol), "group_instance_id": "pod"}
     async with opened(kafka, topic, group, **options) as first:
         await take(first, 3)
         if protocol == "consumer":
-            told = await refused(kafka, topic, group, **options)
+            text = await refused(kafka, topic, group, **options)
         else:
             async with opened(kafka, topic, group, **options) as second:
                 await take(second, 3)
                 with pytest.raises(InvalidSetting) as raised:
                     async with asyncio.timeout(20):
                         await take(first, 1)
-                told = str(raised.value)
-    assert "Give each member of a group its own group_instance_id" in told
+                text = str(raised.value)
+    assert "Give each member of a group its own group_instance_id" in text
 
 
 @pytest.mark.parametrize(
-    ("options", "mend"),
+    ("options", "advice"),
     [
         (
             {"group_protocol": "consumer", "group_remote_assignor": "nearest"},
@@ -54,40 +52,38 @@ async def test_of_two_members_of_one_instance_id_one_is_told(
         ({"properties": {"fetch.error.backoff.ms": "-1"}}, "fetch.error.backoff.ms is '-1'"),
     ],
 )
-async def test_a_setting_that_is_refused_is_named(
-    kafka: KafkaServer, topic: str, group: str, options: dict[str, Any], mend: str
+async def test_a_rejected_setting_is_named(
+    kafka: KafkaServer, topic: str, group: str, options: dict[str, Any], advice: str
 ) -> None:
-    assert mend in await refused(kafka, topic, group, **options)
+    assert advice in await refused(kafka, topic, group, **options)
 
 
 async def test_members_must_agree_on_a_strategy(kafka: KafkaServer, topic: str, group: str) -> None:
     await fill(kafka, topic, 1, 3)
     async with opened(kafka, topic, group, partition_assignment_strategy=("range",)) as first:
         await take(first, 3)
-        told = await refused(kafka, topic, group, partition_assignment_strategy=("cooperative-sticky",))
-    assert "Give all members of a group the same partition_assignment_strategy" in told
+        text = await refused(kafka, topic, group, partition_assignment_strategy=("cooperative-sticky",))
+    assert "Give all members of a group the same partition_assignment_strategy" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "text"),
     [
         ("g" * 40_000, "has 40000 bytes. Shorten it to 32000 bytes"),
         (" billing", "is ' billing', and librdkafka strips leading white space"),
     ],
 )
-async def test_an_id_that_kafka_would_not_take_as_it_is_is_refused_at_once(
-    kafka: KafkaServer, topic: str, name: str, told: str
-) -> None:
+async def test_an_invalid_group_id_is_rejected_at_once(kafka: KafkaServer, topic: str, name: str, text: str) -> None:
     group = native_name(name)
     async with broker.connect(kafka.url) as bus:
-        with pytest.raises(InvalidName, match=told):
+        with pytest.raises(InvalidName, match=text):
             async with bus.records(topic, group=group):
                 pass
-        with pytest.raises(InvalidName, match=told):
+        with pytest.raises(InvalidName, match=text):
             async with bus.messages(topic, subscription=group):
                 pass
-        with pytest.raises(InvalidName, match=told):
+        with pytest.raises(InvalidName, match=text):
             await bus.admin.ensure_subscription(topic, group)
-        with pytest.raises(InvalidName, match=told):
+        with pytest.raises(InvalidName, match=text):
             async with bus.transactional_publisher(group):
                 pass

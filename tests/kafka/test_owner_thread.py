@@ -1,4 +1,4 @@
-"""The thread that owns a client: commands in order, results on the loop, an end that everybody hears of."""
+"""The thread that owns a client: commands in order, results on the loop, an end that every caller is notified of."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Owner(OwnerThread[Client]):
         self.has_crashed.set()
 
 
-async def test_commands_run_in_the_thread_in_their_order() -> None:
+async def test_commands_run_in_the_thread_in_order() -> None:
     owner = Owner()
     await owner.start()
     for number in range(100):
@@ -69,7 +69,7 @@ async def test_commands_run_in_the_thread_in_their_order() -> None:
     assert client.closed
 
 
-async def test_an_exception_of_a_command_is_its_callers() -> None:
+async def test_the_caller_gets_the_exception_of_a_command() -> None:
     owner = Owner()
     await owner.start()
 
@@ -91,11 +91,11 @@ async def test_a_command_may_be_answered_later() -> None:
     def keep(client: Client, waiter: asyncio.Future[str]) -> None:
         waiting.append(waiter)
 
-    asked = asyncio.ensure_future(owner.call_with_future(keep))
+    pending = asyncio.ensure_future(owner.call_with_future(keep))
     await owner.call(lambda client: client)
-    assert not asked.done()
+    assert not pending.done()
     owner.submit(lambda client: owner._resolve(waiting[0], "now"))
-    assert await asked == "now"
+    assert await pending == "now"
 
     def fail(client: Client, waiter: asyncio.Future[str]) -> None:
         raise KeyError("mine")
@@ -105,21 +105,21 @@ async def test_a_command_may_be_answered_later() -> None:
     await owner.stop(5)
 
 
-async def test_what_is_asked_of_a_thread_that_ends_is_answered() -> None:
+async def test_pending_calls_fail_when_the_thread_ends() -> None:
     owner = Owner()
     await owner.start()
     owner.hold.clear()
     assert not await owner.stop(0)
     while len(owner.at_the_end) < 2:
         await asyncio.sleep(0.01)
-    asked = asyncio.ensure_future(owner.call_with_future(lambda client, waiter: None))
+    pending = asyncio.ensure_future(owner.call_with_future(lambda client, waiter: None))
     await asyncio.sleep(0)
     owner.hold.set()
     with pytest.raises(Closed):
-        await asked
+        await pending
 
 
-async def test_a_cancelled_command_that_has_not_begun_does_not_run() -> None:
+async def test_a_cancelled_pending_command_does_not_run() -> None:
     owner = Owner()
     await owner.start()
     gate = threading.Event()
@@ -134,9 +134,9 @@ async def test_a_cancelled_command_that_has_not_begun_does_not_run() -> None:
     await owner.stop(5)
 
 
-async def test_what_cannot_be_opened_is_raised_by_start() -> None:
-    owner = Owner(unopened=ConnectionFailed("nobody there"))
-    with pytest.raises(ConnectionFailed, match="nobody there"):
+async def test_start_raises_the_error_of_open() -> None:
+    owner = Owner(unopened=ConnectionFailed("no broker"))
+    with pytest.raises(ConnectionFailed, match="no broker"):
         await owner.start()
     with pytest.raises(ConnectionFailed):
         await owner.call(lambda client: client)
@@ -144,7 +144,7 @@ async def test_what_cannot_be_opened_is_raised_by_start() -> None:
     assert owner.crash is None
 
 
-async def test_a_crash_is_told_to_all_who_wait_and_to_all_who_come() -> None:
+async def test_a_crash_fails_pending_and_later_calls() -> None:
     owner = Owner()
     await owner.start()
     gate = threading.Event()
@@ -188,7 +188,7 @@ async def test_commands_are_served_while_the_thread_waits_for_the_loop() -> None
     assert owner.at_the_end == [client.thread, True]
 
 
-async def test_a_client_that_does_not_close_does_not_hold_up_stop() -> None:
+async def test_stop_does_not_wait_for_a_client_that_hangs() -> None:
     owner = Owner()
     await owner.start()
     owner.hold.clear()
@@ -199,7 +199,7 @@ async def test_a_client_that_does_not_close_does_not_hold_up_stop() -> None:
     assert await owner.stop(5)
 
 
-async def test_an_error_that_is_kept_holds_no_client() -> None:
+async def test_an_error_keeps_no_reference_to_the_client() -> None:
     owner = Owner()
     await owner.start()
 
@@ -213,6 +213,6 @@ async def test_an_error_that_is_kept_holds_no_client() -> None:
         await owner.call(fail)
     client = weakref.ref(await owner.call(lambda client: client))
     assert await owner.stop(5)
-    # What closes when it is let go of was closed in the thread, before anybody was told so.
+    # A client that closes with its last reference was closed in the thread, before the caller got the error.
     assert client() is None
     assert isinstance(kept.value.__cause__, ValueError)
