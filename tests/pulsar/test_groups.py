@@ -14,9 +14,8 @@ from broker.bus import Bus
 from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
-from broker_pulsar.assigned_partition import AssignedPartition
+from broker_pulsar.assigned_partition import AssignedPartition, PartitionState, partition_state
 from broker_pulsar.client import pulsar
-from broker_pulsar.membership import PartitionState, partition_state
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
