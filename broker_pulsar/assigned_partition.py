@@ -244,23 +244,23 @@ def take_records(
 
     At most `max_records` and, except for the first record, `max_bytes`; grouped by partition.
     """
-    taken: list[Record[Any]] = []
+    records: list[Record[Any]] = []
     served: list[AssignedPartition] = []
     size = 0
     for partition in tuple(partitions):
-        if len(taken) >= max_records or size > max_bytes:
+        if len(records) >= max_records or size > max_bytes:
             break
         if not partition.buffer or partition.paused or partition.changing or not partition.owned:
             continue
-        before = len(taken)
-        while partition.buffer and len(taken) < max_records:
+        before = len(records)
+        while partition.buffer and len(records) < max_records:
             size += partition.buffer[0].size
-            if taken and size > max_bytes:
+            if records and size > max_bytes:
                 break
-            taken.append(partition.buffer.popleft())
-        if len(taken) > before:
+            records.append(partition.buffer.popleft())
+        if len(records) > before:
             served.append(partition)
     for partition in served:
         partitions.remove(partition)
         partitions.append(partition)
-    return taken, served
+    return records, served

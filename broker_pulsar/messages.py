@@ -67,7 +67,7 @@ async def subscribe(connection: Connection, subscription: MessageSubscription) -
                 batch_receive_policy=batch_policy(queue),
                 batch_index_ack_enabled=True,
             ),
-            # Else it would keep receiving messages that nothing processes.
+            # Otherwise it would keep receiving messages that nothing processes.
             lambda consumer: consumer.unsubscribe() if ephemeral else consumer.close(),
         )
     except Exception as error:

@@ -199,8 +199,8 @@ class ReceivingSource(ABC):
         until = self._loop.time() + wait
         try:
             while not self._closed:
-                if taken := take():
-                    return taken
+                if found := take():
+                    return found
                 if self._failure is not None:
                     raise self._failure
                 left = until - self._loop.time()

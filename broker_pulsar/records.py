@@ -165,7 +165,7 @@ class PulsarRecordSource(ReceivingSource):
             targets[partition] = partition.target(position, await log_bounds(self._connection, log))
         moving = asyncio.gather(*(self._seek_partition(partition, position) for partition, position in targets.items()))
         try:
-            # Shielded: after half a seek, old and new records could not be told apart.
+            # Shielded: after half a seek, old and new records could not be distinguished.
             await asyncio.shield(moving)
         except asyncio.CancelledError:
             moving.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -119,10 +119,10 @@ class ServiceBusMessageSource:
         if messages:
             self._size += _WEIGHT * (sum(message.size for message in messages) / len(messages) - self._size)
         self._buffer.extend(messages)
-        taken = take_locked(self._buffer, max_messages, max_bytes)
+        found = take_locked(self._buffer, max_messages, max_bytes)
         if self._buffer:
             self._leases.watch()
-        return taken
+        return found
 
     def _schedule_release(self) -> None:
         self._release_timer = None

@@ -38,7 +38,7 @@ _REDELIVERED: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 
 
 class _Slot:
-    """One held session; the lease handle of its messages."""
+    """One accepted session; the lease handle of its messages."""
 
     def __init__(self, source: SessionSource, link: ReceiverLink, lock_seconds: float, name: str) -> None:
         self.link = link
@@ -130,8 +130,8 @@ class SessionSource:
             for slot in self._slots:
                 slot.changed.wake()
         while True:
-            if taken := take_from(self._arrivals, max_messages, max_bytes):
-                return taken
+            if messages := take_from(self._arrivals, max_messages, max_bytes):
+                return messages
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure

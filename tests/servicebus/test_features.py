@@ -321,7 +321,7 @@ async def test_a_purge_retries_throttling_and_raises_other_errors(open_bus: Open
         ("amqp:not-found", NotFound),
     ):
         double.fault()
-        double.fault(refuse="open", times=1000, condition=condition, text="asked for")
+        double.fault(refuse="open", times=1000, condition=condition, text="injected")
         with pytest.raises(error, match=f"Purging topic '{topic}'"):
             await bus.admin.purge(topic)
 
