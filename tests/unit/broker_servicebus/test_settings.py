@@ -1,4 +1,4 @@
-"""Settings: URLs, invalid combinations, and how each setting reaches the client. Needs no server."""
+"""Settings: URLs, invalid combinations, and how each setting reaches the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Portable names as entities and back, one to one. Needs no server."""
+"""Portable names as entities and back, one to one."""
 
 from __future__ import annotations
 
