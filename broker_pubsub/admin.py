@@ -1,8 +1,8 @@
 """Provisioning: topics, subscriptions, snapshots, schemas. Every `ensure` and `delete` may be repeated, in several
 processes at once.
 
-The service deletes a topic and leaves its subscriptions, and purges subscriptions and no topics; here a topic takes its
-subscriptions along, and a purge leaves a mark where subscriptions that are made later begin.
+The service deletes a topic without its subscriptions, and purges subscriptions only. Here `delete_topic` deletes the
+subscriptions too, and `purge` stores a snapshot at which later subscriptions start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PubSubAdmin:
     ) -> TopicInfo:
         """Create a topic, or update its retention. `partitions` is ignored: Pub/Sub has none.
 
-        :raises UnknownSetting, InvalidSetting: an option that topics do not have, or a value that cannot be used.
+        :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
         :raises NotFound: the schema does not exist.
         """
         path = self._names.topic(name)
@@ -126,7 +126,7 @@ class PubSubAdmin:
         return _topic_info(name, await self._get_topic(name))
 
     async def purge(self, topic: str) -> int | None:
-        """Move every subscription to the end, and set a mark at which later subscriptions start."""
+        """Move every subscription to the end, and store a snapshot at which later subscriptions start."""
         what = f"Purging topic {topic!r}"
         mark = self._names.purge_mark(topic)
         fresh = subscriptions.temporary(self._connection, topic)
@@ -152,7 +152,7 @@ class PubSubAdmin:
     ) -> SubscriptionInfo:
         """Create a subscription if it is missing; an existing one stays unchanged.
 
-        :raises UnknownSetting, InvalidSetting: an option that subscriptions do not have, or a value of no use.
+        :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
         """
         return _subscription_info(
             topic, name, await subscriptions.ensure(self._connection, topic, name, start, options)
@@ -178,9 +178,9 @@ class PubSubAdmin:
     async def seek(self, topic: str, subscription: str, to: datetime | str) -> None:
         """Move a subscription to a time, or to a snapshot of `snapshot`: later messages are redelivered.
 
-        What was acked before comes again only as far as the subscription or the topic retains it.
+        Acked messages are redelivered only if the subscription or the topic retains them.
 
-        :raises InvalidSetting: it is no time, or one without a timezone.
+        :raises InvalidSetting: not a time with a timezone, nor a name.
         """
         aware = isinstance(to, datetime) and to.tzinfo is not None
         if not aware and not isinstance(to, str):
@@ -192,7 +192,8 @@ class PubSubAdmin:
     async def snapshot(self, topic: str, subscription: str, name: str) -> None:
         """Save the position of a subscription under a name, for at most seven days.
 
-        :raises InvalidName: the name is neither portable nor a snapshot's. :raises SubscriptionNotFound: there is none.
+        :raises InvalidName: the name is neither portable nor a snapshot's.
+        :raises SubscriptionNotFound: the subscription does not exist.
         """
         await self._call(
             Methods.CREATE_SNAPSHOT,
@@ -214,7 +215,7 @@ class PubSubAdmin:
         """Create a schema if it is missing; a topic created with `schema=name` refuses messages that do not match.
 
         :raises InvalidName: the name is neither portable nor a schema's.
-        :raises ConfigurationError: the kind is another, or the definition no text.
+        :raises ConfigurationError: the kind is unknown, or the definition is not text.
         """
         check_choice("kind", kind, tuple(_SCHEMA_TYPES))
         check_text("definition", definition)
@@ -259,7 +260,7 @@ class PubSubAdmin:
 
     async def _delete_snapshot(self, path: str) -> None:
         request = request_of(Methods.DELETE_SNAPSHOT, snapshot=path)
-        # An emulator without snapshots has not this one either.
+        # An emulator without snapshots does not have this one either.
         await self._delete(Methods.DELETE_SNAPSHOT, request, "Snapshot", grpc.StatusCode.UNIMPLEMENTED)
 
     async def _delete(self, method: Method, request: Any, what: str, *gone: grpc.StatusCode) -> None:
@@ -278,9 +279,9 @@ class PubSubAdmin:
 
 
 def _labels(options: Mapping[str, Any]) -> Mapping[str, str]:
-    """Check labels by the service's rules, which emulators do not check.
+    """Check labels by the service's rules, which emulators ignore.
 
-    :raises InvalidSetting: one breaks them.
+    :raises InvalidSetting: a label is invalid.
     """
     labels: Any = options.get("labels", {})
     if not isinstance(labels, Mapping):

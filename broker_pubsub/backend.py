@@ -1,7 +1,7 @@
 """The Pub/Sub backend: one channel, and what is opened over it.
 
 Created without I/O from settings; `open` makes one attempt to connect. All calls run on the loop of `open`. The channel
-reconnects by itself. `close` releases what the sources hold, then disconnects.
+reconnects by itself. `close` releases the messages of the sources, then disconnects.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class PubSubBackend:
 def _check(made: Any, wanted: MessageSubscription, shown: str, *, emulated: bool) -> None:
     """Check properties of the subscription that cannot be changed.
 
-    :param emulated: an emulator sends in the order of publishing, and its ordered subscriptions do not work well.
-    :raises Unsupported: it is not.
+    :param emulated: an emulator delivers in the order of publishing also without message ordering.
+    :raises Unsupported: the consumer needs another property.
     """
     name = f"Subscription {shown!r} of topic {wanted.topic!r}"
     if wanted.ordered_by_key and not (made.enable_message_ordering or emulated):

@@ -60,10 +60,7 @@ def ordering_key_of(key: bytes) -> str:
 
 
 def encode(message: OutboundMessage, encoded: Any, *, ordering: bool) -> None:
-    """Write a message into an empty Pub/Sub message.
-
-    Best is one that its request has added: each that stands alone is memory of its own, to be copied into a request.
-    """
+    """Write a message into an empty Pub/Sub message, preferably one that was added to a request: no copy is needed."""
     key, data = message.key, message.data
     if data:
         encoded.data = data
@@ -112,12 +109,12 @@ class PubSubView:
         return message.ordering_key.encode() or None
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
-        held = raw.message.attributes
-        if not held:
+        found = raw.message.attributes
+        if not found:
             return NO_ATTRIBUTES
         shown = {
             name.removeprefix(ESCAPE): value
-            for name, value in held.items()
+            for name, value in found.items()
             if name.startswith(ESCAPE) or not name.startswith(RESERVED_PREFIX)
         }
         return MappingProxyType(shown)

@@ -42,15 +42,12 @@ class Connection:
     def __init__(self, settings: PubSubSettings, hooks: Hooks) -> None:
         self.settings = settings
         self.hooks = hooks
+        self.server: Final = settings.server
         self.names = Names(settings.project_id)
         self._channel: Any = None
         self._calls: dict[Method, Callable[..., Any]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def server(self) -> str:
-        return self.settings.server
 
     @property
     def channel(self) -> Any:

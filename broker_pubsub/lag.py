@@ -28,7 +28,7 @@ METRIC: Final = "pubsub.googleapis.com/subscription/num_undelivered_messages"
 MONITORING: Final = "https://monitoring.googleapis.com/v3"
 _MINUTES: Final = 10
 _LAST_PULL: Final = 1.2
-"""Seconds; the emulator answers a pull with nothing a second before its end."""
+"""Seconds; the emulator sends an empty answer one second before the deadline of a call."""
 
 
 async def measure(connection: Connection, topic: str, found: Any) -> Lag:
@@ -53,31 +53,31 @@ async def _count(connection: Connection, topic: str, path: str) -> int:
             advice="Create the topic with a retention, or set topic_retention above 0",
         )
     mark = f"{connection.names.project}/snapshots/lag~{token_hex(8)}"
-    fresh = subscriptions.temporary(connection, topic)
-    fresh.enable_message_ordering = False
+    counter = subscriptions.temporary(connection, topic)
+    counter.enable_message_ordering = False
     await connection.call(
         Methods.CREATE_SNAPSHOT, request_of(Methods.CREATE_SNAPSHOT, name=mark, subscription=path), what
     )
     try:
-        await subscriptions.create(connection, topic, fresh, "latest")
-        await subscriptions.seek(connection, fresh.name, mark, what)
+        await subscriptions.create(connection, topic, counter, "latest")
+        await subscriptions.seek(connection, counter.name, mark, what)
         number = 0
-        while taken := await _pull_batch(connection, fresh.name, what):
-            number += taken
+        while pulled := await _pull_batch(connection, counter.name, what):
+            number += pulled
         return number
     finally:
         await connection.call(Methods.DELETE_SNAPSHOT, request_of(Methods.DELETE_SNAPSHOT, snapshot=mark), what)
-        await subscriptions.delete(connection, fresh.name, what)
+        await subscriptions.delete(connection, counter.name, what)
 
 
 async def _pull_batch(connection: Connection, path: str, what: str) -> int:
     try:
-        taken = await connection.start(Methods.PULL, PullRequest(subscription=path, max_messages=1000), _LAST_PULL)
+        pulled = await connection.start(Methods.PULL, PullRequest(subscription=path, max_messages=1000), _LAST_PULL)
     except (BrokerError, grpc.aio.AioRpcError) as error:
         if is_status(error, grpc.StatusCode.DEADLINE_EXCEEDED):
             return 0
         raise classify(error, what) from None
-    ack_ids = [received.ack_id for received in taken.received_messages]
+    ack_ids = [received.ack_id for received in pulled.received_messages]
     if ack_ids:
         await connection.call(Methods.ACKNOWLEDGE, AcknowledgeRequest(subscription=path, ack_ids=ack_ids), what)
     return len(ack_ids)

@@ -1,22 +1,22 @@
 """The Message family on subscriptions.
 
 Unary pulls request only what `fetch` has room for; a pull that no fetch waits for is cancelled after a moment. Messages
-beyond that, by bytes or from a stream, wait here with their leases renewed; the next fetch returns them, or `close`
-releases them. From a stream these are at most `max_outstanding` messages, the most bytes of a fetch, and one answer of
-the server. The lease is measured by our own clock: a message held for longer than its ack deadline is reported lost and
-not settled, because a subscription without exactly-once delivery accepts every ack.
+beyond that, by bytes or from a stream, are buffered with their leases renewed; the next fetch returns them, or `close`
+releases them. A stream buffers at most `max_outstanding` messages, the most bytes of a fetch, and one answer of the
+server. The lease is measured by our own clock: after its ack deadline a message is reported lost and not settled,
+because a subscription without exactly-once delivery accepts every ack.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
 from broker import BrokerError, Closed, Message
-from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker
+from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker, logger, take_from
 from broker_pubsub import subscriptions
 from broker_pubsub.codec import NULL, PubSubView
 from broker_pubsub.connection import Connection
@@ -25,7 +25,6 @@ from broker_pubsub.settling import SAFE_PART, Settler
 
 __all__ = ["PubSubMessageSource"]
 
-logger = logging.getLogger("broker")
 VIEW: Final = PubSubView()
 CANCEL_AFTER_SECONDS: Final = 0.1
 CLOSE_SECONDS: Final = 3.0
@@ -63,7 +62,7 @@ class PubSubMessageSource:
         self._max_bytes = 0
         """The largest `max_bytes` of a fetch."""
         self._puller = self._make_puller()
-        self._buffer: list[Message[Any]] = []
+        self._buffer: deque[Message[Any]] = deque()
         self._mean = 1.0
         self._waker = Waker()
         self._interrupted = False
@@ -89,8 +88,8 @@ class PubSubMessageSource:
         deadline = 0.0
         try:
             while True:
-                if self._buffer and (made_room := self._take(max_messages, max_bytes)):
-                    return made_room
+                if self._buffer and (messages := self._take(max_messages, max_bytes)):
+                    return messages
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
                     raise failure
@@ -145,8 +144,7 @@ class PubSubMessageSource:
                 if self._ephemeral:
                     await subscriptions.delete(self._connection, self._path, self._name)
                 else:
-                    held = [message.raw.ack_id for message in self._buffer]
-                    await self._settler.release(held)
+                    await self._settler.release([message.raw.ack_id for message in self._buffer])
         except (BrokerError, TimeoutError) as error:
             logger.debug("Closing %s: %s", self._name, error)
         finally:
@@ -154,14 +152,14 @@ class PubSubMessageSource:
             self._tasks.cancel()
 
     def _is_full(self) -> bool:
-        held = self._buffer
-        return len(held) >= self._max_outstanding or sum([message.size for message in held]) >= self._max_bytes
+        size = sum([message.size for message in self._buffer])
+        return len(self._buffer) >= self._max_outstanding or size >= self._max_bytes
 
     def _arrived(self, received: Sequence[Any], since: float | None = None) -> None:
         # Called for every answer of the server.
         until = (since or monotonic()) + self._first_lease
         topic, view, total = self._topic, VIEW, 0
-        append = self._buffer.append
+        messages: list[Message[Any]] = []
         for raw in received:
             message = raw.message
             data = message.data
@@ -169,11 +167,12 @@ class PubSubMessageSource:
                 data = None
             size = message.ByteSize()
             total += size
-            append(Message(topic, data, raw, view, until, size))
+            messages.append(Message(topic, data, raw, view, until, size))
+        self._buffer += messages
         if total:
             self._mean = total / len(received)
             if self._sets_lease and not self._closed:
-                self._tasks.spawn(self._set_lease(self._buffer[-len(received) :]))
+                self._tasks.spawn(self._set_lease(messages))
         if self._waker.waiter is not None:
             self._waker.wake()
         elif self._buffer:
@@ -195,24 +194,10 @@ class PubSubMessageSource:
         now = monotonic()
         if buffer[0].lease < now:
             # The process was suspended for longer than the lease: the service redelivers these.
-            self._buffer = buffer = [message for message in buffer if message.lease >= now]
-            if not buffer:
-                return []
-        size = sum([message.size for message in buffer])
-        if len(buffer) <= max_messages and size <= max_bytes:
-            self._buffer = []
+            self._buffer = buffer = deque(message for message in buffer if message.lease >= now)
+        if messages := take_from(buffer, max_messages, max_bytes):
             self._puller.made_room()
-            return buffer
-        number = size = 0
-        for message in buffer[:max_messages]:
-            size += message.size
-            if size > max_bytes and number:
-                break
-            number += 1
-        made_room = buffer[:number]
-        del buffer[:number]
-        self._puller.made_room()
-        return made_room
+        return messages
 
     def _idle(self) -> None:
         """Between fetches: cancel the pull after a moment, and renew the leases of buffered messages."""

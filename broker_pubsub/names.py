@@ -1,9 +1,8 @@
 """Portable names as topics, subscriptions and snapshots of a project, one to one. Pure functions, safe from any thread.
 
 A topic `orders.eu` is `projects/<project>/topics/orders.eu`. Subscriptions belong to the project and not to their
-topic, so `billing` of `orders.eu` is `…/subscriptions/billing~orders.eu`, its topic cut and hashed where both are too
-long. `~` is free because no portable name has it; it also goes into a name that begins with `goog`, which Google keeps
-for itself.
+topic, so `billing` of `orders.eu` is `…/subscriptions/billing~orders.eu`; if that is too long, the topic is cut and
+hashed. No portable name has a `~`. A name that begins with `goog`, which Google reserves, is escaped with `x~`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pub/Sub's protocol as raw protobuf classes and method paths: half the cost of the client's wrapped ones.
 
-The messages are those that google-cloud-pubsub brings, taken out of their wrappers once; the paths are the public names
-of the gRPC services. Only data; safe from any thread.
+The messages are those of google-cloud-pubsub without their wrappers; the paths are the public names of the gRPC
+services. Only data; safe from any thread.
 """
 
 from __future__ import annotations

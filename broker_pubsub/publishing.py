@@ -15,13 +15,13 @@ from typing import Any, Final
 import grpc
 
 from broker import BackendError, BrokerError, Closed, ConnectionFailed, NotFound, OutboundMessage, Receipt
+from broker.driver import Backoff
 from broker_pubsub.codec import encode
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PublishRequest
 
 __all__ = ["MAX_MESSAGES", "MAX_REQUEST", "PubSubTarget", "group_by_key", "split_by_size"]
-
 
 Outcomes = list[Receipt | BrokerError | None]
 
@@ -151,16 +151,17 @@ class PubSubTarget:
         return False
 
     async def _request(self, request: Any) -> Any:
-        """Send a request; repeated while it certainly was not sent and the connection may return."""
+        """Send a request; retried if it certainly was not sent, while the connection may return."""
         settings, loop = self._connection.settings, asyncio.get_running_loop()
         until = loop.time() + min(settings.publish_timeout, settings.longest_reconnect_wait)
+        backoff = Backoff(settings.reconnect_wait / 2, settings.reconnect_wait)
         while True:
             try:
                 return await self._connection.start(Methods.PUBLISH, request, settings.publish_timeout)
             except grpc.aio.AioRpcError as failure:
                 if not isinstance(self._classify(failure), ConnectionFailed) or loop.time() >= until:
                     raise
-            await asyncio.sleep(settings.reconnect_wait / 2)
+            await asyncio.sleep(backoff.next())
 
     async def _split(
         self,

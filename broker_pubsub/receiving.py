@@ -1,8 +1,8 @@
 """Two ways to receive: unary pulls for as many messages as there is room, or a stream that the server fills.
 
-`request` may be called at any time and returns at once. Messages go to `arrived`, an error to `failed`, once. `cancel`
+`request` may be called at any time and returns at once. `arrived` gets messages; `failed` gets an error, once. `cancel`
 withdraws a request; an answer that the server has already sent is still delivered. An emulator does not notice a
-cancelled call and would lose its messages, so calls to an emulator are short and run to their end. One loop, no
+cancelled call and would lose its messages, so calls to an emulator are short and are not cancelled. One loop, no
 threads.
 """
 
@@ -17,14 +17,14 @@ from typing import Any, Final, Protocol
 import grpc
 
 from broker import BrokerError
-from broker.driver import Backoff
+from broker.driver import Backoff, TaskSet
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PullRequest, StreamingPullRequest
 
-__all__ = ["MAX_PULL", "Puller", "StreamPuller", "UnaryPuller"]
+__all__ = ["Puller", "StreamPuller", "UnaryPuller"]
 
-MAX_PULL: Final = 1000
+_MAX_PULL: Final = 1000
 _QUICK: Final = 0.02
 """Seconds; an empty answer that comes sooner is followed by a pause."""
 _FIRST_PAUSE: Final = 0.01
@@ -93,15 +93,16 @@ class UnaryPuller:
         self._cancels = not emulated
         self._timeout = EMULATOR_TIMEOUT if emulated else connection.settings.pull_timeout
         self._call: Any = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("broker-pubsub-pull", lambda error: failed(classify(error, name)))
+        """The running pull and cancelled ones."""
 
     @property
     def pending(self) -> bool:
         return self._task is not None
 
     def request(self, number: int, max_bytes: int) -> None:
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._pull(min(number, MAX_PULL)))
+        if self._task is None or self._task.done():
+            self._task = self._tasks.spawn(self._pull(min(number, _MAX_PULL)))
 
     def made_room(self) -> None:
         pass
@@ -111,8 +112,6 @@ class UnaryPuller:
         call, self._call = self._call, None
         if task is None:
             return
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
         # Cancel the call, not the task that awaits it, so the task ends when gRPC has ended the call.
         if call is None:
             task.cancel()
@@ -120,8 +119,8 @@ class UnaryPuller:
             call.cancel()
 
     async def cancelled(self) -> None:
-        while self._ending:
-            await asyncio.wait(self._ending)
+        for task in self._tasks:
+            await asyncio.wait((task,))
 
     async def close(self) -> None:
         self.cancel()
@@ -191,7 +190,10 @@ class StreamPuller:
         self._max_bytes = 0
         self._full = full
         self._room = asyncio.Event()
+        settings = connection.settings
+        self._backoff = Backoff(settings.reconnect_wait, settings.longest_reconnect_wait)
         self._pause = 0.0
+        """Seconds until the next stream is opened."""
         self._task: asyncio.Task[None] | None = None
         self._stream: Any = None
         self._closing = False
@@ -235,9 +237,7 @@ class StreamPuller:
         error: BrokerError | None = None
         stream: Any = None
         await asyncio.sleep(self._pause)
-        settings = self._connection.settings
-        pause = min(max(settings.reconnect_wait, 2 * self._pause), settings.longest_reconnect_wait)
-        begin, self._pause = monotonic(), pause
+        begin, self._pause = monotonic(), self._backoff.next()
         try:
             stream = self._connection.stream(Methods.STREAMING_PULL, self._path)
             await stream.write(
@@ -259,12 +259,16 @@ class StreamPuller:
             if stream is not None:
                 stream.cancel()
         if monotonic() - begin > _LASTING:
-            self._pause = 0.0
+            self._reset_pause()
         self._task = None
         if error is not None:
             self._failed(error)
         else:
             self._arrived(())
+
+    def _reset_pause(self) -> None:
+        self._backoff.reset()
+        self._pause = 0.0
 
     async def _read_on(self, stream: Any) -> None:
         """Read until the server ends the stream, or until a pause makes the leases of messages in flight uncertain."""
@@ -278,7 +282,7 @@ class StreamPuller:
                 behind = None  # No message was in flight.
             if not response.received_messages:
                 continue
-            self._pause = 0.0
+            self._reset_pause()
             self._arrived(response.received_messages, behind)
             if self._full() and not self._closing:
                 behind = behind or monotonic()

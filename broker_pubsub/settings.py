@@ -1,6 +1,6 @@
 """Settings of the Pub/Sub backend, from a URL, the environment or keyword arguments.
 
-Immutable once made; making one does no I/O, so that a key file that does not exist shows when the backend opens.
+Immutable and created without I/O, so `open` reports a missing key file.
 """
 
 from __future__ import annotations

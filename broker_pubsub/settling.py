@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 from broker import BrokerError, ConnectionFailed, LeaseLost, Message, OperationTimeout, Outcome, SettleError
-from broker.driver import Backoff, Settlement
+from broker.driver import Backoff, Settlement, TaskSet, logger
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, failed_ack_ids, is_status
 from broker_pubsub.protocol import AcknowledgeRequest, Methods, ModifyAckDeadlineRequest
@@ -49,8 +49,7 @@ class Settler:
         self._path = path
         self._name = name
         self._lease = lease
-        self._timers: set[asyncio.TimerHandle] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet("broker-pubsub-release", lambda error: logger.debug("%s: releasing: %r", name, error))
 
     async def settle(self, settlements: Sequence[Settlement]) -> Results:
         """Settle messages; returns an error or None for each, LeaseLost after the end of its lease."""
@@ -67,7 +66,7 @@ class Settler:
                 delay = settlement.delay or 0.0
                 retry.setdefault(ceil(delay), []).append(index)
                 if 0 < delay < 1:
-                    self._release_early(settlement.message.raw.ack_id, delay)
+                    self._tasks.spawn(self._release_early(settlement.message.raw.ack_id, delay))
         ack_ids = [settlement.message.raw.ack_id for settlement in settlements]
         work = [self._in_batches(acks, ack_ids, results, self._acknowledge)] if acks else []
         work += [
@@ -111,24 +110,12 @@ class Settler:
 
     async def close(self) -> None:
         """Cancel delayed releases: these messages are redelivered after one second."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait(0)
 
-    def _release_early(self, ack_id: str, delay: float) -> None:
+    async def _release_early(self, ack_id: str, delay: float) -> None:
         """The service counts whole seconds, so a delay below one second is timed here."""
-        loop = asyncio.get_running_loop()
-
-        def due() -> None:
-            self._timers.discard(timer)
-            task = loop.create_task(self.release([ack_id]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        timer = loop.call_later(delay, due)
-        self._timers.add(timer)
+        await asyncio.sleep(delay)
+        await self.release([ack_id])
 
     def _acknowledge(self, ids: Sequence[str]) -> Any:
         return self._connection.start(

@@ -1,9 +1,9 @@
-"""Subscriptions of the service: created at a start position, read, checked and deleted.
+"""Subscriptions of the service: created at a start position, read and deleted.
 
 Every call may be repeated and may run in several processes at once; an existing subscription stays unchanged.
 
 Emulators differ: Google's emulator delivers a topic's retained messages to a new subscription, as the service does
-after a seek; Google's pstest delivers only new ones. `delivers_history` tries that out once, with temporary names.
+after a seek; Google's pstest delivers only new ones. `delivers_history` tests that once, with temporary names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 import grpc
 
 from broker import BrokerError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting
-from broker.driver import Start
+from broker.driver import Backoff, Start
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
 from broker_pubsub.protocol import Methods, PublishRequest, PubsubMessage, PullRequest, Subscription, Topic, request_of
@@ -28,6 +28,7 @@ __all__ = ["OPTIONS", "build", "delete", "delivers_history", "ensure", "find", "
 
 
 DELETED_TOPIC: Final = "_deleted-topic_"
+"""The service's topic of a subscription whose topic was deleted."""
 OPTIONS: Final = (
     "dead_letter_topic",
     "exactly_once",
@@ -43,7 +44,8 @@ OPTIONS: Final = (
 """Options of `ensure_subscription`."""
 _LONGEST_FILTER: Final = 256
 """Bytes; the service's limit, which the emulators do not check."""
-_PAUSE: Final = 0.1
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
 _NO_MARK: Final = (
     grpc.StatusCode.NOT_FOUND,
     # The snapshot belongs to a deleted topic of this name.
@@ -111,47 +113,46 @@ async def find(connection: Connection, topic: str, name: str) -> Any:
     :raises SubscriptionNotFound: it does not exist, or belongs to another topic.
     """
     what = f"Subscription {name!r} of topic {topic!r}"
-    found = await connection.call(
-        Methods.GET_SUBSCRIPTION,
-        request_of(Methods.GET_SUBSCRIPTION, subscription=connection.names.subscription(topic, name)),
-        what,
-        "subscription",
-        repeat=connection.settings.request_timeout,
-    )
+    found = await _get(connection, connection.names.subscription(topic, name), what)
     if found.topic != connection.names.topic(topic):
         raise SubscriptionNotFound(f"{what} does not exist; the subscription of this name belongs to {found.topic}")
     return found
 
 
 async def ensure(connection: Connection, topic: str, name: str, start: Start, options: Mapping[str, Any]) -> Any:
-    """The subscription, made where `start` says if it is missing.
+    """The subscription; a missing one is created at `start`.
 
-    :raises TopicNotFound: the topic is missing.
+    :raises TopicNotFound: the topic does not exist.
     """
-    wanted = build(connection, topic, name, options)
+    wanted, what = build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
     try:
-        found = await find(connection, topic, name)
-    except SubscriptionNotFound as error:
-        if f"is of {DELETED_TOPIC}" in error.message:
-            # What is left of a topic that was deleted, and that no message comes to any more.
-            await delete(connection, wanted.name, error.message)
-    else:
-        await check_topic(connection, topic)
-        return found
-    return await create(connection, topic, wanted, start)
+        found = await _get(connection, wanted.name, what)
+    except SubscriptionNotFound:
+        return await create(connection, topic, wanted, start)
+    if found.topic == DELETED_TOPIC:
+        # Its topic was deleted and created again; the old subscription receives nothing.
+        await delete(connection, wanted.name, what)
+        return await create(connection, topic, wanted, start)
+    await check_topic(connection, topic)
+    return found
+
+
+async def _get(connection: Connection, path: str, what: str) -> Any:
+    return await connection.call(
+        Methods.GET_SUBSCRIPTION,
+        request_of(Methods.GET_SUBSCRIPTION, subscription=path),
+        what,
+        "subscription",
+        repeat=connection.settings.request_timeout,
+    )
 
 
 async def create(connection: Connection, topic: str, wanted: Any, start: Start) -> Any:
-    """Create a subscription at its start position; one that another process creates meanwhile is used."""
+    """Create a subscription at its start position, or return the one that another process has created."""
     what = f"Subscription {wanted.name!r} of topic {topic!r}"
     made = await _create(connection, topic, wanted, what)
     if made is None:
-        return await connection.call(
-            Methods.GET_SUBSCRIPTION,
-            request_of(Methods.GET_SUBSCRIPTION, subscription=wanted.name),
-            what,
-            repeat=connection.settings.request_timeout,
-        )
+        return await _get(connection, wanted.name, what)
     try:
         await seek_to_start(connection, topic, wanted.name, start)
     except BaseException:
@@ -165,7 +166,7 @@ async def _create(connection: Connection, topic: str, wanted: Any, what: str) ->
 
     :raises TopicNotFound: the topic or its dead-letter topic does not exist.
     """
-    until = monotonic() + connection.settings.request_timeout
+    until, backoff = monotonic() + connection.settings.request_timeout, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
     retried = False
     while True:
         try:
@@ -182,7 +183,7 @@ async def _create(connection: Connection, topic: str, wanted: Any, what: str) ->
             if not error.retriable or monotonic() > until:
                 raise
             retried = True
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(backoff.next())
 
 
 async def check_topic(connection: Connection, topic: str) -> None:
@@ -208,26 +209,14 @@ async def seek_to_start(connection: Connection, topic: str, path: str, start: St
         await seek(connection, path, start, what)
         return
     try:
-        # Purged messages are still retained by the topic.
-        await _seek_to_mark(connection, topic, path, what)
-    except _NoMark:
+        # The topic still retains purged messages.
+        await seek(connection, path, connection.names.purge_mark(topic), what)
+    except BrokerError as error:
+        if error.native is None or not is_status(error.native, *_NO_MARK):
+            raise
+        # The topic was never purged.
         if connection.settings.emulator is None:
             await seek(connection, path, _EPOCH + timedelta(seconds=1), what)
-
-
-class _NoMark(Exception):
-    """The topic was never purged."""
-
-
-async def _seek_to_mark(connection: Connection, topic: str, path: str, what: str) -> None:
-    mark = connection.names.purge_mark(topic)
-    try:
-        request = request_of(Methods.SEEK, subscription=path, snapshot=mark)
-        await connection.call(Methods.SEEK, request, what, repeat=connection.settings.request_timeout)
-    except BrokerError as error:
-        if error.native is not None and is_status(error.native, *_NO_MARK):
-            raise _NoMark from None
-        raise
 
 
 async def seek(connection: Connection, path: str, target: datetime | str, what: str) -> None:

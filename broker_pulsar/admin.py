@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import quote
 
 from broker import (
     BackendError,
+    BrokerError,
     ConnectionFailed,
     InvalidSetting,
     Lag,
@@ -27,10 +28,10 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import Start
+from broker.driver import Backoff, Start
 from broker_pulsar import subscriptions
 from broker_pulsar.connection import Connection
-from broker_pulsar.membership import subscription_stats
+from broker_pulsar.log_stats import subscription_stats
 from broker_pulsar.message_ids import unpack
 from broker_pulsar.names import TopicPath, subscription_path
 
@@ -42,8 +43,9 @@ _LONGEST_RETENTION: Final = _LARGEST // 60
 """Minutes: Pulsar compares the retention in seconds, in 32 bits, with the backlog quota."""
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
 _RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
-_POLICY_TRIES: Final = 50
-_POLICY_PAUSE: Final = 0.1
+_POLICY_SECONDS: Final = 5.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
 
 
 class PulsarAdmin:
@@ -79,45 +81,43 @@ class PulsarAdmin:
     async def _ensure_partitions(self, name: str, path: TopicPath, partitions: int | None) -> None:
         """Grow an existing topic. The broker refuses all but one of concurrent requests, and may not find the topic
         for a moment."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._connection.settings.request_timeout
-        while loop.time() < until:
-            with suppress(TopicNotFound):
-                if await self._grow(name, path, partitions, allow=(409,)):
-                    return
-            await asyncio.sleep(_POLICY_PAUSE)
-        await self._grow(name, path, partitions, allow=())
-
-    async def _grow(self, name: str, path: TopicPath, partitions: int | None, allow: Collection[int]) -> bool:
-        """Grow by one request; returns whether the topic has that many partitions."""
-        found = await self._connection.partitions(name)
-        if partitions is None or partitions == max(found, 1):
-            return True
-        if partitions < found or not found:
-            raise Unsupported(
-                f"Topic {name!r} has {max(found, 1)} partitions and cannot have {partitions}",
-                advice="Partitions can only be added, and only to partitioned topics",
-            )
         place, what = f"{path.path}/partitions", f"Topic {name!r}"
-        # The broker refuses to grow a topic to its current number.
-        answer = await self._connection.http.request("POST", place, what, partitions, allow=allow, once=True)
-        return answer.status not in allow
+        backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + self._connection.settings.request_timeout
+        while True:
+            refusals = (409,) if monotonic() < until else ()
+            try:
+                found = await self._connection.partitions(name)
+                if partitions is None or partitions == max(found, 1):
+                    return
+                if partitions < found or not found:
+                    raise Unsupported(
+                        f"Topic {name!r} has {max(found, 1)} partitions and cannot have {partitions}",
+                        advice="Partitions can only be added, and only to partitioned topics",
+                    )
+                # The broker refuses to grow a topic to its current number.
+                answer = await self._connection.http.request("POST", place, what, partitions, allow=refusals, once=True)
+                if answer.status != 409:
+                    return
+            except TopicNotFound:
+                if not refusals:
+                    raise
+            await asyncio.sleep(backoff.next())
 
     async def _set_policy(self, path: TopicPath, policy: str, value: object, what: str) -> None:
         """Set a policy; retried, because the broker fails while it loads the topic's policies on first use."""
         place = f"{path.path}/{policy}"
-        for attempt in range(_POLICY_TRIES):
+        if policy == "messageTTL":
+            place, value = f"{place}?messageTTL={value}", None
+        failure: BrokerError | None = None
+        async for _ in _attempts():
             try:
-                if policy == "messageTTL":
-                    await self._connection.http.request("POST", f"{place}?messageTTL={value}", what, once=True)
-                else:
-                    await self._connection.http.request("POST", place, what, value, once=True)
-            except (ConnectionFailed, BackendError):
-                if attempt == _POLICY_TRIES - 1:
-                    raise
-                await asyncio.sleep(_POLICY_PAUSE)
+                await self._connection.http.request("POST", place, what, value, once=True)
+            except (ConnectionFailed, BackendError) as error:
+                failure = error
             else:
                 return
+        assert failure is not None  # there is at least one attempt
+        raise failure
 
     async def _set_retention(self, path: TopicPath, wanted: Mapping[str, int], what: str) -> None:
         """Set the retention. Pulsar sets time and size together: an omitted one is unchanged, and unlimited if it was
@@ -129,11 +129,10 @@ class PulsarAdmin:
         policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
         await self._set_policy(path, "retention", policy, what)
         # The broker returns a policy only after reading it back, and the next call starts from the returned one.
-        for _ in range(_POLICY_TRIES):
+        async for _ in _attempts():
             applied: Mapping[str, Any] = await self._connection.http.get(place, what) or {}
             if policy == {field: applied.get(field) for field in _RETENTION}:
                 return
-            await asyncio.sleep(_POLICY_PAUSE)
         raise OperationTimeout(f"{what}: the broker accepted the retention but does not apply it")
 
     async def delete_topic(self, name: str) -> None:
@@ -241,6 +240,15 @@ class PulsarAdmin:
         ledger, entry, slot = unpack(position)
         # Slots start at 1; this is the one after the last committed.
         return max(0, slot - 1) if first == f"{ledger}:{entry}" else 0
+
+
+async def _attempts() -> AsyncIterator[None]:
+    """One step per attempt, with growing pauses between them, for `_POLICY_SECONDS`."""
+    backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + _POLICY_SECONDS
+    yield
+    while monotonic() < until:
+        await asyncio.sleep(backoff.next())
+        yield
 
 
 def _local(url: Any) -> str:

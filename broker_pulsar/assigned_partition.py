@@ -1,29 +1,70 @@
 """One partition of a record group as its member sees it: its consumer, its buffer, its committed position.
 
 Used from the loop only. The client's message id is stored for each record that was returned and is not committed,
-because only such an id can ack part of a batch; at most `KEPT_IDS` of them.
+because only such an id can ack part of a batch; at most `_KEPT_IDS` of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple
 
-from broker import Bounds, LeaseLost, OffsetOutOfRange, Record, TopicPartition
-from broker_pulsar.client import Consumer, pulsar
+from broker import Bounds, OffsetOutOfRange, Record, TopicPartition
 from broker_pulsar.client import Message as NativeMessage
-from broker_pulsar.connection import Connection
-from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import make_record
+from broker_pulsar.log_stats import subscription_stats
 from broker_pulsar.message_ids import PER_ENTRY, make_id, next_position, offset_of, pack, unpack
-from broker_pulsar.names import TopicPath
-from broker_pulsar.receiving import Receiver, batch_policy
+from broker_pulsar.receiving import Receiver
 
-__all__ = ["KEPT_IDS", "AssignedPartition", "not_assigned", "request_redelivery", "subscribe_partition", "take_records"]
+__all__ = [
+    "AssignedPartition",
+    "Change",
+    "PartitionState",
+    "partition_state",
+    "take_records",
+]
 
-KEPT_IDS: Final = 100_000
+_KEPT_IDS: Final = 100_000
 """A commit below these ids acks whole batches only, so part of a batch may be redelivered after a crash."""
+
+
+class PartitionState(NamedTuple):
+    """The broker's view of one partition of the group.
+
+    :ivar active: name of the consumer that receives; empty if none does.
+    :ivar connection: the broker's name of our connection; empty if we are not connected.
+    :ivar others: whether other consumers are connected.
+    :ivar sent: messages that the broker sent us over that connection.
+    """
+
+    active: str
+    connection: str
+    others: bool
+    sent: int
+
+
+def partition_state(stats: Mapping[str, Any], group: str, consumer_name: str) -> PartitionState:
+    """The state of our consumer in the statistics of one partition."""
+    found = subscription_stats(stats, group) or {}
+    consumers: Sequence[Mapping[str, Any]] = found.get("consumers") or ()
+    ours = [each for each in consumers if each.get("consumerName") == consumer_name]
+    connection = f"{ours[0].get('address')} {ours[0].get('connectedSince')}" if ours else ""
+    sent = int(ours[0].get("msgOutCounter") or 0) if ours else 0
+    return PartitionState(str(found.get("activeConsumerName") or ""), connection, len(consumers) > len(ours), sent)
+
+
+class Change(Enum):
+    """A change of the assignment of one partition."""
+
+    NONE = auto()
+    ASSIGNED = auto()
+    """We are the active consumer now."""
+    REVOKED = auto()
+    """Another member became active while we were connected."""
+    LOST = auto()
+    """Another member became active while we were disconnected."""
 
 
 class AssignedPartition:
@@ -32,10 +73,12 @@ class AssignedPartition:
     :param start: position of the subscription when the member joined.
     """
 
-    def __init__(self, topic_partition: TopicPartition, consumer_name: str, start: int | None) -> None:
+    def __init__(
+        self, topic_partition: TopicPartition, consumer_name: str, receiver: Receiver, start: int | None
+    ) -> None:
         self.topic_partition: Final = topic_partition
         self.consumer_name: Final = consumer_name
-        self.receiver: Receiver | None = None
+        self.receiver: Final = receiver
         self.owned = self.paused = self.changing = False
         """`changing`: during an assignment, revocation or seek, arriving records are dropped."""
         self.connection = ""
@@ -80,7 +123,7 @@ class AssignedPartition:
             self.buffer.append(record)
             self._ids.append((record.offset, message_id))
         self._received = max(self._received, self._next - 1)
-        while len(self._ids) > KEPT_IDS:
+        while len(self._ids) > _KEPT_IDS:
             self._ids.popleft()
         return len(self.buffer) > before
 
@@ -121,6 +164,22 @@ class AssignedPartition:
         self._last_seen = -1
         self.has_received = False
         self._idle_checks = 0
+
+    async def request_redelivery(self) -> None:
+        """Request redelivery of uncommitted records, unless the partition was lost or moved meanwhile.
+
+        :raises BrokerError: the client's error.
+        """
+        if self.owned and not self.changing and (self.misaligned or self.requested_at is not None):
+            await self.receiver.call(self.receiver.consumer.redeliver_unacknowledged_messages)
+
+    def detect_change(self, state: PartitionState) -> Change:
+        """Compare our state with the broker's."""
+        if state.active == self.consumer_name:
+            return Change.NONE if self.owned else Change.ASSIGNED
+        if not self.owned or not state.active:
+            return Change.NONE
+        return Change.REVOKED if state.connection == self.connection else Change.LOST
 
     def keep(self, connection: str) -> None:
         """The partition is still ours, over this connection."""
@@ -178,54 +237,6 @@ class AssignedPartition:
         return make_id(self.topic_partition.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
 
 
-def not_assigned(topic_partition: TopicPartition) -> LeaseLost:
-    """The error of a call for a partition of another member."""
-    return LeaseLost(
-        f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned to this member"
-    )
-
-
-async def subscribe_partition(
-    connection: Connection, partition: AssignedPartition, log: TopicPath, group: str
-) -> Consumer:
-    """The member's consumer of this partition.
-
-    :raises BrokerError: the broker refuses, or does not answer.
-    """
-    client, settings = connection.client, connection.settings
-    try:
-        return await connection.create(
-            lambda: client.subscribe(
-                log.url,
-                group,
-                consumer_type=pulsar.ConsumerType.Failover,
-                consumer_name=partition.consumer_name,
-                initial_position=pulsar.InitialPosition.Earliest,
-                receiver_queue_size=settings.receiver_queue,
-                batch_receive_policy=batch_policy(settings.receiver_queue),
-                batch_index_ack_enabled=True,
-                start_message_id_inclusive=True,
-            ),
-            lambda consumer: consumer.close(),
-        )
-    except Exception as error:
-        raise translate(error, f"Group {group!r} of topic {partition.topic_partition.topic!r}") from error
-
-
-async def request_redelivery(partition: AssignedPartition) -> None:
-    """Request redelivery of uncommitted records, unless the partition was lost or moved meanwhile.
-
-    :raises BrokerError: the client's error.
-    """
-    if (
-        partition.receiver is not None
-        and partition.owned
-        and not partition.changing
-        and (partition.misaligned or partition.requested_at is not None)
-    ):
-        await partition.receiver.call(partition.receiver.consumer.redeliver_unacknowledged_messages)
-
-
 def take_records(
     partitions: list[AssignedPartition], max_records: int, max_bytes: int
 ) -> tuple[list[Record[Any]], list[AssignedPartition]]:
@@ -233,23 +244,23 @@ def take_records(
 
     At most `max_records` and, except for the first record, `max_bytes`; grouped by partition.
     """
-    taken: list[Record[Any]] = []
+    records: list[Record[Any]] = []
     served: list[AssignedPartition] = []
     size = 0
     for partition in tuple(partitions):
-        if len(taken) >= max_records or size > max_bytes:
+        if len(records) >= max_records or size > max_bytes:
             break
         if not partition.buffer or partition.paused or partition.changing or not partition.owned:
             continue
-        before = len(taken)
-        while partition.buffer and len(taken) < max_records:
+        before = len(records)
+        while partition.buffer and len(records) < max_records:
             size += partition.buffer[0].size
-            if taken and size > max_bytes:
+            if records and size > max_bytes:
                 break
-            taken.append(partition.buffer.popleft())
-        if len(taken) > before:
+            records.append(partition.buffer.popleft())
+        if len(records) > before:
             served.append(partition)
     for partition in served:
         partitions.remove(partition)
         partitions.append(partition)
-    return taken, served
+    return records, served

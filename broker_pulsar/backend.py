@@ -8,7 +8,7 @@ durable subscription is ever unsubscribed.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from broker import (
     Capabilities,
@@ -37,7 +37,7 @@ from broker_pulsar.admin import PulsarAdmin
 from broker_pulsar.client import Client
 from broker_pulsar.connection import Connection
 from broker_pulsar.log_reader import PulsarLogReader
-from broker_pulsar.messages import subscribe
+from broker_pulsar.messages import PulsarMessageSource, subscribe
 from broker_pulsar.publishing import PulsarTarget
 from broker_pulsar.records import PulsarRecordSource
 from broker_pulsar.settings import PulsarSettings
@@ -49,12 +49,6 @@ _HEADROOM: Final = 8_192
 _LETTER: Final = 4_096
 
 
-class Closing(Protocol):
-    """A source that is closed before the connection."""
-
-    async def close(self) -> None: ...
-
-
 class PulsarBackend:
     """Apache Pulsar behind the SPI."""
 
@@ -62,7 +56,7 @@ class PulsarBackend:
 
     def __init__(self, settings: PulsarSettings, hooks: Hooks) -> None:
         self.connection: Final = Connection(settings, hooks)
-        self._open: set[Closing] = set()
+        self._sources: list[PulsarMessageSource | PulsarRecordSource] = []
         largest = settings.max_message_bytes - _HEADROOM
         # A named or exclusive producer has all partitions; a second one for a single partition is refused.
         alone = _settings_against_partitions(settings)
@@ -121,13 +115,13 @@ class PulsarBackend:
         return PulsarTarget(topic, self.connection)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
-        source = await subscribe(self.connection, subscription, self._detach)
-        self._open.add(source)
+        source = await subscribe(self.connection, subscription)
+        self._add(source)
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = PulsarRecordSource(self.connection, subscription, listener, on_close=self._detach)
-        self._open.add(source)
+        source = PulsarRecordSource(self.connection, subscription, listener)
+        self._add(source)
         try:
             await source.open()
         except BaseException:
@@ -151,12 +145,13 @@ class PulsarBackend:
         return await self.connection.check_health()
 
     async def close(self) -> None:
-        opened, self._open = self._open, set()
-        await asyncio.gather(*(each.close() for each in opened))
+        sources, self._sources = self._sources, []
+        await asyncio.gather(*(source.close() for source in sources))
         await self.connection.close()
 
-    def _detach(self, closed: Closing) -> None:
-        self._open.discard(closed)
+    def _add(self, source: PulsarMessageSource | PulsarRecordSource) -> None:
+        self._sources = [each for each in self._sources if not each.closed]
+        self._sources.append(source)
 
 
 def _settings_against_partitions(settings: PulsarSettings) -> str:

@@ -17,14 +17,13 @@ from broker_pulsar.client import MessageId, Reader, has_more, open_reader, pulsa
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_stats import entry_spans
-from broker_pulsar.message_ids import LARGEST, PER_ENTRY, make_id, offset_of, pack
+from broker_pulsar.message_ids import LARGEST, PER_ENTRY, first_chunk, make_id, offset_of
 
 __all__ = [
     "MAX_DEPTH",
     "SILENCE_SECONDS",
     "entries_before",
     "entry_at",
-    "first_chunk",
     "has_entries",
     "search_depth",
     "start_id",
@@ -36,27 +35,6 @@ SILENCE_SECONDS: Final = 1.0
 _NEAR_BYTES: Final = 64 << 20
 _NEAREST: Final = 32
 _WAIT: Final = 100
-_FIRST_CHUNK: Final = (7 << 3) | 2
-"""The tag of the first chunk's id in `MessageIdData`, which the client's id does not expose."""
-
-
-def first_chunk(message_id: Any) -> int:
-    """The offset of a message's first chunk, or of its entry."""
-    numbers: list[int] = []
-    number = shift = 0
-    for byte in message_id.serialize():
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            numbers.append(number)
-            number = shift = 0
-    # All fields are numbers, except this last one, which contains only numbers.
-    tags = numbers[::2]
-    if _FIRST_CHUNK not in tags:
-        return pack(message_id.ledger_id(), message_id.entry_id(), 0)
-    inner = 2 * tags.index(_FIRST_CHUNK) + 2
-    fields = dict(zip(numbers[inner::2], numbers[inner + 1 :: 2], strict=False))
-    return pack(fields[1 << 3], fields[2 << 3], 0)
 
 
 def has_entries(stats: Mapping[str, Any], start: int, stop: int) -> bool:
@@ -95,7 +73,7 @@ async def start_id(connection: Connection, place: TopicPartition, position: int)
 
     :raises BrokerError: the log cannot be read.
     """
-    log = (await connection.logs(place.topic))[place.partition]
+    log = await connection.log(*place)
     stats = await connection.internal_stats(log)
     requested, patience = make_id(place.partition, position), connection.settings.request_timeout
     if not has_entries(stats, position, LARGEST):

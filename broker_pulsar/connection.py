@@ -27,6 +27,7 @@ from broker import (
     ConnectionFailed,
     InvalidSetting,
     NotAuthorized,
+    NotFound,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -166,6 +167,16 @@ class Connection:
         path, count = self.topic(name), await self.partitions(name)
         return [path.partition(number) for number in range(count)] if count else [path]
 
+    async def log(self, name: str, partition: int) -> TopicPath:
+        """The log of one partition.
+
+        :raises NotFound: the topic or the partition does not exist.
+        """
+        logs = await self.logs(name)
+        if not 0 <= partition < len(logs):
+            raise NotFound(f"Topic {name!r} has no partition {partition}", advice="Call `partitions(topic)`")
+        return logs[partition]
+
     async def stats(self, name: str, *, once: bool = False) -> Mapping[int, Mapping[str, Any]]:
         """The broker's statistics of each partition.
 
@@ -227,16 +238,6 @@ class Connection:
         """Call the `on_topic_deleted` callbacks."""
         for forget in tuple(self._deletion_callbacks):
             forget(name)
-
-    async def missing_topic(self, name: str) -> TopicNotFound | None:
-        """The error if this topic certainly does not exist; None otherwise."""
-        try:
-            await self.partitions(name, once=True)
-        except TopicNotFound as error:
-            return error
-        except BrokerError:
-            return None
-        return None
 
     async def close(self) -> None:
         if self._closed:

@@ -3,8 +3,8 @@
 *Concurrency.* Any number of calls at once, each in a thread with a pooled connection. *Cancellation.* The caller
 continues at once; the request runs to its end and is not retried. *Failure.* No connection is ConnectionFailed, no
 answer in time OperationTimeout, a refusal AuthenticationFailed or NotAuthorized, everything else see `http_error`.
-Transient errors, while a broker restarts or a topic moves, are retried with growing pauses until `request_timeout`;
-`close` ends the pauses.
+Transient errors, while a broker restarts or a topic moves, are retried after growing pauses until
+`request_timeout`; `close` ends the pauses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from broker import BrokerError, Closed, ConnectionFailed, OperationTimeout, Retry
+from broker import BrokerError, Closed, ConnectionFailed, OperationTimeout
+from broker.driver import Backoff, pause
 from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.errors import http_error, is_transient_failure, is_transient_status
 from broker_pulsar.settings import PulsarSettings
@@ -32,7 +33,8 @@ _LOOKUP: Final = "/lookup/"
 _REDIRECTS: Final = 3
 _THREADS: Final = 8
 _LEAST_SECONDS: Final = 0.1
-_PAUSES: Final = Retry(initial=0.1, maximum=2.0)
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
 
 
 class Answer(NamedTuple):
@@ -82,7 +84,7 @@ class HttpApi:
         """
         loop = asyncio.get_running_loop()
         began, tries = loop.time(), 0
-        until = began + self._settings.request_timeout
+        until, backoff = began + self._settings.request_timeout, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         error: BrokerError | None = None
         while True:
             if self._closing.is_set():
@@ -102,16 +104,10 @@ class HttpApi:
                     return answer._replace(tries=tries - 1 + answer.tries)
                 error = http_error(answer.status, answer.reason, what, path)
                 passes = is_transient_status(answer.status, answer.reason)
-            pause = _PAUSES.delay(tries)
-            if once or not passes or loop.time() + pause >= until:
+            delay = backoff.next()
+            if once or not passes or loop.time() + delay >= until:
                 raise _with_tries(error, tries, loop.time() - began)
-            await self._pause(pause)
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, or return when the connection is closed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
+            await pause(delay, self._closing)
 
     def close(self) -> None:
         """Close all pooled connections; running requests finish, and no new one is sent."""

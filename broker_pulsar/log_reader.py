@@ -19,14 +19,13 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, Final
 
-from broker import Bounds, BrokerError, NotFound, OffsetOutOfRange, OperationTimeout, Record, TopicPartition
+from broker import Bounds, BrokerError, OffsetOutOfRange, OperationTimeout, Record, TopicPartition
 from broker.driver import Span, Warned
 from broker_pulsar.chunked_messages import (
     MAX_DEPTH,
     SILENCE_SECONDS,
     entries_before,
     entry_at,
-    first_chunk,
     has_entries,
     search_depth,
 )
@@ -36,7 +35,7 @@ from broker_pulsar.codec import LogView, data_of, key_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_stats import entry_spans, keeps_acked_messages, log_bounds, read_bounds, removed, topic_bounds
-from broker_pulsar.message_ids import PER_ENTRY, PER_LEDGER, make_id, next_position, offset_of
+from broker_pulsar.message_ids import PER_ENTRY, PER_LEDGER, first_chunk, make_id, next_position, offset_of
 from broker_pulsar.names import TopicPath
 from broker_pulsar.subscriptions import milliseconds
 
@@ -86,6 +85,8 @@ class _Read:
         self.start = start
         self.stop = stop
         self._stats = stats
+        self.newest_stats = stats
+        """The `internalStats` of the last check for removed records."""
         self._patience = patience
         self._reopen = reopen
         self._last: Any = None
@@ -184,29 +185,6 @@ class _Read:
         self._reader.close()
 
 
-class _RetentionCheck:
-    """Checks that retention removed nothing that a read has yet to reach.
-
-    :param stats: `internalStats` of the log at the start.
-    """
-
-    def __init__(self, connection: Connection, log: TopicPath, stats: Mapping[str, Any]) -> None:
-        self._connection = connection
-        self._log = log
-        self._stats = stats
-
-    async def check(self, gaps: Sequence[tuple[int, int]]) -> None:
-        """:raises OffsetOutOfRange: records in one of these ranges were removed."""
-        now = await self._connection.internal_stats(self._log)
-        for start, stop in gaps:
-            if removed(self._stats, now, start, stop):
-                raise OffsetOutOfRange(
-                    f"Retention removed records of {self._log.url!r} between {start} and {stop} before they were read",
-                    advice="Set a longer retention on the topic, or read faster",
-                )
-        self._stats = now
-
-
 class PulsarLogReader:
     """Implements `LogReaderSpi`."""
 
@@ -224,10 +202,8 @@ class PulsarLogReader:
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
         """Implements `ReportsSpans`: an entry is a batch, and each ledger that has entries is a span."""
-        logs = await self._connection.logs(topic)
-        if not 0 <= partition < len(logs):
-            raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Call `partitions(topic)`")
-        return entry_spans(await self._connection.internal_stats(logs[partition]), start, stop)
+        log = await self._connection.log(topic, partition)
+        return entry_spans(await self._connection.internal_stats(log), start, stop)
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
         """By the producers' clocks, the only time that Pulsar stores."""
@@ -238,10 +214,7 @@ class PulsarLogReader:
     async def read(
         self, topic: str, partition: int, start: int, stop: int, max_records: int
     ) -> AsyncIterator[Sequence[Record[Any]]]:
-        logs = await self._connection.logs(topic)
-        if not 0 <= partition < len(logs):
-            raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Call `partitions(topic)`")
-        log = logs[partition]
+        log = await self._connection.log(topic, partition)
         bounds, stats = await read_bounds(self._connection, log)
         if start < bounds.first or max(start, stop) > bounds.next:
             raise OffsetOutOfRange(
@@ -260,13 +233,12 @@ class PulsarLogReader:
             patience,
             lambda position: open_reader(client, log, make_id(partition, position)),
         )
-        retention_check = _RetentionCheck(self._connection, log, stats)
         ahead: asyncio.Task[list[Record[Any]]] | None = None
         try:
-            records = await self._take(ranged, max_records, retention_check)
+            records = await self._take(ranged, max_records, log)
             while not ranged.done:
                 # Fetch the next batch while the caller processes this one.
-                ahead = asyncio.ensure_future(self._take(ranged, max_records, retention_check))
+                ahead = asyncio.ensure_future(self._take(ranged, max_records, log))
                 yield records
                 records = await ahead
                 ahead = None
@@ -291,7 +263,7 @@ class PulsarLogReader:
                     )
                 )
 
-    async def _take(self, ranged: _Read, most: int, retention_check: _RetentionCheck) -> list[Record[Any]]:
+    async def _take(self, ranged: _Read, most: int, log: TopicPath) -> list[Record[Any]]:
         try:
             found = await self._connection.call(lambda: ranged.take(most))
         except BrokerError:
@@ -300,7 +272,14 @@ class PulsarLogReader:
             raise translate(error, "Reading a log") from error
         gaps, ranged.gaps = ranged.gaps, []
         if gaps:
-            await retention_check.check(gaps)
+            before, now = ranged.newest_stats, await self._connection.internal_stats(log)
+            ranged.newest_stats = now
+            for start, stop in gaps:
+                if removed(before, now, start, stop):
+                    raise OffsetOutOfRange(
+                        f"Retention removed records of {log.url!r} between {start} and {stop} before they were read",
+                        advice="Set a longer retention on the topic, or read faster",
+                    )
         if ranged.timeout is not None:
             raise ranged.timeout
         return found

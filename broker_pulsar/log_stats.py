@@ -1,4 +1,4 @@
-"""The bounds, entries and cursors of a partition's log, from the broker's HTTP API. No state."""
+"""A partition's bounds, entries, cursors and subscriptions, from the statistics of the broker's HTTP API. No state."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from broker_pulsar.message_ids import LARGEST, PER_ENTRY, PER_LEDGER, pack
 from broker_pulsar.names import TopicPath
 
 __all__ = [
+    "backlog",
     "committed_position",
     "cursor_position",
     "entry_spans",
@@ -21,6 +22,7 @@ __all__ = [
     "log_bounds",
     "read_bounds",
     "removed",
+    "subscription_stats",
     "topic_bounds",
 ]
 
@@ -110,3 +112,14 @@ def cursor_position(stats: Mapping[str, Any], group: str) -> int:
     cursor: Mapping[str, Any] = cursors.get(group) or {}
     ledger, _, entry = str(cursor.get("markDeletePosition") or "0:-1").partition(":")
     return pack(int(ledger), int(entry) + 1, 0)
+
+
+def subscription_stats(stats: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The statistics of a subscription in those of a partition; None if it does not exist."""
+    subscriptions: Mapping[str, Any] = stats.get("subscriptions") or {}
+    return subscriptions.get(name)
+
+
+def backlog(stats: Mapping[str, Any], group: str) -> int:
+    """The number of uncommitted batches in the statistics of a partition."""
+    return int((subscription_stats(stats, group) or {}).get("msgBacklog") or 0)

@@ -16,6 +16,7 @@ __all__ = [
     "PER_ENTRY",
     "PER_LEDGER",
     "MessageIdParts",
+    "first_chunk",
     "make_id",
     "next_position",
     "offset_of",
@@ -26,8 +27,9 @@ __all__ = [
 _BATCH_BITS: Final = 12
 _ENTRY_BITS: Final = 20
 _LEDGER_BITS: Final = 31
-_BATCH_SIZE: Final = 6
-"""Field number of the batch size in `MessageIdData`, which the client's id does not expose."""
+_BATCH_SIZE: Final = 6 << 3
+_FIRST_CHUNK: Final = (7 << 3) | 2
+"""Tags of the batch size and of the first chunk's id in `MessageIdData`, which the client's id does not expose."""
 PER_ENTRY: Final = 1 << _BATCH_BITS
 """Positions per entry; one entry is one batch."""
 PER_LEDGER: Final = PER_ENTRY << _ENTRY_BITS
@@ -76,13 +78,26 @@ def next_position(message_id: Any) -> int:
     """The position after a message: in its batch, or the next entry."""
     offset = offset_of(message_id)
     _, _, slot = unpack(offset)
-    if slot and slot < _batch_size(message_id.serialize()):
-        return offset + 1
+    if slot:
+        numbers = _varints(message_id.serialize())
+        if slot < dict(zip(numbers[::2], numbers[1::2], strict=False)).get(_BATCH_SIZE, 0):
+            return offset + 1
     return (offset // PER_ENTRY + 1) * PER_ENTRY
 
 
-def _batch_size(serialized: bytes) -> int:
-    """The batch size in a serialized id, whose fields are all varints; 0 if absent."""
+def first_chunk(message_id: Any) -> int:
+    """The offset of a message's first chunk, or of its entry."""
+    numbers = _varints(message_id.serialize())
+    tags = numbers[::2]
+    if _FIRST_CHUNK not in tags:
+        return pack(message_id.ledger_id(), message_id.entry_id(), 0)
+    inner = 2 * tags.index(_FIRST_CHUNK) + 2
+    fields = dict(zip(numbers[inner::2], numbers[inner + 1 :: 2], strict=False))
+    return pack(fields[1 << 3], fields[2 << 3], 0)
+
+
+def _varints(serialized: bytes) -> list[int]:
+    """The tags and values of a serialized id: all are varints, also those inside of the first chunk's id."""
     numbers: list[int] = []
     number = shift = 0
     for byte in serialized:
@@ -91,7 +106,7 @@ def _batch_size(serialized: bytes) -> int:
         if byte < 0x80:
             numbers.append(number)
             number = shift = 0
-    return {tag >> 3: value for tag, value in zip(numbers[::2], numbers[1::2], strict=False)}.get(_BATCH_SIZE, 0)
+    return numbers
 
 
 def make_id(partition: int, offset: int) -> MessageId:

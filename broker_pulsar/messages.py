@@ -9,13 +9,12 @@ raises ConnectionFailed; a deleted topic or subscription ends the source.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from broker import BrokerError, Closed, ConnectionFailed, Message, Outcome, SettleError
-from broker.driver import Ephemeral, MessageSubscription, Settlement, Waker, take_from
+from broker import BrokerError, Message, Outcome, SettleError
+from broker.driver import Ephemeral, MessageSubscription, Settlement, take_from
 from broker_pulsar import subscriptions
 from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
@@ -23,7 +22,7 @@ from broker_pulsar.codec import MessageView, data_of
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.names import subscription_name
-from broker_pulsar.receiving import Receiver, batch_policy
+from broker_pulsar.receiving import Receiver, ReceivingSource, batch_policy
 
 __all__ = ["PulsarMessageSource", "subscribe"]
 
@@ -35,9 +34,7 @@ _ACK: Final = Outcome.ACK
 _REJECT: Final = Outcome.REJECT
 
 
-async def subscribe(
-    connection: Connection, subscription: MessageSubscription, on_close: Callable[[PulsarMessageSource], object]
-) -> PulsarMessageSource:
+async def subscribe(connection: Connection, subscription: MessageSubscription) -> PulsarMessageSource:
     """Open the subscription; a missing one is created first, so it starts at the right position.
 
     :raises TopicNotFound: the topic does not exist.
@@ -70,74 +67,42 @@ async def subscribe(
                 batch_receive_policy=batch_policy(queue),
                 batch_index_ack_enabled=True,
             ),
-            # Else it would keep receiving messages that nothing processes.
+            # Otherwise it would keep receiving messages that nothing processes.
             lambda consumer: consumer.unsubscribe() if ephemeral else consumer.close(),
         )
     except Exception as error:
         if ephemeral:
             await subscriptions.delete_ephemeral(connection, topic, name)
         raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error
-    return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral, on_close=on_close)
+    return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral)
 
 
-class PulsarMessageSource:
+class PulsarMessageSource(ReceivingSource):
     """Implements `MessageSource`."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        topic: str,
-        name: str,
-        consumer: Consumer,
-        *,
-        ephemeral: bool,
-        on_close: Callable[[PulsarMessageSource], object],
-    ) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, topic: str, name: str, consumer: Consumer, *, ephemeral: bool) -> None:
+        super().__init__(connection, f"Subscription {name!r} of topic {topic!r}")
         self._topic = topic
         self._name = name
         self._ephemeral = ephemeral
-        self._on_close = on_close
-        self._what = f"Subscription {name!r} of topic {topic!r}"
         self._consumer = consumer
-        self._loop = asyncio.get_running_loop()
         self._buffer: deque[Message[Any]] = deque()
-        self._failure: BrokerError | None = None
-        self._waker = Waker()
-        self._interrupted = self._fetching = self._closed = False
         self._receiver = Receiver(consumer, self, self._what)
-        self._unwatch = connection.monitor.add(consumer.is_connected)
-        self._stop_cleanup = connection.cleanup.watch(topic, name) if ephemeral else None
+        self._unwatch.append(connection.monitor.add(consumer.is_connected))
+        if ephemeral:
+            self._unwatch.append(connection.cleanup.watch(topic, name))
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
-        self._check_open()
-        self._fetching = True
-        until = self._loop.time() + wait
-        try:
-            while True:
-                if self._buffer:
-                    return take_from(self._buffer, max_messages, max_bytes)
-                if self._failure is not None:
-                    raise self._failure
-                if self._interrupted:
-                    return []
-                left = until - self._loop.time()
-                if left <= 0:
-                    if not self._consumer.is_connected():
-                        # The client retries a deleted topic for ever.
-                        await subscriptions.require(self._connection, self._topic, self._name, once=True)
-                        raise ConnectionFailed(f"{self._what}: the connection to the broker is being restored")
-                    return []
-                self._receiver.request()
-                await self._waker.wait(left)
-                if self._closed:
-                    return []
-        finally:
-            self._fetching = self._interrupted = False
+        return await self._wait_for(lambda: take_from(self._buffer, max_messages, max_bytes), wait)
 
-    def interrupt(self) -> None:
-        self._interrupted = self._fetching
-        self._waker.wake()
+    def _is_connected(self) -> bool:
+        return bool(self._consumer.is_connected())
+
+    def _request(self) -> None:
+        self._receiver.request()
+
+    async def _check_exists(self) -> None:
+        await subscriptions.require(self._connection, self._topic, self._name, once=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -162,22 +127,16 @@ class PulsarMessageSource:
     async def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        self._unwatch()
-        if self._stop_cleanup is not None:
-            self._stop_cleanup()
-        self._waker.wake()
+        self._stop()
         try:
             await self._receiver.close(self._connection)
             if self._ephemeral:
                 await subscriptions.delete_ephemeral(self._connection, self._topic, self._name)
         finally:
             self._buffer.clear()
-            self._on_close(self)
-
-    # -- ReceiverListener --------------------------------------------------------------------------------------
 
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
+        """Implements `ReceiverListener`."""
         if self._closed:
             return  # Closing the consumer has released them.
         topic, append = self._topic, self._buffer.append
@@ -185,24 +144,3 @@ class PulsarMessageSource:
             data = raw.data() or data_of(raw)
             append(Message(topic, data, raw, _VIEW, None, _OVERHEAD + len(data or b"")))
         self._waker.wake()
-
-    def failed(self, receiver: Receiver, error: BrokerError) -> None:
-        if not self._closed:
-            self._loop.create_task(self._explain(error))
-
-    async def _explain(self, error: BrokerError) -> None:
-        if isinstance(error, Closed):
-            # The client closes a consumer when its topic or subscription is deleted.
-            error = ConnectionFailed(f"{self._what}: the client closed the consumer", retriable=False)
-        try:
-            await subscriptions.require(self._connection, self._topic, self._name, once=True)
-        except BrokerError as found:
-            error = error if found.retriable else found
-        self._failure = error
-        self._waker.wake()
-
-    # -- inside --------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self._what} was closed")

@@ -14,7 +14,6 @@ __all__ = [
     "EPHEMERAL",
     "READERS",
     "TopicPath",
-    "partition_number",
     "subscription_name",
     "subscription_path",
     "topic_path",
@@ -24,7 +23,7 @@ EPHEMERAL: Final = "anybroker-ephemeral-"
 """Prefix of ephemeral subscriptions."""
 READERS: Final = "anybroker-log"
 """Prefix of the subscriptions of log readers, which Pulsar lists while they read."""
-_PARTITION: Final = re.compile(r"^(.*)-partition-(\d+)$")
+_PARTITION: Final = re.compile(r"^.*-partition-\d+$")
 
 
 class TopicPath(NamedTuple):
@@ -71,12 +70,6 @@ def topic_path(name: str, tenant: str, namespace: str) -> TopicPath:
             advice="Write persistent://tenant/namespace/topic",
         )
     return TopicPath("persistent", *parts)
-
-
-def partition_number(url: str) -> int | None:
-    """The partition in a full topic name; None for a non-partitioned topic."""
-    found = _PARTITION.match(url)
-    return int(found.group(2)) if found else None
 
 
 def subscription_name(name: str | Ephemeral) -> str:

@@ -116,14 +116,15 @@ class PulsarTarget:
         async with self._opening:
             for first in range(0, len(messages), window):
                 part = messages[first : first + window]
-                await self._reserve(len(part))
+                count = len(part)
+                await self._reserve(count)
                 try:
                     pending = await self._send_part(part, outcomes, first)
                 except BaseException:
-                    self._release(len(part))
+                    self._release(count)
                     raise
-                pending.done.add_done_callback(partial(self._release_window, len(part)))
-                calls.append((first, len(part), pending))
+                pending.done.add_done_callback(lambda _, count=count: self._release(count))
+                calls.append((first, count, pending))
         for first, count, pending in calls:
             # Shielded, because the answers release the window.
             await asyncio.shield(pending.done)
@@ -134,7 +135,8 @@ class PulsarTarget:
     async def close(self) -> None:
         self._closed = True
         self._forget()
-        await self._drop_all()
+        producers, self._producers = self._producers, {}
+        await asyncio.gather(*(self._drop(producer) for producer in producers.values()))
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -265,9 +267,6 @@ class PulsarTarget:
             await waiter
         self._free -= count
 
-    def _release_window(self, count: int, _: asyncio.Future[None]) -> None:
-        self._release(count)
-
     def _release(self, count: int) -> None:
         self._free += count
         while self._waiting:
@@ -338,10 +337,6 @@ class PulsarTarget:
             if producer in used:
                 del self._producers[partition]
                 self._connection.run_later(partial(_close, producer))
-
-    async def _drop_all(self) -> None:
-        producers, self._producers = self._producers, {}
-        await asyncio.gather(*(self._drop(producer) for producer in producers.values()))
 
     async def _drop(self, producer: Producer) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`Receiver`: one consumer of the client, and the thread that waits for its messages.
+"""One consumer of the client with the thread that waits for its messages, and the base of the sources that use it.
 
 *Concurrency.* The thread receives one batch per request and passes it to the loop in one call. Calls that must not run
 beside a receive (seeks, rewinds) run in the thread between receives, after at most one wait. *Cancellation.* A receive
@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from broker import BrokerError, Closed
-from broker.driver import logger
+from broker import BrokerError, Closed, ConnectionFailed
+from broker.driver import TaskSet, Waker, logger
 from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 
-__all__ = ["BATCH", "Receiver", "ReceiverListener", "batch_policy"]
+__all__ = ["Receiver", "ReceiverListener", "ReceivingSource", "batch_policy"]
 
 T = TypeVar("T")
-BATCH: Final = 1000
+_BATCH: Final = 1000
 _WAIT: Final = 100
 """Milliseconds of one receive, which cannot be interrupted."""
 _STOP: Final = 3.0
@@ -38,11 +39,11 @@ class ReceiverListener(Protocol):
 
 
 def batch_policy(queue: int) -> Any:
-    """A policy that takes what is queued after the first message, at most `BATCH` in all, without waiting for more.
+    """A policy that takes what is queued after the first message, at most `_BATCH` in all, without waiting for more.
 
     :param queue: the consumer's queue size, an upper bound of what is queued.
     """
-    return pulsar.ConsumerBatchReceivePolicy(max(1, min(BATCH, queue) - 1), 8 << 20, 1)
+    return pulsar.ConsumerBatchReceivePolicy(max(1, min(_BATCH, queue) - 1), 8 << 20, 1)
 
 
 class Receiver:
@@ -156,3 +157,99 @@ class Receiver:
                 future.set_exception(Closed(f"{self._what} was closed"))
         if not self._ended.done():
             self._ended.set_result(None)
+
+
+class ReceivingSource(ABC):
+    """What the sources of messages and of records share: the wait of `fetch`, and failures of the consumer.
+
+    :ivar _unwatch: functions that end what watches the source, called at close.
+    """
+
+    def __init__(self, connection: Connection, what: str) -> None:
+        self._connection = connection
+        self._what = what
+        self._loop = asyncio.get_running_loop()
+        self._waker = Waker()
+        self._failure: BrokerError | None = None
+        self._tasks = TaskSet("broker-pulsar-source", lambda error: self._fail(translate(error, what)))
+        self._unwatch: list[Callable[[], None]] = []
+        self._interrupted = self._fetching = self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def interrupt(self) -> None:
+        self._interrupted = self._fetching
+        self._waker.wake()
+
+    def failed(self, receiver: Receiver, error: BrokerError) -> None:
+        """Implements `ReceiverListener`."""
+        if not self._closed:
+            self._tasks.spawn(self._explain(error))
+
+    async def _wait_for(self, take: Callable[[], list[T]], wait: float) -> list[T]:
+        """Wait until `take` returns something; empty after `wait` seconds, an interrupt or at close.
+
+        :raises BrokerError: the source failed, or the connection is down.
+        """
+        self._check_open()
+        self._fetching = True
+        until = self._loop.time() + wait
+        try:
+            while not self._closed:
+                if found := take():
+                    return found
+                if self._failure is not None:
+                    raise self._failure
+                left = until - self._loop.time()
+                if self._interrupted:
+                    break
+                if left <= 0:
+                    if not self._is_connected():
+                        # The client retries a deleted topic for ever.
+                        await self._check_exists()
+                        raise ConnectionFailed(f"{self._what}: the connection to the broker is being restored")
+                    break
+                self._request()
+                await self._waker.wait(left)
+            return []
+        finally:
+            self._fetching = self._interrupted = False
+
+    @abstractmethod
+    def _is_connected(self) -> bool: ...
+    @abstractmethod
+    def _request(self) -> None:
+        """Request messages from the consumer, before a wait."""
+
+    @abstractmethod
+    async def _check_exists(self) -> None:
+        """:raises BrokerError: the topic or subscription was deleted, or the broker does not answer."""
+
+    async def _explain(self, error: BrokerError) -> None:
+        if isinstance(error, Closed):
+            # The client closes a consumer when its topic or subscription is deleted.
+            error = ConnectionFailed(f"{self._what}: the client closed a consumer", retriable=False)
+        try:
+            await self._check_exists()
+        except BrokerError as found:
+            error = error if found.retriable else found
+        self._fail(error)
+
+    def _fail(self, error: BrokerError) -> None:
+        self._failure = self._failure or error
+        self._waker.wake()
+
+    def _stop(self) -> None:
+        """End a waiting fetch and all background work."""
+        self._closed = True
+        for unwatch in self._unwatch:
+            unwatch()
+        self._waker.wake()
+        self._tasks.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._what} was closed")

@@ -13,28 +13,29 @@ with TopicNotFound.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final
 
-from broker import BrokerError, Closed, ConnectionFailed, NotFound, Record, SettleError, TopicPartition
-from broker.driver import Ephemeral, RecordListener, RecordSubscription, Waker
+from broker import BrokerError, NotFound, Record, SettleError, TopicPartition
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, not_assigned
 from broker_pulsar import subscriptions
 from broker_pulsar.assigned_partition import (
     AssignedPartition,
-    not_assigned,
-    request_redelivery,
-    subscribe_partition,
+    Change,
+    PartitionState,
+    partition_state,
     take_records,
 )
 from broker_pulsar.chunked_messages import start_id
 from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.client import pulsar
 from broker_pulsar.connection import Connection
-from broker_pulsar.log_stats import committed_position, cursor_position, first_entry, log_bounds
-from broker_pulsar.membership import Change, PartitionState, backlog, detect_change, partition_state
+from broker_pulsar.errors import translate
+from broker_pulsar.log_stats import backlog, committed_position, cursor_position, first_entry, log_bounds
 from broker_pulsar.names import TopicPath, subscription_name
-from broker_pulsar.receiving import Receiver
+from broker_pulsar.receiving import Receiver, ReceivingSource, batch_policy
 
 __all__ = ["PulsarRecordSource"]
 
@@ -45,35 +46,21 @@ _DEAD_AFTER: Final = 60.0
 """Seconds within which a broker, by default, notices the death of a consumer."""
 
 
-class PulsarRecordSource:
+class PulsarRecordSource(ReceivingSource):
     """Implements `RecordSource`."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        subscription: RecordSubscription,
-        listener: RecordListener,
-        *,
-        on_close: Callable[[PulsarRecordSource], object],
-    ) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, subscription: RecordSubscription, listener: RecordListener) -> None:
+        self.group: Final = subscription_name(subscription.group)
+        super().__init__(connection, f"Group {self.group!r}")
         self._subscription = subscription
         self._listener = listener
-        self._on_close = on_close
         self._ephemeral = isinstance(subscription.group, Ephemeral)
-        self.group: Final = subscription_name(subscription.group)
-        self._member = token_hex(6)
-        self._loop = asyncio.get_running_loop()
+        # The broker assigns partitions in the order of consumer names.
+        self._consumer_name = f"anybroker-{token_hex(6)}"
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
         self._by_receiver: dict[Receiver, AssignedPartition] = {}
         self._order: list[AssignedPartition] = []
         """The partitions, least recently served first."""
-        self._failure: BrokerError | None = None
-        self._waker = Waker()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._unwatch: Callable[[], object] = lambda: None
-        self._cleanup_handles: list[Callable[[], None]] = []
-        self._interrupted = self._fetching = self._closed = False
 
     async def open(self) -> None:
         """Join the group.
@@ -87,62 +74,39 @@ class PulsarRecordSource:
             logs = await self._connection.logs(topic)
             await asyncio.gather(*(self._join(topic, number, log) for number, log in enumerate(logs)))
             if self._ephemeral:
-                self._cleanup_handles.append(self._connection.cleanup.watch(topic, self.group))
+                self._unwatch.append(self._connection.cleanup.watch(topic, self.group))
         await self._check_assignment()
-        self._unwatch = self._connection.monitor.add(self._all_connected)
-        self._start(self._poll_assignment())
+        self._unwatch.append(self._connection.monitor.add(self._is_connected))
+        self._tasks.spawn(self._poll_assignment())
 
     # -- fetching ------------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
-        self._check_open()
-        self._fetching = True
-        until = self._loop.time() + wait
-        try:
-            while True:
-                taken, served = take_records(self._order, max_records, max_bytes)
-                for partition in served:
-                    self._refill(partition)
-                if taken:
-                    return taken
-                if self._failure is not None:
-                    raise self._failure
-                if self._interrupted:
-                    return []
-                left = until - self._loop.time()
-                if left <= 0:
-                    if not self._all_connected():
-                        await self._connection.partitions(self._subscription.topics[0], once=True)
-                        raise ConnectionFailed(f"Group {self.group!r}: the connection to the broker is being restored")
-                    return []
-                await self._waker.wait(left)
-                if self._closed:
-                    return []
-        finally:
-            self._fetching = self._interrupted = False
+        def take() -> list[Record[Any]]:
+            records, served = take_records(self._order, max_records, max_bytes)
+            for partition in served:
+                self._refill(partition)
+            return records
 
-    def interrupt(self) -> None:
-        self._interrupted = self._fetching
-        self._waker.wake()
+        return await self._wait_for(take, wait)
+
+    def _request(self) -> None:
+        """`_refill` requests records as soon as there is room for them."""
 
     def _refill(self, partition: AssignedPartition) -> None:
         # Records that arrive while the partition is not ours, or is changing, are dropped; do not request them.
-        if (
-            partition.receiver is not None
-            and partition.owned
-            and not partition.changing
-            and len(partition.buffer) < _BUFFERED
-        ):
+        if partition.owned and not partition.changing and len(partition.buffer) < _BUFFERED:
             partition.receiver.request()
 
-    def _all_connected(self) -> bool:
-        return all(
-            partition.receiver is None or partition.receiver.consumer.is_connected() for partition in self._order
-        )
+    def _is_connected(self) -> bool:
+        return all(partition.receiver.consumer.is_connected() for partition in self._order)
 
-    # -- ReceiverListener --------------------------------------------------------------------------------------
+    async def _check_exists(self) -> None:
+        for topic in self._subscription.topics:
+            await self._connection.partitions(topic, once=True)
 
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
+        """Implements `ReceiverListener`."""
         partition = self._by_receiver.get(receiver)
         if partition is None or self._closed:
             return
@@ -154,19 +118,6 @@ class PulsarRecordSource:
         self._refill(partition)
         self._waker.wake()
 
-    def failed(self, receiver: Receiver, error: BrokerError) -> None:
-        if not self._closed:
-            self._start(self._explain(error))
-
-    async def _explain(self, error: BrokerError) -> None:
-        if isinstance(error, Closed):
-            error = ConnectionFailed(f"Group {self.group!r}: the client closed a consumer", retriable=False)
-        self._fail(await subscriptions.missing_topic(self._connection, self._subscription.topics) or error)
-
-    def _fail(self, error: BrokerError) -> None:
-        self._failure = self._failure or error
-        self._waker.wake()
-
     # -- positions -----------------------------------------------------------------------------------------
 
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
@@ -175,14 +126,14 @@ class PulsarRecordSource:
         for topic_partition, position in positions.items():
             partition = self._partitions.get(topic_partition)
             if partition is None or not partition.owned:
-                outcomes[topic_partition] = not_assigned(topic_partition)
+                outcomes[topic_partition] = not_assigned(topic_partition, self.group, self.assignment())
                 continue
             outcomes[topic_partition] = None
             if partition.cursor is not None and position <= partition.cursor:
                 continue
             try:
                 found = partition.commit_id(position)
-                if found is not None and partition.receiver is not None:
+                if found is not None:
                     partition.receiver.consumer.acknowledge_cumulative(found)
                 partition.committed = partition.cursor = position
                 self._connection.committed[topic_partition.topic, topic_partition.partition, self.group] = position
@@ -200,10 +151,7 @@ class PulsarRecordSource:
             if partition is not None and partition.owned:
                 found[topic_partition] = partition.committed
                 continue
-            logs = await self._connection.logs(topic_partition.topic)
-            if not 0 <= topic_partition.partition < len(logs):
-                raise NotFound(f"Topic {topic_partition.topic!r} has no partition {topic_partition.partition}")
-            found[topic_partition] = await self._cursor(logs[topic_partition.partition])
+            found[topic_partition] = await self._cursor(await self._connection.log(*topic_partition))
         return found
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
@@ -212,14 +160,12 @@ class PulsarRecordSource:
         for topic_partition, position in positions.items():
             partition = self._partitions.get(topic_partition)
             if partition is None or not partition.owned:
-                raise not_assigned(topic_partition)
-            logs = await self._connection.logs(topic_partition.topic)
-            targets[partition] = partition.target(
-                position, await log_bounds(self._connection, logs[topic_partition.partition])
-            )
+                raise not_assigned(topic_partition, self.group, self.assignment())
+            log = await self._connection.log(*topic_partition)
+            targets[partition] = partition.target(position, await log_bounds(self._connection, log))
         moving = asyncio.gather(*(self._seek_partition(partition, position) for partition, position in targets.items()))
         try:
-            # Shielded: after half a seek, old and new records could not be told apart.
+            # Shielded: after half a seek, old and new records could not be distinguished.
             await asyncio.shield(moving)
         except asyncio.CancelledError:
             moving.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -227,19 +173,14 @@ class PulsarRecordSource:
 
     async def _seek_partition(self, partition: AssignedPartition, position: int) -> None:
         receiver = partition.receiver
-        assert receiver is not None  # a partition that is owned has one
         partition.changing = True
-        restart, expected = 0, 0
+        restart: int = 0
+        expected: int | None = 0
         try:
             target = await start_id(self._connection, partition.topic_partition, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
-            partition.cursor, partition.acked, partition.requested_at, restart, expected = (
-                position,
-                0,
-                None,
-                position,
-                None,
-            )
+            partition.cursor, partition.acked, partition.requested_at = position, 0, None
+            restart, expected = position, None
         except BrokerError:
             # The position is unknown; have all uncommitted records redelivered.
             partition.cursor = None
@@ -293,14 +234,29 @@ class PulsarRecordSource:
         return partition is not None and partition.owned and partition.has_received
 
     async def _join(self, topic: str, number: int, log: TopicPath) -> None:
-        topic_partition = TopicPartition(topic, number)
+        topic_partition, what = TopicPartition(topic, number), f"Group {self.group!r} of {topic}[{number}]"
         start = await self._cursor(log)
-        # The broker assigns partitions in the order of consumer names.
-        partition = AssignedPartition(topic_partition, f"anybroker-{self._member}", start)
-        consumer = await subscribe_partition(self._connection, partition, log, self.group)
-        partition.receiver = receiver = Receiver(consumer, self, f"Group {self.group!r} of {topic}[{number}]")
-        self._by_receiver[receiver] = partition
-        self._partitions[topic_partition] = partition
+        client, settings = self._connection.client, self._connection.settings
+        try:
+            consumer = await self._connection.create(
+                lambda: client.subscribe(
+                    log.url,
+                    self.group,
+                    consumer_type=pulsar.ConsumerType.Failover,
+                    consumer_name=self._consumer_name,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=settings.receiver_queue,
+                    batch_receive_policy=batch_policy(settings.receiver_queue),
+                    batch_index_ack_enabled=True,
+                    start_message_id_inclusive=True,
+                ),
+                lambda consumer: consumer.close(),
+            )
+        except Exception as error:
+            raise translate(error, what) from error
+        receiver = Receiver(consumer, self, what)
+        partition = AssignedPartition(topic_partition, self._consumer_name, receiver, start)
+        self._by_receiver[receiver] = self._partitions[topic_partition] = partition
         self._order.append(partition)
         if self._closed:
             await receiver.close(self._connection)
@@ -328,9 +284,7 @@ class PulsarRecordSource:
                     await self._join(topic, number, self._connection.topic(topic).partition(number))
                     continue
                 state = partition_state(each, self.group, partition.consumer_name)
-                change = detect_change(
-                    state, partition.consumer_name, owned=partition.owned, connection=partition.connection
-                )
+                change = partition.detect_change(state)
                 changes[change].append((partition, state))
                 if change is Change.NONE and partition.owned and state.active:
                     partition.keep(state.connection)
@@ -344,7 +298,7 @@ class PulsarRecordSource:
             await self._revoke([partition for partition, _ in changes[Change.REVOKED]])
         if changes[Change.ASSIGNED]:
             await self._take_over(changes[Change.ASSIGNED])
-        await asyncio.gather(*map(request_redelivery, stalled))
+        await asyncio.gather(*(partition.request_redelivery() for partition in stalled))
         for partition in stalled:
             self._refill(partition)
 
@@ -380,12 +334,9 @@ class PulsarRecordSource:
 
     async def _rewind(self, partition: AssignedPartition, sent: int) -> None:
         receiver = partition.receiver
-        if receiver is None:
-            return
         # Wait for a running receive, so the statistics below include its records.
         await receiver.call(lambda: None)
-        logs = await self._connection.logs(partition.topic_partition.topic)
-        stats = await self._connection.internal_stats(logs[partition.topic_partition.partition])
+        stats = await self._connection.internal_stats(await self._connection.log(*partition.topic_partition))
         partition.committed = partition.cursor = committed_position(stats, self.group)
         if partition.was_rewound(found := cursor_position(stats, self.group)):
             await self._seek_partition(partition, found)
@@ -399,30 +350,12 @@ class PulsarRecordSource:
     async def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        for unwatch in (self._unwatch, *self._cleanup_handles):
-            unwatch()
-        self._waker.wake()
+        self._stop()
         try:
-            for task in self._tasks:
-                task.cancel()
-            receivers = [
-                partition.receiver for partition in self._partitions.values() if partition.receiver is not None
-            ]
-            await asyncio.gather(*(receiver.close(self._connection) for receiver in receivers))
+            await asyncio.gather(*(receiver.close(self._connection) for receiver in self._by_receiver))
             if self._ephemeral:
                 for topic in self._subscription.topics:
                     await subscriptions.delete_ephemeral(self._connection, topic, self.group)
         finally:
             for partition in self._partitions.values():
                 partition.release()
-            self._on_close(self)
-
-    def _start(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"The member of group {self.group!r} was closed")

@@ -182,7 +182,7 @@ class PulsarSettings(BackendSettings):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} needs TLS; use pulsar+ssl://")
         if self.chunking and self.batching != "off":
-            raise ValueError("chunking takes batching=off: Pulsar does not split what is in a batch")
+            raise ValueError("chunking needs batching=off: Pulsar does not split batches")
         return self
 
     @property
@@ -192,9 +192,8 @@ class PulsarSettings(BackendSettings):
     @property
     def hosts(self) -> tuple[tuple[str, int], ...]:
         """Host and port of each broker."""
-        list_names = self.service_url.partition("://")[2].partition("/")[0].split(",")
         found: list[tuple[str, int]] = []
-        for each in list_names:
+        for each in self.service_url.partition("://")[2].partition("/")[0].split(","):
             host, colon, port = each.rpartition(":")
             known = bool(colon) and port.isdecimal()
             found.append(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from broker import BrokerError, SubscriptionNotFound, TopicNotFound
+from broker import BrokerError, SubscriptionNotFound
 from broker.driver import Start
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import EPHEMERAL, READERS, TopicPath, subscription_path
@@ -24,7 +24,6 @@ __all__ = [
     "delete_ephemeral",
     "list_names",
     "milliseconds",
-    "missing_topic",
     "require",
 ]
 
@@ -129,15 +128,6 @@ async def delete_ephemeral(connection: Connection, topic: str, name: str) -> Non
     """Delete an ephemeral subscription; on failure `ephemeral_cleanup` of another process deletes it later."""
     with suppress(BrokerError):
         await delete(connection, topic, name, once=True)
-
-
-async def missing_topic(connection: Connection, topics: Sequence[str]) -> TopicNotFound | None:
-    """The error if one of these topics certainly does not exist; None otherwise."""
-    for topic in topics:
-        found = await connection.missing_topic(topic)
-        if found is not None:
-            return found
-    return None
 
 
 def milliseconds(moment: datetime) -> int:

@@ -45,12 +45,11 @@ class ServiceBusAdmin:
     ) -> TopicInfo:
         """Create a topic, or a queue with `kind="queue"`; of an existing one only the retention is updated.
 
-        :param retention: how long messages live that say nothing themselves.
-        :param partitions: of no meaning here: there is one, or the service's own.
-        :raises UnknownSetting, InvalidSetting: an option that entities do not have.
-        :raises Unsupported: a change of what is fixed when an entity is made.
+        :param partitions: ignored: consumers share a queue message by message.
+        :param retention: time to live of messages without their own.
+        :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
+        :raises Unsupported: the change is impossible for an existing entity.
         """
-        # Partitions are ignored: consumers share a queue message by message.
         wanted = dict(options)
         kind = wanted.pop("kind", None)
         if kind not in (None, "topic", "queue"):
@@ -95,7 +94,7 @@ class ServiceBusAdmin:
 
     async def describe_topic(self, name: str) -> TopicInfo:
         entity, _, _ = split_path(name)
-        found = await entities.need(self._connection, name, entity)
+        found = await entities.require(self._connection, name, entity)
         if not found.is_queue:
             return _topic_info(name, found)
         runtime = await self._connection.request(
@@ -106,31 +105,31 @@ class ServiceBusAdmin:
     async def purge(self, topic: str) -> int | None:
         """Receive and delete all available messages of every subscription; messages locked by consumers stay.
 
-        The most that one subscription had; None where there is none, for then nothing was kept.
+        Returns the largest number that one subscription had; None if the topic has no subscription.
         """
         entity, subscription, dead = split_path(topic)
-        found = await entities.need(self._connection, topic, entity)
+        found = await entities.require(self._connection, topic, entity)
         client = self._connection.client
         options: dict[str, Any] = {"receive_mode": "receiveanddelete", "sub_queue": "deadletter" if dead else None}
         described: list[Any]
-        makes: list[Callable[..., Any]]
+        factories: list[Callable[..., Any]]
         if found.is_queue:
             described = [found.described]
-            makes = [partial(client.get_queue_receiver, entity, **options)]
+            factories = [partial(client.get_queue_receiver, entity, **options)]
         else:
             if subscription is None:
-                described = await subscriptions.all_of(self._connection, topic, entity)
+                described = await subscriptions.list_all(self._connection, topic, entity)
             else:
-                one = await subscriptions.one_of(self._connection, topic, entity, subscription, subscription)
+                one = await subscriptions.get(self._connection, topic, entity, subscription, subscription)
                 described = [one]
-            makes = [partial(client.get_subscription_receiver, entity, each.name, **options) for each in described]
-        purged = 0 if makes else None
-        for make, each in zip(makes, described, strict=True):
+            factories = [partial(client.get_subscription_receiver, entity, each.name, **options) for each in described]
+        purged = 0 if factories else None
+        for create, each in zip(factories, described, strict=True):
             sessions = bool(each.requires_session) and not dead
-            purged = max(purged or 0, await self._drain(make, f"Purging topic {topic!r}", sessions=sessions))
+            purged = max(purged or 0, await self._drain(create, f"Purging topic {topic!r}", sessions=sessions))
         return purged
 
-    async def _drain(self, make: Callable[..., Any], what: str, *, sessions: bool) -> int:
+    async def _drain(self, create: Callable[..., Any], what: str, *, sessions: bool) -> int:
         """Receive and delete available messages; returns their number.
 
         :raises BrokerError: the service refuses, or a transient error lasts longer than the request timeout.
@@ -141,7 +140,7 @@ class ServiceBusAdmin:
         more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
         while True:
             try:
-                async with make(**more) as receiver:
+                async with create(**more) as receiver:
                     while found := await receiver.receive_messages(_PURGE_BATCH, max_wait_time=_PURGE_SECONDS):
                         purged += len(found)
                         until = loop.time() + self._connection.settings.request_timeout
@@ -169,7 +168,7 @@ class ServiceBusAdmin:
         """
         entities.check_options(options, subscriptions.OPTIONS, "A Service Bus subscription")
         entity = entity_name(topic)
-        kind, described = await entities.need(self._connection, topic, entity)
+        kind, described = await entities.require(self._connection, topic, entity)
         if kind == "queue":
             subscriptions.check_queue(topic, name)
         else:
@@ -178,7 +177,7 @@ class ServiceBusAdmin:
 
     async def delete_subscription(self, topic: str, name: str) -> None:
         entity = entity_name(topic)
-        if (await entities.need(self._connection, topic, entity)).is_queue:
+        if (await entities.require(self._connection, topic, entity)).is_queue:
             raise Unsupported(
                 f"Topic {topic!r} is a queue; its subscription cannot be deleted", advice="Delete the topic"
             )
@@ -186,19 +185,19 @@ class ServiceBusAdmin:
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         entity, subscription, dead = split_path(topic)
-        found = await entities.need(self._connection, topic, entity)
+        found = await entities.require(self._connection, topic, entity)
         if found.is_queue or dead or subscription is not None:
             return [QUEUE]
-        every = await subscriptions.all_of(self._connection, topic, entity)
+        every = await subscriptions.list_all(self._connection, topic, entity)
         return sorted(subscriptions.shown_name(each) for each in every)
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
-        _, described = await subscriptions.look(self._connection, topic, name)
+        _, described = await subscriptions.locate(self._connection, topic, name)
         return SubscriptionInfo(topic=topic, name=name, native=dict(described))
 
     async def lag(self, topic: str, subscription: str) -> Lag:
         """Available and locked messages together; the service does not separate them."""
-        (entity, own, dead), _ = await subscriptions.look(self._connection, topic, subscription)
+        (entity, own, dead), _ = await subscriptions.locate(self._connection, topic, subscription)
         runtime = await self._connection.request(
             f"Lag of topic {topic!r}",
             lambda admin: (

@@ -45,18 +45,16 @@ from broker_servicebus import subscriptions
 from broker_servicebus.admin import ServiceBusAdmin
 from broker_servicebus.connection import Connection
 from broker_servicebus.messages import ServiceBusMessageSource
+from broker_servicebus.names import EntityPath
 from broker_servicebus.publishing import ServiceBusTarget
 from broker_servicebus.receiving import ReceiverLink
 from broker_servicebus.sessions import SessionSource
-from broker_servicebus.settings import ServiceBusSettings
-from broker_servicebus.subscriptions import Place
+from broker_servicebus.settings import SHORTEST_LOCK, ServiceBusSettings
 
 __all__ = ["ServiceBusBackend"]
 
 HEADROOM: Final = 16_384
 """Bytes of a message reserved for id, `anybroker-` properties, those of a dead letter, and framing."""
-_SHORTEST_LOCK: Final = 5.0
-"""Seconds; the service's minimum."""
 
 
 class ServiceBusBackend:
@@ -96,7 +94,7 @@ class ServiceBusBackend:
             ),
             messages=MessageCapabilities(
                 lease=LeaseMode.NONE if deleted else LeaseMode.RENEW,
-                lease_seconds=None if deleted else settings.lease_seconds or _SHORTEST_LOCK,
+                lease_seconds=None if deleted else settings.lease_seconds or SHORTEST_LOCK,
                 confirmed_ack=ConfirmedAck.NEVER if deleted else ConfirmedAck.ALWAYS,
                 delivery_attempt=True,
                 release_keeps_attempt=self._connection.fast and not deleted,
@@ -111,7 +109,7 @@ class ServiceBusBackend:
     def client(self) -> ServiceBusClient:
         """The client of azure-servicebus, for calls that this library does not wrap: browsing, deferral, session state.
 
-        Do not close it: it is the backend's.
+        Do not close it.
 
         :raises Closed: the backend is not open.
         """
@@ -134,8 +132,8 @@ class ServiceBusBackend:
         """Cancel messages that were published with `deliver_at`.
 
         :param numbers: the `offset` of each one's receipt.
-        :raises ConfigurationError: one is no such offset.
-        :raises BrokerError: one is not there any more; then it may be that none was dropped.
+        :raises ConfigurationError: a number is not such an offset.
+        :raises BrokerError: a message no longer exists; possibly none was cancelled.
         """
         target = ServiceBusTarget(topic, self._connection)
         try:
@@ -144,19 +142,16 @@ class ServiceBusBackend:
             await target.close()
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
-        mine = isinstance(subscription.subscription, Ephemeral)
-        name = (
-            f"ephemeral-{token_hex(8)}"
-            if isinstance(subscription.subscription, Ephemeral)
-            else subscription.subscription
-        )
+        name, ephemeral = subscription.subscription, False
+        if isinstance(name, Ephemeral):
+            name, ephemeral = f"ephemeral-{token_hex(8)}", True
         found = await subscriptions.subscribe(
             self._connection,
             subscription.topic,
             name,
-            create=subscription.create or mine,
+            create=subscription.create or ephemeral,
             sessions=subscription.ordered_by_key,
-            only_mine=mine,
+            ephemeral=ephemeral,
         )
         if self._settings.receive_and_delete and found.sessions:
             raise Unsupported(
@@ -164,18 +159,16 @@ class ServiceBusBackend:
                 advice="Omit receive_and_delete",
             )
         shown = f"Subscription {name!r} of topic {subscription.topic!r}"
-        place = found.place
-        missing = TopicNotFound if place.subscription is None else SubscriptionNotFound
-        at_close = (
-            partial(subscriptions.forget, self._connection, place.entity, place.subscription)
-            if mine and place.subscription
-            else None
-        )
+        path = found.path
+        missing = TopicNotFound if path.subscription is None else SubscriptionNotFound
+        at_close = None
+        if ephemeral and path.subscription is not None:
+            at_close = partial(subscriptions.delete_ephemeral, self._connection, path.entity, path.subscription)
         source: ServiceBusMessageSource | SessionSource
         if found.sessions:
             source = SessionSource(
                 self._connection,
-                partial(self._receiver, place),
+                partial(self._receiver, path),
                 subscription.topic,
                 shown,
                 found.lock_seconds,
@@ -185,14 +178,14 @@ class ServiceBusBackend:
                 at_close=at_close,
             )
         else:
-            link = ReceiverLink(self._connection, partial(self._receiver, place), shown, missing)
+            link = ReceiverLink(self._connection, partial(self._receiver, path), shown, missing)
             source = ServiceBusMessageSource(
                 self._connection,
                 link,
                 subscription.topic,
                 shown,
                 found.lock_seconds,
-                dead_letters_of=place.entity if place.dead else None,
+                dead_letters_of=path.entity if path.dead else None,
                 at_close=at_close,
             )
             try:
@@ -206,19 +199,19 @@ class ServiceBusBackend:
         self._sources.append(source)
         return source
 
-    def _receiver(self, place: Place, **options: Any) -> ServiceBusReceiver:
+    def _receiver(self, path: EntityPath, **options: Any) -> ServiceBusReceiver:
         settings = self._settings
         options |= {
             "receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE
             if settings.receive_and_delete
             else ServiceBusReceiveMode.PEEK_LOCK,
-            "sub_queue": ServiceBusSubQueue.DEAD_LETTER if place.dead else None,
+            "sub_queue": ServiceBusSubQueue.DEAD_LETTER if path.dead else None,
             "socket_timeout": settings.socket_timeout,
         }
         client = self._connection.client
-        if place.subscription is None:
-            return client.get_queue_receiver(place.entity, **options)
-        return client.get_subscription_receiver(place.entity, place.subscription, **options)
+        if path.subscription is None:
+            return client.get_queue_receiver(path.entity, **options)
+        return client.get_subscription_receiver(path.entity, path.subscription, **options)
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
         raise Unsupported("Service Bus has no log of records", advice="Use bus.messages(...)")

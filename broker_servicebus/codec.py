@@ -7,9 +7,9 @@
 | `anybroker-null` | the message is a tombstone |
 | `anybroker-id` | an id that is too long for a message id |
 
-Attributes are application properties. Every message has a session id, so it may pass through entities with sessions:
-the key's text if possible, else a digest of the key, else the message id. Any message of a foreign client can be read:
-properties of other types are shown as text, and are unchanged in `native`.
+Attributes are application properties. Every message has a session id, which entities with sessions require: the key's
+text if possible, else a digest of the key, else the message id. Any message of a foreign client can be read: properties
+of other types become text, and are unchanged in `native`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Raw(msgspec.Struct, gc=False, eq=False):
     """A received message and the state of its lock.
 
     :ivar until: monotonic time at which its lock ends.
-    :ivar link: the receiver that it came by; None where it came by none that is still there.
+    :ivar link: the receiver that delivered it.
     """
 
     native: ServiceBusReceivedMessage
@@ -56,7 +56,7 @@ class Raw(msgspec.Struct, gc=False, eq=False):
     link: Any = None
     dead_of: str | None = None
     """The topic whose dead letter this is."""
-    shown: Mapping[str, str] | None = None
+    attributes: Mapping[str, str] | None = None
     settled: bool = False
     """Whether the broker has settled it."""
 
@@ -95,7 +95,7 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
             raise ValueError(f"ttl is {message.ttl:g} s; the maximum is {_LONGEST_TTL} s (49 days)")
         sent.time_to_live = timedelta(seconds=seconds)
         header = sent.raw_amqp_message.header
-        assert header is not None  # the line before made it
+        assert header is not None  # set by `time_to_live`
         header.time_to_live = max(1, round(message.ttl * 1000))
     if isinstance(native, ServiceBusReceivedMessage):
         sent.subject, sent.correlation_id = native.subject, native.correlation_id
@@ -123,7 +123,7 @@ def _session(key: bytes | None, message_id: str) -> str:
 
 
 def body_of(native: ServiceBusReceivedMessage) -> bytes | None:
-    """The body's bytes; the text of an AMQP value, whose type only `native` shows."""
+    """The body's bytes; an AMQP value or sequence becomes text."""
     body: Any = native.body
     if body is None:
         return b""
@@ -133,7 +133,7 @@ def body_of(native: ServiceBusReceivedMessage) -> bytes | None:
         data = b"".join(bytes(part) for part in body)
         return None if not data and NULL.encode() in (native.application_properties or {}) else data
     value = list(body) if native.body_type.value == "sequence" else body
-    return _shown(value).encode()
+    return _text(value).encode()
 
 
 def size_of(native: ServiceBusReceivedMessage, data: bytes | None) -> int:
@@ -153,24 +153,24 @@ class _View:
         native: ServiceBusReceivedMessage = raw.native
         longer = (native.application_properties or {}).get(ID.encode())
         if longer is not None:
-            return _shown(longer)
-        return _shown(native.message_id) if native.message_id else f"#{native.sequence_number}"
+            return _text(longer)
+        return _text(native.message_id) if native.message_id else f"#{native.sequence_number}"
 
     def key(self, raw: Any, /) -> bytes | None:
         native: ServiceBusReceivedMessage = raw.native
         properties: Mapping[Any, Any] = native.application_properties or {}
         found = properties.get(KEY.encode())
         if found is not None:
-            return found if isinstance(found, bytes) else _shown(found).encode()
+            return found if isinstance(found, bytes) else _text(found).encode()
         if TIME.encode() in properties:
             return None
         foreign = native.session_id or native.partition_key
         return foreign.encode() if foreign else None
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
-        if raw.shown is None:
-            raw.shown = _attributes(raw)
-        return raw.shown
+        if raw.attributes is None:
+            raw.attributes = _attributes(raw)
+        return raw.attributes
 
     def publish_time(self, raw: Any, /) -> datetime | None:
         properties: Mapping[Any, Any] = raw.native.application_properties or {}
@@ -206,25 +206,21 @@ def _attributes(raw: Raw) -> Mapping[str, str]:
     for name, value in properties.items():
         text = _text(name)
         if text and not text.startswith(RESERVED_PREFIX):
-            found[text] = _shown(value)
+            found[text] = _text(value)
     if raw.dead_of is not None:
         # The service's own dead letters use other names.
         found.pop(_REASON.decode(), None)
         found.pop(_DESCRIPTION.decode(), None)
-        told = {
+        details = {
             "topic": raw.dead_of,
             "reason": properties.get(_REASON),
             "error": properties.get(_DESCRIPTION),
             "id": VIEW.id(raw),
             "attempts": raw.native.delivery_count,
         }
-        found |= {f"{DEAD_LETTER_PREFIX}{name}": _shown(value) for name, value in told.items() if value is not None}
+        found |= {f"{DEAD_LETTER_PREFIX}{name}": _text(value) for name, value in details.items() if value is not None}
     return MappingProxyType(found) if found else NO_ATTRIBUTES
 
 
 def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _shown(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

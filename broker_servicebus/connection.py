@@ -1,7 +1,7 @@
 """The clients of one namespace, for messages and for administration, and the events of its connection.
 
-Created without I/O. azure-servicebus gives each sender and receiver a connection of its own; breaks and reconnects are
-reported here once for all of them.
+Created without I/O. azure-servicebus opens a connection for each sender and receiver; breaks and reconnects are
+reported once for all of them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from broker import (
     NotAuthorized,
     NotFound,
     OperationTimeout,
+    TopicNotFound,
 )
 from broker.driver import Backoff, Connected, Disconnected, Hooks
 from broker_servicebus import private_api
@@ -102,7 +103,7 @@ class Connection:
         :raises ConnectionFailed, AuthenticationFailed: it failed.
         :raises InvalidSetting: `connection_string` or `tls_ca` cannot be used.
         """
-        self._make()
+        self._create_clients()
         await self._probe()
         # A user without administration rights may still send and receive.
         with contextlib.suppress(NotAuthorized):
@@ -111,7 +112,7 @@ class Connection:
         if self.hooks.listening:
             self.hooks.emit(Connected(server=self.host))
 
-    def _make(self) -> None:
+    def _create_clients(self) -> None:
         settings = self.settings
         options: dict[str, Any] = {
             "retry_total": 0,
@@ -214,31 +215,32 @@ class Connection:
     async def request(
         self,
         what: str,
-        ask: Callable[[ServiceBusAdministrationClient], Awaitable[Any]],
+        call: Callable[[ServiceBusAdministrationClient], Awaitable[Any]],
         *,
-        missing: type[NotFound] | None = None,
+        missing: type[NotFound] = TopicNotFound,
         once: bool = False,
     ) -> Any:
         """Call the administration endpoint; transient errors are retried until `request_timeout`.
 
-        :param ask: an idempotent call, repeated if its answer is lost.
+        :param call: idempotent, because it is repeated if its answer is lost.
         :param once: do not retry.
         :raises BrokerError: the endpoint's error, or no answer.
         """
         loop = asyncio.get_running_loop()
         until, backoff = loop.time() + self.settings.request_timeout, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        refused: BrokerError | None = None
+        failure: BrokerError | None = None
         while True:
             try:
                 async with asyncio.timeout_at(until):
-                    return await ask(self.admin)
+                    return await call(self.admin)
             except Exception as error:
-                told = classify(error, what, missing=missing) if missing else classify(error, what)
-                # The earlier refusal says more than the timeout.
-                refused = refused if refused is not None and isinstance(told, OperationTimeout) else told
+                found = classify(error, what, missing=missing)
+                # An earlier refusal says more than the timeout.
+                if failure is None or not isinstance(found, OperationTimeout):
+                    failure = found
             pause = backoff.next()
-            if once or not refused.retriable or loop.time() + pause >= until:
-                raise refused from None
+            if once or not failure.retriable or loop.time() + pause >= until:
+                raise failure from None
             await asyncio.sleep(pause)
 
     # Breaks and reconnects.

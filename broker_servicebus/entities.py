@@ -27,7 +27,7 @@ __all__ = [
     "check_options",
     "create",
     "find",
-    "need",
+    "require",
     "update",
 ]
 
@@ -74,20 +74,20 @@ class Entity(NamedTuple):
 async def find(connection: Connection, entity: str) -> Entity | None:
     """The queue or topic; None if neither exists."""
 
-    async def ask(admin: ServiceBusAdministrationClient) -> Entity | None:
+    async def read(admin: ServiceBusAdministrationClient) -> Entity | None:
         for kind, get in (("topic", admin.get_topic), ("queue", admin.get_queue)):
             # The client fails on the description of an entity of the other kind.
             with suppress(ResourceNotFoundError, AttributeError):
                 return Entity(kind, await get(entity))
         return None
 
-    return await connection.request(f"Topic {topic_of(entity)!r}", ask)
+    return await connection.request(f"Topic {topic_of(entity)!r}", read)
 
 
-async def need(connection: Connection, topic: str, entity: str) -> Entity:
+async def require(connection: Connection, topic: str, entity: str) -> Entity:
     """The queue or topic.
 
-    :raises TopicNotFound: there is none of this name.
+    :raises TopicNotFound: neither exists.
     """
     found = await find(connection, entity)
     if found is None:
@@ -96,7 +96,7 @@ async def need(connection: Connection, topic: str, entity: str) -> Entity:
 
 
 async def create(connection: Connection, topic: str, entity: str, kind: str, options: Mapping[str, Any]) -> Entity:
-    """Create an entity with these options and the settings; one that another process creates meanwhile is used."""
+    """Create an entity with these options and the settings, or return the one that another process has created."""
     settings = connection.settings
     wanted: dict[str, Any] = {}
     if settings.deduplication_window:
@@ -107,14 +107,14 @@ async def create(connection: Connection, topic: str, entity: str, kind: str, opt
         wanted["lock_duration"] = timedelta(seconds=settings.lock_seconds)
     wanted |= options
 
-    async def make(admin: ServiceBusAdministrationClient) -> Any:
-        with suppress(ResourceExistsError):  # another process created it
+    async def attempt(admin: ServiceBusAdministrationClient) -> Any:
+        with suppress(ResourceExistsError):
             return await (admin.create_queue if kind == "queue" else admin.create_topic)(entity, **wanted)
         return None
 
-    made = await connection.request(f"Topic {topic!r}", make)
-    if made is not None:
-        return Entity(kind, made)
+    created = await connection.request(f"Topic {topic!r}", attempt)
+    if created is not None:
+        return Entity(kind, created)
     found = await find(connection, entity)
     if found is None:
         raise BackendError(f"Topic {topic!r} was created and deleted again", retriable=True)
@@ -133,8 +133,7 @@ async def update(connection: Connection, topic: str, entity: Entity) -> None:
 def check_options(options: Mapping[str, Any], known: frozenset[str], what: str) -> None:
     """Check options; None means the service's default.
 
-    :raises UnknownSetting: one of them is none that it has.
-    :raises InvalidSetting: one has a value that no entity can have.
+    :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
     """
     for name, value in options.items():
         if name not in known:

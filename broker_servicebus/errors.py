@@ -29,20 +29,19 @@ __all__ = ["classify", "is_broken", "is_busy", "management_error"]
 _DETAIL = re.compile(r"<Detail>([^<]*)")
 _NO_RIGHT = ("claim", "unauthorized access")
 _SESSIONS = (
-    "Who may not administer has ordered_by_key say whether the subscription has sessions: consume it with "
-    "ordered_by_key=True where it has, and without where it has not"
+    "Without administration rights, ordered_by_key must match the subscription: True if it has sessions, else False"
 )
 _BUSY = "The namespace throttles requests; use fewer or larger batches, or a larger tier"
 
 
 def classify(
-    error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound, trips: bool = False
+    error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound, retry_unexpected: bool = False
 ) -> BrokerError:
     """An error of the client as an error of `broker`.
 
     :param what: the operation: "Publishing to topic 'orders'".
-    :param missing: what an entity that is not there is.
-    :param trips: an exception of Python's own, such as a ValueError, is of a link that broke, and no argument's fault.
+    :param missing: the error for an entity that does not exist.
+    :param retry_unexpected: whether an unexpected exception, such as a ValueError, means that the link broke.
     """
     if isinstance(error, BrokerError):
         return error
@@ -83,8 +82,8 @@ def classify(
     if isinstance(error, client.ServiceBusError):
         return _of_link(error, what)
     # The client accesses objects that it has closed, or fields that the server's last frame lacks.
-    broke = trips or isinstance(error, AttributeError | IndexError)
-    return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broke)
+    broken = retry_unexpected or isinstance(error, AttributeError | IndexError)
+    return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broken)
 
 
 def management_error(error: core.AzureError, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:

@@ -1,33 +1,30 @@
 """The messages of one queue or subscription without sessions, over one receiver link.
 
-Locks are measured by our own clock from arrival: a message held for longer is reported lost without a request, and one
-that waited here too long is dropped. Messages that arrive without a fetch are released; messages beyond the bytes of a
-fetch wait here, with their locks renewed. A cancelled `close` continues in the background.
+A lock's time is measured by our own clock from the arrival: a later settlement is reported lost without a request, and
+a message whose lock ended before a fetch is dropped. Messages that arrive without a fetch are released; messages beyond
+the bytes of a fetch are buffered, with their locks renewed. A cancelled `close` continues in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
 from broker import BrokerError, Closed, Message, Outcome
-from broker.driver import Settlement, WaitingLeases
+from broker.driver import Settlement, TaskSet, WaitingLeases, logger, take_from
 from broker_servicebus.codec import VIEW, Raw, body_of, size_of
 from broker_servicebus.connection import Connection
 from broker_servicebus.receiving import ReceiverLink
-from broker_servicebus.settling import Settler, already_deleted
+from broker_servicebus.settling import SAFE_PART, Settler, already_deleted
 
-__all__ = ["Buffer", "ServiceBusMessageSource", "as_messages"]
+__all__ = ["ServiceBusMessageSource", "as_messages", "take_locked"]
 
-logger = logging.getLogger("broker.servicebus")
-
-_SAFE_PART: Final = 0.98
 _RELEASE_AFTER: Final = 0.1
 """Seconds without a fetch after which the link credit is withdrawn, so no message is locked idly."""
 _MOST: Final = 2000
@@ -45,7 +42,7 @@ def as_messages(
     dead_letters_of: str | None = None,
 ) -> list[Message[Any]]:
     """Native messages as messages of `broker`."""
-    until = monotonic() + _SAFE_PART * lock_seconds
+    until = monotonic() + SAFE_PART * lock_seconds
     messages: list[Message[Any]] = []
     for native in natives:
         data = body_of(native)
@@ -55,39 +52,14 @@ def as_messages(
     return messages
 
 
-class Buffer:
-    """Messages that arrived beyond the bytes of a fetch."""
-
-    def __init__(self) -> None:
-        self._messages: list[Message[Any]] = []
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @property
-    def messages(self) -> list[Message[Any]]:
-        """The buffered messages."""
-        return self._messages[:]
-
-    def add(self, messages: Sequence[Message[Any]]) -> None:
-        self._messages += messages
-
-    def take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        """Take the oldest messages with a valid lock."""
-        now = monotonic()
-        self._messages = [message for message in self._messages if message.raw.until > now]
-        number = size = 0
-        for message in self._messages[:max_messages]:
-            size += message.size
-            if size > max_bytes and number:
-                break
-            number += 1
-        taken, self._messages = self._messages[:number], self._messages[number:]
-        return taken
-
-    def take_all(self) -> list[Message[Any]]:
-        taken, self._messages = self._messages, []
-        return taken
+def take_locked(buffer: deque[Message[Any]], max_messages: int, max_bytes: int) -> list[Message[Any]]:
+    """As `take_from`; drops messages whose lock ended while they waited."""
+    now = monotonic()
+    if any(message.raw.until <= now for message in buffer):
+        locked = [message for message in buffer if message.raw.until > now]
+        buffer.clear()
+        buffer.extend(locked)
+    return take_from(buffer, max_messages, max_bytes)
 
 
 class ServiceBusMessageSource:
@@ -102,7 +74,7 @@ class ServiceBusMessageSource:
         lock_seconds: float,
         *,
         dead_letters_of: str | None = None,
-        at_close: Any = None,
+        at_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """:param dead_letters_of: the topic whose dead letters these are.
         :param at_close: called at close, to delete an ephemeral subscription."""
@@ -113,15 +85,16 @@ class ServiceBusMessageSource:
         self._dead_letters_of = dead_letters_of
         self._at_close = at_close
         self._settler = Settler(connection, link, name, lock_seconds)
-        # With receive_and_delete a message stays ours for ever.
+        # With receive_and_delete a message has no lock.
         self._lease_seconds = math.inf if connection.settings.receive_and_delete else lock_seconds
-        self._buffer = Buffer()
+        self._buffer: deque[Message[Any]] = deque()
+        """Messages that arrived beyond the bytes of a fetch."""
         self._size = _FIRST_SIZE
         # With receive_and_delete a message cannot be released.
         self._releases = connection.fast and not connection.settings.receive_and_delete
         self._release_timer: asyncio.TimerHandle | None = None
-        self._release_task: asyncio.Task[None] | None = None
-        self._leases = WaitingLeases(name, self._lease_seconds, lambda: self._buffer.messages, self._settler.extend)
+        self._tasks = TaskSet("broker-servicebus-release", lambda error: logger.debug("%s: releasing: %s", name, error))
+        self._leases = WaitingLeases(name, self._lease_seconds, lambda: self._buffer, self._settler.extend)
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -132,7 +105,7 @@ class ServiceBusMessageSource:
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
-        if messages := self._buffer.take(max_messages, max_bytes):
+        if messages := take_locked(self._buffer, max_messages, max_bytes):
             return messages
         # Service Bus bounds only the number of messages, so bytes are converted by the mean size.
         most = max(1, min(max_messages, _MOST, int(max_bytes / self._size)))
@@ -145,21 +118,15 @@ class ServiceBusMessageSource:
         messages = as_messages(self._topic, natives, self._lease_seconds, self._link.receiver, self._dead_letters_of)
         if messages:
             self._size += _WEIGHT * (sum(message.size for message in messages) / len(messages) - self._size)
-        self._buffer.add(messages)
-        taken = self._buffer.take(max_messages, max_bytes)
+        self._buffer.extend(messages)
+        found = take_locked(self._buffer, max_messages, max_bytes)
         if self._buffer:
             self._leases.watch()
-        return taken
+        return found
 
     def _schedule_release(self) -> None:
         self._release_timer = None
-        self._release_task = asyncio.get_running_loop().create_task(self._release_prefetched())
-
-    async def _release_prefetched(self) -> None:
-        try:
-            await self._link.release_prefetched()
-        except BrokerError as error:
-            logger.debug("%s: releasing: %s", self._name, error)
+        self._tasks.spawn(self._link.release_prefetched())
 
     def _stop_release(self) -> None:
         if self._release_timer is not None:
@@ -186,9 +153,10 @@ class ServiceBusMessageSource:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        left = self._buffer.take_all()
+        left = [Settlement(message, Outcome.RELEASE) for message in self._buffer]
+        self._buffer.clear()
         if left and not self._connection.closed and not self._connection.settings.receive_and_delete:
-            await self._settler.settle([Settlement(message, Outcome.RELEASE) for message in left])
+            await self._settler.settle(left)
         self._closed = True
         self._stop_release()
         self._leases.close()

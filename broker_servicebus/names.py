@@ -1,16 +1,16 @@
-"""Portable names as names of Service Bus entities, one to one, and the paths of what is received from. Pure functions.
+"""Portable names as names of Service Bus entities, one to one, and the paths of entities. Pure functions.
 
-Service Bus does not tell upper from lower case, and its names end in a letter or digit. A topic that is lower case
-and ends so keeps its name; any other becomes `<name>/_<hex>`, where the hexadecimal digits say which of its letters are
-upper case, and no portable name has a slash. A subscription's name has 50 characters at most: a longer one, one with
-upper case or with another end is `anybroker-` and a digest, and the name itself is in the subscription's user metadata.
+Names of Service Bus are case-insensitive and end in a letter or digit. A topic that is lower case and ends so keeps its
+name; any other becomes `<name>/_<hex>`: the hexadecimal digits are a bit mask of its upper-case letters. No portable
+name has a slash. A subscription's name has at most 50 characters: a longer one, one with upper case or with another end
+becomes `anybroker-` and a digest, and the user metadata of the subscription stores the name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker import InvalidName
 from broker.driver import NativeName, check_name
@@ -19,6 +19,7 @@ __all__ = [
     "DEAD_LETTERS",
     "QUEUE",
     "SUBSCRIPTIONS",
+    "EntityPath",
     "entity_name",
     "needs_metadata",
     "split_path",
@@ -35,6 +36,19 @@ _SUFFIX: Final = re.compile(r"/_[0-9a-f]+$")
 _DIGEST: Final = "anybroker-"
 _LONGEST_SUBSCRIPTION: Final = 50
 _NATIVE_SUBSCRIPTION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za-z0-9])?")
+
+
+class EntityPath(NamedTuple):
+    """What a receiver reads from.
+
+    :ivar entity: the queue or topic.
+    :ivar subscription: the topic's subscription by its name on the server; None for a queue.
+    :ivar dead: whether it is the dead-letter queue.
+    """
+
+    entity: str
+    subscription: str | None
+    dead: bool
 
 
 def entity_name(topic: str) -> str:
@@ -80,14 +94,13 @@ def needs_metadata(subscription: str) -> bool:
     ) or subscription.startswith(_DIGEST)
 
 
-def split_path(topic: str) -> tuple[str, str | None, bool]:
-    """Entity, subscription and whether it is the dead-letter queue, of a native path such as
-    `orders/Subscriptions/billing/$DeadLetterQueue`."""
+def split_path(topic: str) -> EntityPath:
+    """The parts of a native path such as `orders/Subscriptions/billing/$DeadLetterQueue`."""
     path = entity_name(topic)
     dead = path.lower().endswith(DEAD_LETTERS)
     if dead:
         path = path[: -len(DEAD_LETTERS)]
     at = path.lower().find(SUBSCRIPTIONS)
     if at < 0:
-        return path, None, dead
-    return path[:at], path[at + len(SUBSCRIPTIONS) :], dead
+        return EntityPath(path, None, dead)
+    return EntityPath(path[:at], path[at + len(SUBSCRIPTIONS) :], dead)

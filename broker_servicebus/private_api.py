@@ -1,8 +1,7 @@
-"""The private calls of azure-servicebus that are used, in one place: each saves a round trip per message, or the
-encoding of it.
+"""Private calls of azure-servicebus: each saves a round trip per message, or an encoding.
 
-`available` looks whether the installed version has them all with the arguments that are given; where it has not, or
-where a setting forbids them, public calls do the same one message at a time. A test tells when they change.
+`available` checks that the installed version has all of them with the expected arguments. If it has not, or a setting
+forbids them, public calls do the same for one message at a time. A test fails when they change.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
     "stop",
 ]
 
-logger = logging.getLogger("broker.servicebus")
+logger = logging.getLogger("broker")
 
 _CALLS: Final = {
     "_settle_message_via_mgmt_link": ("self", "settlement", "lock_tokens", "dead_letter_details"),
@@ -58,7 +57,7 @@ _connections: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
 
 
 class _NoSession(logging.Filter):
-    """Drops the client's log line for each link that came without a session."""
+    """Drops the client's log line for each link that was attached without a session."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
@@ -99,7 +98,7 @@ def available() -> bool:
 async def open_(owner: Any) -> None:
     """Open a link as `__aenter__` does, without its sleep of 50 ms after every frame.
 
-    The client's task that reads now and then is ended: it would read beside us, and a close would wait for its sleep.
+    Ends the client's keep-alive task: it would read the same socket, and a close would wait for its sleep.
     """
     from azure.servicebus.aio._async_utils import create_authentication  # pyright: ignore[reportUnknownVariableType]
 
@@ -122,17 +121,17 @@ async def open_(owner: Any) -> None:
         # A refusal arrives right after the open; without this wait the client reports only a failed send.
         await handler._connection.listen(wait=_LATER)
         handler._link.get_state()
-        told = owner._amqp_transport
-        largest = told.get_remote_max_message_size(handler) or _STANDARD
+        transport = owner._amqp_transport
+        largest = transport.get_remote_max_message_size(handler) or _STANDARD
         owner._max_message_size_on_link = largest
-        batch = told.get_remote_max_message_batch_size(handler)
+        batch = transport.get_remote_max_message_batch_size(handler)
         owner._max_batch_size_on_link = batch or (_PREMIUM if largest >= _PREMIUM else _STANDARD)
 
 
 def add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> None:
-    """`ServiceBusMessageBatch.add_message`, which encodes a message twice: once for its size, once for the batch.
+    """As `ServiceBusMessageBatch.add_message`, which encodes a message twice: for its size, and for the batch.
 
-    :raises MessageSizeExceededError: it does not fit any more; the batch is as it was.
+    :raises MessageSizeExceededError: the message does not fit; the batch is unchanged.
     """
     from azure.servicebus._common.tracing import trace_message  # pyright: ignore[reportUnknownVariableType]
 

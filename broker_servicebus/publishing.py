@@ -28,6 +28,7 @@ from broker import (
     OutboundMessage,
     Receipt,
 )
+from broker.driver import Backoff, TaskSet, logger
 from broker_servicebus import private_api
 from broker_servicebus.codec import encode
 from broker_servicebus.connection import Connection
@@ -58,7 +59,7 @@ class ServiceBusTarget:
         self._connection = connection
         self._lock = asyncio.Lock()
         self._sender: ServiceBusSender | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet("broker-servicebus-publish", lambda error: logger.debug("%s: %r", topic, error))
         self._closed = False
 
     @property
@@ -71,10 +72,7 @@ class ServiceBusTarget:
     ) -> Sequence[Receipt | BrokerError | None]:
         self._check_open()
         # Shielded: a cancelled send would leave the client's connection in an undefined state.
-        task = asyncio.get_running_loop().create_task(self._publish(messages))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._tasks.spawn(self._publish(messages)))
 
     async def cancel_scheduled(self, numbers: Sequence[int]) -> None:
         """Cancel scheduled messages by the offsets of their receipts.
@@ -203,15 +201,15 @@ class ServiceBusTarget:
 
     async def _retry(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
         deadline = monotonic() + self._connection.settings.publish_timeout
-        pause = _FIRST_PAUSE
+        broken, busy = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), Backoff(_FIRST_PAUSE, _LONGEST_BUSY_PAUSE)
         while True:
             error = await self._attempt(call)
             if error is None or not error.retriable or self._closed or self._connection.closed:
                 return error
+            pause = (busy if is_busy(error) else broken).next()
             if monotonic() + pause > deadline:
                 return error
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_BUSY_PAUSE if is_busy(error) else _LONGEST_PAUSE, 2 * pause)
 
     async def _attempt(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
         what = f"Publishing to topic {self._topic!r}"
@@ -247,10 +245,7 @@ class ServiceBusTarget:
         if self._closed:
             return
         self._closed = True
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
-            for task in late:
-                task.cancel()
+        await self._tasks.wait(_CLOSE_SECONDS)
         async with self._lock:
             await self._close_sender()
 

@@ -1,9 +1,8 @@
 """One receiver link, which one call at a time uses.
 
-azure-servicebus reads its socket in whichever task waits, and two waiting tasks delay each other by a fifth of a
-second. So a receive yields to every other call and continues afterwards: with the client's private calls it is
-cancelled, which loses no arrived message; with its public calls it waits in short turns. The next call recreates a
-broken receiver.
+azure-servicebus reads its socket in the task that waits, and two waiting tasks delay each other by a fifth of a second.
+So a receive yields to every other call and continues afterwards: with the client's private calls it is cancelled, which
+loses no arrived message; with its public calls it waits in short turns. The next call recreates a broken receiver.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _CLOSE_SECONDS: Final = 3.0
 class ReceiverLink:
     """A receiver that is recreated after a break.
 
-    :param make: a new receiver of the client.
+    :param create: creates a receiver of the client.
     :param missing: the error for an entity that does not exist.
-    :param single_use: it is not recreated: its messages are lost with it.
+    :param single_use: do not recreate the receiver: its messages are lost with it.
     :param open_seconds: time for opening in addition to `connect_timeout`.
     """
 
     def __init__(
         self,
         connection: Connection,
-        make: Callable[[], ServiceBusReceiver],
+        create: Callable[[], ServiceBusReceiver],
         what: str,
         missing: type[NotFound],
         *,
@@ -51,7 +50,7 @@ class ReceiverLink:
         open_seconds: float = 0.0,
     ) -> None:
         self._connection = connection
-        self._make = make
+        self._create = create
         self._what = what
         self._missing = missing
         self._single_use = single_use
@@ -117,26 +116,29 @@ class ReceiverLink:
                 except Exception as error:
                     raise await self._failed(receiver, error, answered=True) from None
 
-    async def release_prefetched(self) -> None:
-        """Withdraw the link credit and release prefetched messages, because no fetch waits.
+    async def release_prefetched(self, *, stopped: bool = False) -> None:
+        """Withdraw the link credit and release prefetched messages.
 
+        :param stopped: the credit is withdrawn already, but messages may be in flight.
         :raises BrokerError: the receiver broke.
         """
 
         async def drain(receiver: ServiceBusReceiver) -> None:
-            if private_api.expects(receiver):
+            if not stopped:
+                if not private_api.expects(receiver):
+                    return
                 await private_api.stop(receiver)
-                # The answer arrives after all messages in flight.
-                await receiver.peek_messages(1, timeout=self._connection.settings.request_timeout)
-                for native in private_api.buffered(receiver, 1 << 30):
-                    await private_api.release(receiver, native)
+            # The answer arrives after all messages in flight.
+            await receiver.peek_messages(1, timeout=self._connection.settings.request_timeout)
+            for native in private_api.buffered(receiver, 1 << 30):
+                await private_api.release(receiver, native)
 
         if self._receiver is not None:
             await self.run(drain)
 
     @contextlib.contextmanager
     def busy(self) -> Generator[None]:
-        """Hold receives back during several calls."""
+        """Suspend receives during several calls."""
         self._waiting += 1
         self._preempt()
         try:
@@ -170,7 +172,7 @@ class ReceiverLink:
             raise Closed(f"{self._what} was closed")
         if self._receiver is not None:
             return self._receiver
-        receiver = self._make()
+        receiver = self._create()
         try:
             async with asyncio.timeout(self._open_seconds):
                 await (private_api.open_(receiver) if self._fast else receiver.__aenter__())
@@ -251,4 +253,6 @@ class ReceiverLink:
 
     def _classify(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
         # The arguments are ours, so an unexpected exception means that the link ended during the call.
-        return classify(private_api.explained(receiver, error), self._what, missing=self._missing, trips=True)
+        return classify(
+            private_api.explained(receiver, error), self._what, missing=self._missing, retry_unexpected=True
+        )

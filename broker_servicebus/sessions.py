@@ -1,17 +1,16 @@
 """The messages of an entity with sessions: several sessions at once, each in order and with one consumer.
 
 A slot accepts the next free session, delivers its messages, and releases the session after `session_idle` seconds
-without a message, once all are settled; then it accepts another. There is one slot more than held sessions, up to
+without a message, once all are settled; then it accepts another. One slot more than there are sessions waits, up to
 `max_sessions`, each with its own connection. Between an interruption and the next fetch no session is accepted, nothing
-is received, and a session without unsettled messages is released. A session's lock covers all of its messages: with the
-lock all of them are lost, and the next owner receives them in order. A cancelled `close` continues in the background.
+is received, and sessions without unsettled messages are released. A session's lock covers all of its messages: if it
+ends, all of them are lost, and the next owner receives them in order. A cancelled `close` continues in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
@@ -21,38 +20,35 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.aio import ServiceBusReceiver
 
 from broker import BrokerError, Closed, LeaseLost, Message, NotFound, OperationTimeout, Outcome
-from broker.driver import Backoff, Settlement, SourceListener, take_from
+from broker.driver import Backoff, Settlement, SourceListener, TaskSet, Waker, logger, take_from
 from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify
 from broker_servicebus.messages import as_messages
 from broker_servicebus.receiving import ReceiverLink
-from broker_servicebus.settling import FRESH_PART, Settler
+from broker_servicebus.settling import FRESH_PART, SAFE_PART, Settler
 
 __all__ = ["SessionSource"]
-
-logger = logging.getLogger("broker.servicebus")
 
 _ACCEPT_SECONDS: Final = 5.0
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
-_MOST_OF_ONE: Final = 64
-_SAFE_PART: Final = 0.98
+_MOST_PER_SESSION: Final = 64
 _REDELIVERED: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 
 
 class _Slot:
-    """One held session; the lease handle of its messages."""
+    """One accepted session; the lease handle of its messages."""
 
     def __init__(self, source: SessionSource, link: ReceiverLink, lock_seconds: float, name: str) -> None:
         self.link = link
         self.settler = Settler(source.connection, link, name, lock_seconds)
         self.lock_seconds = lock_seconds
-        self.until = monotonic() + _SAFE_PART * lock_seconds
+        self.until = monotonic() + SAFE_PART * lock_seconds
         self.unsettled: dict[int, Message[Any]] = {}
         """Unsettled messages by id of the raw message, because a retry is another Message object."""
         self.lost = False
-        self.changed = asyncio.Event()
+        self.changed = Waker()
 
     async def renew(self) -> BrokerError | None:
         """Renew the lock if it is not fresh; returns an error or None."""
@@ -69,7 +65,7 @@ class _Slot:
             await self.link.run(renew)
         except BrokerError as error:
             return error
-        self.until = begin + _SAFE_PART * self.lock_seconds
+        self.until = begin + SAFE_PART * self.lock_seconds
         for message in self.unsettled.values():
             message.raw.until = self.until
         return None
@@ -83,7 +79,7 @@ class SessionSource:
     def __init__(
         self,
         connection: Connection,
-        make: Callable[..., ServiceBusReceiver],
+        create: Callable[..., ServiceBusReceiver],
         topic: str,
         name: str,
         lock_seconds: float,
@@ -94,7 +90,7 @@ class SessionSource:
         at_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.connection = connection
-        self._make = make
+        self._create = create
         self._topic = topic
         self._name = name
         self._lock_seconds = lock_seconds
@@ -102,20 +98,21 @@ class SessionSource:
         self._listener = listener
         self._at_close = at_close
         sessions = connection.settings.max_sessions
-        self._each = max(1, min(_MOST_OF_ONE, max_outstanding // sessions))
+        self._max_per_session = max(1, min(_MOST_PER_SESSION, max_outstanding // sessions))
         # A consumer with more sessions than outstanding messages would block keys for other consumers.
         self._max_slots = min(sessions, max(1, max_outstanding))
         self._arrivals: deque[Message[Any]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting = 0
+        self._tasks = TaskSet("broker-servicebus-session", self._slot_failed)
+        self._accepting = False
+        """Whether a slot waits for a session."""
         self._opening: asyncio.Task[None] | None = None
         self._slots: set[_Slot] = set()
-        self._wake = asyncio.Event()
+        self._waker = Waker()
         self._interrupted = False
         self._failure: BrokerError | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._spawn()
+        self._start_slot()
 
     @property
     def closed(self) -> bool:
@@ -131,62 +128,53 @@ class SessionSource:
         if self._interrupted:
             self._interrupted = False
             for slot in self._slots:
-                slot.changed.set()
+                slot.changed.wake()
         while True:
-            if taken := take_from(self._arrivals, max_messages, max_bytes):
-                return taken
+            if messages := take_from(self._arrivals, max_messages, max_bytes):
+                return messages
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            self._spawn()
+            self._start_slot()
             left = until - loop.time()
             if left <= 0 or self._interrupted:
                 return []
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await self._waker.wait(left)
             self._check_open()
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._wake.set()
+        self._waker.wake()
         if self._opening is not None:
             self._opening.cancel()
         for slot in self._slots:
             slot.link.interrupt()
-            slot.changed.set()
+            slot.changed.wake()
 
     # Sessions.
 
-    def _spawn(self) -> None:
+    def _start_slot(self) -> None:
         """Start a slot that waits for a session, unless there is one or the limit is reached."""
         if self._closed or self._interrupted or self._accepting or len(self._slots) >= self._max_slots:
             return
-        self._accepting += 1
-        task = asyncio.get_running_loop().create_task(self._serve())
-        self._tasks.add(task)
-        task.add_done_callback(self._served)
+        self._accepting = True
+        self._tasks.spawn(self._serve_slot())
 
-    def _served(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = classify(error, self._name, missing=self._missing)
-            self._wake.set()
+    def _slot_failed(self, error: Exception) -> None:
+        self._failure = classify(error, self._name, missing=self._missing)
+        self._waker.wake()
 
-    async def _serve(self) -> None:
+    async def _serve_slot(self) -> None:
         try:
             slot = await self._accept()
         finally:
-            self._accepting -= 1
+            self._accepting = False
         if slot is None:
             if self._failure is None:
-                self._spawn()  # It was interrupted, but a fetch may have started meanwhile.
+                self._start_slot()  # It was interrupted, but a fetch may have started meanwhile.
             return
         self._slots.add(slot)
-        self._spawn()
+        self._start_slot()
         try:
             await self._run_slot(slot)
         except BrokerError as error:
@@ -200,8 +188,8 @@ class SessionSource:
                 await slot.link.close()
             finally:
                 self._slots.discard(slot)
-                self._spawn()
-                self._wake.set()
+                self._start_slot()
+                self._waker.wake()
 
     async def _accept(self) -> _Slot | None:
         """Accept the next free session; None at close, on interruption or after a permanent error."""
@@ -210,7 +198,7 @@ class SessionSource:
         while slot is None and not self._closed and not self._interrupted:
             link = ReceiverLink(
                 self.connection,
-                lambda: self._make(session_id=NEXT_AVAILABLE_SESSION, max_wait_time=_ACCEPT_SECONDS),
+                lambda: self._create(session_id=NEXT_AVAILABLE_SESSION, max_wait_time=_ACCEPT_SECONDS),
                 self._name,
                 self._missing,
                 single_use=True,
@@ -223,7 +211,7 @@ class SessionSource:
                 backoff.reset()  # no session is free
             except BrokerError as error:
                 self._failure = error
-                self._wake.set()
+                self._waker.wake()
                 if not error.retriable:
                     break
                 await asyncio.sleep(backoff.next())
@@ -258,7 +246,7 @@ class SessionSource:
                     await slot.link.release_prefetched()
                 if not slot.unsettled:
                     return
-            room = self._each - len(slot.unsettled)
+            room = self._max_per_session - len(slot.unsettled)
             if room > 0 and not self._interrupted:
                 natives = await slot.link.receive(room, min(idle, slot.lock_seconds / 4))
                 if slot.lost:
@@ -270,21 +258,18 @@ class SessionSource:
                     slot.unsettled[id(message.raw)] = message
                 if messages:
                     self._arrivals += messages
-                    self._wake.set()
+                    self._waker.wake()
                     continue
                 if not slot.unsettled:
                     return
-            slot.changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(idle, slot.lock_seconds / 4)):
-                    await slot.changed.wait()
+            await slot.changed.wait(min(idle, slot.lock_seconds / 4))
             if any(message.lease is slot for message in self._arrivals) and (error := await slot.renew()) is not None:
                 raise error
 
     def _drop_slot(self, slot: _Slot) -> None:
         """Drop a session; its unsettled messages are lost."""
         slot.lost = True
-        slot.changed.set()
+        slot.changed.wake()
         if not slot.unsettled:
             return
         waiting = {id(message.raw) for message in self._arrivals if message.lease is slot}
@@ -323,10 +308,11 @@ class SessionSource:
             settlements = settlements + await self._stop_and_collect(slot)
         errors = await slot.settler.settle(settlements)
         if redelivers and self.connection.fast:
-            await self._release_prefetched(slot)
+            with contextlib.suppress(BrokerError):  # the next receive raises it again
+                await slot.link.release_prefetched(stopped=True)
         for settlement in settlements:
             slot.unsettled.pop(id(settlement.message.raw), None)
-        slot.changed.set()
+        slot.changed.wake()
         if any(error is not None for error in errors):
             # The message may still be locked; it is redelivered in order only after the session is released.
             self._drop_slot(slot)
@@ -342,18 +328,6 @@ class SessionSource:
         waiting = [message for message in self._arrivals if message.lease is slot]
         self._arrivals = deque(message for message in self._arrivals if message.lease is not slot)
         return [Settlement(message, Outcome.RELEASE) for message in waiting]
-
-    async def _release_prefetched(self, slot: _Slot) -> None:
-        async def give_back(receiver: ServiceBusReceiver) -> None:
-            # The answer arrives after all messages in flight.
-            await receiver.peek_messages(1, timeout=self.connection.settings.request_timeout)
-            for native in private_api.buffered(receiver, 1 << 30):
-                await private_api.release(receiver, native)
-
-        try:
-            await slot.link.run(give_back)
-        except BrokerError as error:
-            logger.debug("%s: releasing: %s", self._name, error)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -379,11 +353,8 @@ class SessionSource:
             if waiting:
                 await self.settle([Settlement(message, Outcome.RELEASE) for message in waiting])
         self._closed = True
-        self._wake.set()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._waker.wake()
+        await self._tasks.wait(0)
         if self._at_close is not None and not self.connection.closed:
             await self._at_close()
 

@@ -1,7 +1,6 @@
 """Settings of the Service Bus backend, from a URL, the environment or keyword arguments.
 
-Immutable once made; making one does no I/O. Every field reaches azure-servicebus, its administration client or the
-code that it names; each is tested.
+Immutable, and created without I/O.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from broker import InvalidSetting
 from broker.driver import UrlParts
 from broker.driver.settings import BackendSettings, Form
 
-__all__ = ["ServiceBusSettings"]
+__all__ = ["SHORTEST_LOCK", "ServiceBusSettings"]
 
 _SHORTEST_WINDOW: Final = 20.0
-_SHORTEST_LOCK: Final = 5.0
+SHORTEST_LOCK: Final = 5.0
 """Seconds; the service's shortest lock. An emulator accepts less, for tests."""
 _LONGEST_LOCK: Final = 300.0
 """Seconds; the service's longest lock."""
@@ -71,7 +70,7 @@ class ServiceBusSettings(BackendSettings):
     )
     private_calls: bool = Field(
         default=True,
-        description="Settle, renew and give back in batches through guarded private calls of azure-servicebus; "
+        description="Settle, renew and release in batches through guarded private calls of azure-servicebus; "
         "false uses only its public calls, one message each",
     )
 
@@ -153,40 +152,40 @@ class ServiceBusSettings(BackendSettings):
         if self.namespace and self.connection_string is not None:
             raise ValueError("namespace and connection_string are given; the string names the namespace itself")
         if self.emulator and self.key is None:
-            raise ValueError("an emulator takes a key: servicebus://name:key@host:port?emulator=true")
+            raise ValueError("an emulator needs a key: servicebus://name:key@host:port?emulator=true")
         if self.emulator and (self.transport == "websocket" or self.proxy or self.tls_ca or self.custom_endpoint):
-            raise ValueError("emulator=true is plain AMQP; leave transport, proxy, custom_endpoint and tls_ca out")
-        if not self.is_emulator and self.lease_seconds is not None and self.lease_seconds < _SHORTEST_LOCK:
+            raise ValueError("emulator=true is plain AMQP; omit transport, proxy, custom_endpoint and tls_ca")
+        if not self.is_emulator and self.lease_seconds is not None and self.lease_seconds < SHORTEST_LOCK:
             raise ValueError(
-                f"lease_seconds is {self.lease_seconds:g}; Service Bus locks a message for {_SHORTEST_LOCK:g} to "
-                f"{_LONGEST_LOCK:g} seconds, so give {_SHORTEST_LOCK:g} or more, or leave it out"
+                f"lease_seconds is {self.lease_seconds:g}; Service Bus locks a message for {SHORTEST_LOCK:g} to "
+                f"{_LONGEST_LOCK:g} seconds, so give {SHORTEST_LOCK:g} or more, or omit it"
             )
         if 0 < self.deduplication_window < _SHORTEST_WINDOW:
             raise ValueError(
-                f"deduplication_window is {self.deduplication_window:g}; Service Bus takes {_SHORTEST_WINDOW:g} "
-                "seconds or more, and 0 is none"
+                f"deduplication_window is {self.deduplication_window:g}; Service Bus accepts {_SHORTEST_WINDOW:g} "
+                "seconds or more; 0 turns deduplication off"
             )
         return self
 
     @model_validator(mode="after")
-    def _can_be_written(self) -> Self:
+    def _is_well_formed(self) -> Self:
         for name, secret in (
             ("key_name", self.key_name or ""),
             ("key", self.key.get_secret_value() if self.key else ""),
         ):
             if ";" in secret:
-                raise ValueError(f"{name} has a ';', which no shared access policy has; check how it is quoted")
+                raise ValueError(f"{name} contains ';', which no shared access policy does; check its quoting")
         for name, value in (("proxy", self.proxy), ("custom_endpoint", self.custom_endpoint)):
             if value is None:
                 continue
             if "@" in value:
-                raise ValueError(f"{name} names a user or a password, which it does not take; write host:port")
+                raise ValueError(f"{name} names a user or a password, which is not supported; write host:port")
             if name == "proxy" and ":" not in value:
                 raise ValueError(f"{name} {value!r} has no port; write host:port")
             if not _is_address(f"//{value}"):
-                raise ValueError(f"{name} {value!r} is no address; write host:port, with a port of 1 to 65535")
+                raise ValueError(f"{name} {value!r} is not an address; write host:port, with a port of 1 to 65535")
         if self.sas_token is not None and not self.sas_token.get_secret_value():
-            raise ValueError("sas_token is empty; give a shared access signature, or leave it out")
+            raise ValueError("sas_token is empty; give a shared access signature, or omit it")
         if self.admin_endpoint is not None and not _is_address(self.admin_endpoint):
             raise ValueError(
                 f"admin_endpoint {self.admin_endpoint!r} has no port of 1 to 65535; write http://host:port"
@@ -195,7 +194,7 @@ class ServiceBusSettings(BackendSettings):
 
     @property
     def is_emulator(self) -> bool:
-        """Whether it is one, by `emulator` or by its connection string."""
+        """Whether `emulator` or the connection string names an emulator."""
         given = self.connection_string.get_secret_value() if self.connection_string is not None else ""
         return self.emulator or "UseDevelopmentEmulator=true" in given
 
@@ -206,7 +205,7 @@ class ServiceBusSettings(BackendSettings):
 
 
 def _is_address(url: str) -> bool:
-    """Whether it has a host, and a port that can be one if it has any."""
+    """Whether a URL has a host and, if it has a port, a valid one."""
     try:
         split = urlsplit(url)
         return bool(split.hostname) and " " not in url and split.port != 0

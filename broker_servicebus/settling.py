@@ -1,9 +1,9 @@
 """Acks, nacks, rejections and lock renewals of one entity: batched into one request, or one by one by public calls.
 
-A request has one answer for all its messages. If one of them has lost its lock, all are refused and halves are retried,
-within a bound; the rest is then reported lost, because unsettled messages are redelivered. A break of the connection is
-waited out, at most `settle_timeout` seconds. A lock lost after a break may have been settled before it, so its outcome
-is unknown.
+A request has one answer for all its messages. If one of them has lost its lock, the server refuses all, and halves are
+retried within a bound; the rest is reported lost, because unsettled messages are redelivered. After a break of the
+connection a request is retried for at most `settle_timeout` seconds. A message whose lock is lost after a break may
+have been settled before it, so its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from broker_servicebus.connection import Connection
 from broker_servicebus.errors import is_broken
 from broker_servicebus.receiving import ReceiverLink
 
-__all__ = ["FRESH_PART", "Settler"]
+__all__ = ["FRESH_PART", "SAFE_PART", "Settler", "already_deleted"]
 
-_HOW: Final = {Outcome.ACK: "completed", Outcome.NACK: "abandoned", Outcome.RELEASE: "abandoned"}
+_DISPOSITIONS: Final = {Outcome.ACK: "completed", Outcome.NACK: "abandoned", Outcome.REJECT: "suspended"}
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 _LARGEST: Final = 500
 """Messages of one request."""
-_SAFE_PART: Final = 0.98
+SAFE_PART: Final = 0.98
+"""The part of a lock's time for which a message is certainly ours."""
 FRESH_PART: Final = 0.9
-"""A lock with more than this part left is not renewed: it lasts beyond the next turn, a third of its time later."""
+"""A lock with more than this part of its time left is not renewed: the next renewal comes a third of it later."""
 _MAX_REASON: Final = 1024
 _MAX_DESCRIPTION: Final = 2048
 
@@ -58,15 +59,13 @@ class Settler:
                 results[index] = _lost(settlement.message, "settled")
             else:
                 # Only a rejection carries its reason; all others can share a request.
-                reason, description_text = (
-                    (settlement.reason, settlement.error) if settlement.outcome is Outcome.REJECT else ("", "")
-                )
-                groups.setdefault((settlement.outcome, reason, description_text), []).append(index)
-        for (outcome, reason, description_text), indexes in groups.items():
+                rejected = settlement.outcome is Outcome.REJECT
+                reason = settlement.reason[:_MAX_REASON] if rejected else ""
+                description = settlement.error[:_MAX_DESCRIPTION] if rejected else ""
+                groups.setdefault((settlement.outcome, reason, description), []).append(index)
+        for (outcome, reason, description), indexes in groups.items():
             raws: list[Raw] = [settlements[index].message.raw for index in indexes]
-            for index, error in zip(
-                indexes, await self._settle_group(outcome, raws, reason, description_text), strict=True
-            ):
+            for index, error in zip(indexes, await self._settle_group(outcome, raws, reason, description), strict=True):
                 results[index] = error
         return results
 
@@ -78,14 +77,10 @@ class Settler:
                 return [await self._one_by_one(outcome, raw, reason, description) for raw in raws]
         if outcome is Outcome.RELEASE:
             return await self._release(raws)
-        if outcome is Outcome.REJECT:
-            why = reason[:_MAX_REASON], description[:_MAX_DESCRIPTION]
-            return await self._settle_batches(raws, "suspended", *why)
-        return await self._settle_batches(raws, _HOW[outcome])
+        why = (reason, description) if outcome is Outcome.REJECT else ()
 
-    async def _settle_batches(self, raws: list[Raw], how: str, *why: str) -> list[BrokerError | None]:
         async def call(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
-            await private_api.settle(receiver, how, [raw.native.lock_token for raw in part], *why)
+            await private_api.settle(receiver, _DISPOSITIONS[outcome], [raw.native.lock_token for raw in part], *why)
             for raw in part:
                 raw.settled = True
 
@@ -120,7 +115,7 @@ class Settler:
                 for raw in part:
                     await receiver.renew_message_lock(raw.native, timeout=seconds)
             for raw in part:
-                raw.until = begin + _SAFE_PART * self.lock_seconds
+                raw.until = begin + SAFE_PART * self.lock_seconds
 
         return await self._in_batches(raws, call, batched=self._connection.fast)
 
@@ -144,8 +139,8 @@ class Settler:
         if not others:
             return [None] * len(raws)
         errors = await self._settle_group(Outcome.NACK, others)
-        description_text = {id(raw): error for raw, error in zip(others, errors, strict=True)}
-        return [description_text.get(id(raw)) for raw in raws]
+        failures = {id(raw): error for raw, error in zip(others, errors, strict=True)}
+        return [failures.get(id(raw)) for raw in raws]
 
     async def _one_by_one(self, outcome: Outcome, raw: Raw, reason: str, description: str) -> BrokerError | None:
         native = raw.native
@@ -154,11 +149,7 @@ class Settler:
             if outcome is Outcome.ACK:
                 await receiver.complete_message(native)
             elif outcome is Outcome.REJECT:
-                await receiver.dead_letter_message(
-                    native,
-                    reason=reason[:_MAX_REASON] or None,
-                    error_description=description[:_MAX_DESCRIPTION] or None,
-                )
+                await receiver.dead_letter_message(native, reason=reason or None, error_description=description or None)
             else:
                 await receiver.abandon_message(native)
             raw.settled = True

@@ -1,4 +1,4 @@
-"""Subscriptions of topics, and the one of each queue: created, read and checked.
+"""Subscriptions of topics and queues on the administration endpoint: read, created and deleted.
 
 Every call may be repeated and may run in several processes at once; an existing subscription stays unchanged.
 """
@@ -8,29 +8,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from azure.core.exceptions import ResourceExistsError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from broker import BrokerError, NotAuthorized, NotFound, SubscriptionNotFound, TopicNotFound
+from broker import BrokerError, NotAuthorized, NotFound, SubscriptionNotFound
 from broker.driver import REDRIVE_SUBSCRIPTION, check_name
 from broker_servicebus import entities
 from broker_servicebus.connection import Connection
-from broker_servicebus.names import QUEUE, entity_name, needs_metadata, split_path, subscription_name
+from broker_servicebus.names import QUEUE, EntityPath, entity_name, needs_metadata, split_path, subscription_name
+from broker_servicebus.settings import SHORTEST_LOCK
 
 __all__ = [
     "OPTIONS",
-    "Place",
     "Subscribed",
-    "all_of",
     "check_queue",
     "delete",
+    "delete_ephemeral",
     "ensure",
-    "forget",
-    "look",
+    "get",
+    "list_all",
+    "locate",
     "shown_name",
     "subscribe",
 ]
@@ -49,34 +49,18 @@ OPTIONS: Final = frozenset(
 )
 """Options of `ensure_subscription`."""
 _QUEUE_SUBSCRIPTIONS: Final = (QUEUE, REDRIVE_SUBSCRIPTION)
-_SHORTEST_LOCK: Final = 5.0
-"""Seconds; the service's minimum."""
 _EPHEMERAL_IDLE: Final = timedelta(minutes=5)
 """The service's minimum."""
 
 
-class Place(NamedTuple):
-    """The entity to receive from.
+class Subscribed(NamedTuple):
+    """What a consumer receives from.
 
-    :ivar entity: the queue or topic.
-    :ivar subscription: its subscription as the service knows it; None for a queue.
-    :ivar dead: its dead letters are meant.
+    :ivar lock_seconds: lock duration of a message or session.
+    :ivar sessions: whether messages come in sessions.
     """
 
-    entity: str
-    subscription: str | None
-    dead: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """A place, and its properties that a consumer needs.
-
-    :ivar lock_seconds: how long a message or session is locked.
-    :ivar sessions: it gives out sessions.
-    """
-
-    place: Place
+    path: EntityPath
     lock_seconds: float
     sessions: bool
 
@@ -93,12 +77,12 @@ async def ensure(connection: Connection, topic: str, entity: str, name: str, opt
     if needs_metadata(name):
         wanted["user_metadata"] = name
 
-    async def make(admin: ServiceBusAdministrationClient) -> Any:
+    async def create(admin: ServiceBusAdministrationClient) -> Any:
         with suppress(ResourceExistsError):
             return await admin.create_subscription(entity, own, **wanted)
         return await admin.get_subscription(entity, own)
 
-    return await connection.request(_what(topic, name), make)
+    return await connection.request(_what(topic, name), create)
 
 
 async def delete(connection: Connection, topic: str, entity: str, name: str) -> None:
@@ -107,25 +91,29 @@ async def delete(connection: Connection, topic: str, entity: str, name: str) -> 
         await connection.request(_what(topic, name), lambda admin: admin.delete_subscription(entity, own))
 
 
-async def forget(connection: Connection, entity: str, own: str) -> None:
-    """Delete an ephemeral subscription; if this fails, Service Bus deletes it later."""
+async def delete_ephemeral(connection: Connection, entity: str, own: str) -> None:
+    """Delete an ephemeral subscription; if this fails, Service Bus deletes it later.
+
+    :param own: its name on the server.
+    """
     with suppress(BrokerError):
         async with asyncio.timeout(connection.settings.request_timeout):
             await connection.request(own, lambda admin: admin.delete_subscription(entity, own))
 
 
-async def all_of(connection: Connection, topic: str, entity: str) -> list[Any]:
+async def list_all(connection: Connection, topic: str, entity: str) -> list[Any]:
     """The client's properties of every subscription of a topic."""
 
-    async def ask(admin: ServiceBusAdministrationClient) -> list[Any]:
+    async def read(admin: ServiceBusAdministrationClient) -> list[Any]:
         return [each async for each in admin.list_subscriptions(entity)]
 
-    return await connection.request(f"Subscriptions of topic {topic!r}", ask, missing=TopicNotFound)
+    return await connection.request(f"Subscriptions of topic {topic!r}", read)
 
 
-async def one_of(connection: Connection, topic: str, entity: str, own: str, name: str) -> Any:
-    """The client's properties of the subscription `own` of Service Bus; errors show it as `name`.
+async def get(connection: Connection, topic: str, entity: str, own: str, name: str) -> Any:
+    """The client's properties of a subscription.
 
+    :param own: its name on the server; errors show it as `name`.
     :raises SubscriptionNotFound: it does not exist.
     """
     return await connection.request(
@@ -133,67 +121,68 @@ async def one_of(connection: Connection, topic: str, entity: str, own: str, name
     )
 
 
-async def look(connection: Connection, topic: str, name: str) -> tuple[Place, Any]:
-    """The place of a subscription and the client's properties of it, or of the queue.
+async def locate(connection: Connection, topic: str, name: str) -> tuple[EntityPath, Any]:
+    """The path of a subscription or queue, and the client's properties of it.
 
     :raises NotFound: the topic or the subscription does not exist.
     """
     entity, subscription, dead = split_path(topic)
-    kind, described = await entities.need(connection, topic, entity)
+    kind, described = await entities.require(connection, topic, entity)
     if kind == "queue":
         check_queue(topic, name)
-        return Place(entity, None, dead), described
+        return EntityPath(entity, None, dead), described
     if subscription is not None:
         check_queue(topic, name)
-        return Place(entity, subscription, dead), await one_of(connection, entity, entity, subscription, subscription)
+        return EntityPath(entity, subscription, dead), await get(connection, entity, entity, subscription, subscription)
     own = subscription_name(check_name(name, "subscription"))
-    return Place(entity, own, dead), await one_of(connection, topic, entity, own, name)
+    return EntityPath(entity, own, dead), await get(connection, topic, entity, own, name)
 
 
 async def subscribe(
-    connection: Connection, topic: str, name: str, *, create: bool, sessions: bool, only_mine: bool
+    connection: Connection, topic: str, name: str, *, create: bool, sessions: bool, ephemeral: bool
 ) -> Subscribed:
     """Find or create the entity to receive from, with the lock duration of the settings.
 
-    :param sessions: keys are to be kept in order, for which a subscription that is made has sessions.
-    :param only_mine: it is ephemeral, and goes some minutes after its consumer died.
-    :raises SubscriptionNotFound: it is missing, and is not to be created.
-    :raises BrokerError: the administration endpoint does not tell; but who may not ask it consumes what is there.
+    :param sessions: create a missing subscription with sessions, which keep the order per key.
+    :param ephemeral: create it so that Service Bus deletes it some minutes after its last consumer.
+    :raises SubscriptionNotFound: it does not exist, and `create` is False.
+    :raises BrokerError: the administration endpoint failed; without administration rights the path is not checked.
     """
-    wanted = connection.settings.lease_seconds
+    lease_seconds = connection.settings.lease_seconds
     try:
-        place, described = await look(connection, topic, name)
+        path, described = await locate(connection, topic, name)
     except SubscriptionNotFound as error:
         # A queue has no further subscriptions, and a path names an existing one.
         if not create or error.native is None or split_path(topic)[1] is not None:
             raise
         options: dict[str, Any] = {"requires_session": True} if sessions else {}
-        if only_mine:
+        if ephemeral:
             options["auto_delete_on_idle"] = _EPHEMERAL_IDLE
-        place = Place(entity_name(topic), subscription_name(name), dead=False)
-        described = await ensure(connection, topic, place.entity, name, options)
+        path = EntityPath(entity_name(topic), subscription_name(name), dead=False)
+        described = await ensure(connection, topic, path.entity, name, options)
     except NotAuthorized:
-        if wanted is not None:
+        if lease_seconds is not None:
             raise
         # Without administration rights, consume the entity; opening the link shows whether it exists. Any other failure
         # is inconclusive, also about sessions.
-        entity, path, dead = split_path(topic)
-        own = path if path or name in _QUEUE_SUBSCRIPTIONS else subscription_name(name)
-        return Subscribed(Place(entity, own, dead), _SHORTEST_LOCK, sessions and not dead)
-    if wanted is not None and described.lock_duration != timedelta(seconds=wanted):
-        described.lock_duration = timedelta(seconds=wanted)
+        path = split_path(topic)
+        if path.subscription is None and name not in _QUEUE_SUBSCRIPTIONS:
+            path = path._replace(subscription=subscription_name(name))
+        return Subscribed(path, SHORTEST_LOCK, sessions and not path.dead)
+    if lease_seconds is not None and described.lock_duration != timedelta(seconds=lease_seconds):
+        described.lock_duration = timedelta(seconds=lease_seconds)
         await connection.request(
             _what(topic, name),
             lambda admin: (
                 admin.update_queue(described)
-                if place.subscription is None
-                else admin.update_subscription(place.entity, described)
+                if path.subscription is None
+                else admin.update_subscription(path.entity, described)
             ),
         )
     return Subscribed(
-        place,
+        path,
         described.lock_duration.total_seconds(),
-        bool(described.requires_session) and not place.dead,
+        bool(described.requires_session) and not path.dead,
     )
 
 

@@ -19,7 +19,7 @@ def bus() -> InnerCli:
     return InnerCli(shared_double().url)
 
 
-def test_messages_come_to_the_subscriptions_that_were_there(bus: InnerCli):
+def test_messages_go_to_existing_subscriptions(bus: InnerCli):
     topic = bus.topic("--retention", "7d")
     bus("publish", topic, "lost")
     bus("subscriptions", "create", topic, "billing")
@@ -39,7 +39,7 @@ def test_messages_come_to_the_subscriptions_that_were_there(bus: InnerCli):
     assert "does not exist" in bus("topics", "describe", topic, code=3).err
 
 
-def test_what_takes_a_log_is_refused(bus: InnerCli):
+def test_commands_on_a_log_are_refused(bus: InnerCli):
     topic = bus.topic()
     assert "servicebus" in bus("peek", topic, code=2).err
     assert "servicebus" in bus("doctor", "--json").text
@@ -65,7 +65,7 @@ def test_dead_letters_are_shown_and_redriven(bus: InnerCli):
     assert bus("lag", topic, "billing", "--json").json[0]["waiting"] == 2
 
 
-def test_a_sub_queue_of_dead_letters_is_a_topic(bus: InnerCli):
+def test_a_dead_letter_queue_is_a_topic(bus: InnerCli):
     topic = bus.topic()
 
     async def bury() -> None:

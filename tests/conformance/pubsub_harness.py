@@ -39,7 +39,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:
             return super().open_bus(url, wrap)
-        # Each of these has a wire of its own, so that one can be made to die alone.
+        # Each has a proxy of its own, so that a test can cut one client only.
         proxy = Proxy(self.server.port)
         proxy.__enter__()
         bus = super().open_bus(url.replace(self.server.host, f"127.0.0.1:{proxy.port}"), wrap)

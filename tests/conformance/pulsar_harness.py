@@ -1,7 +1,7 @@
 """The harness of the Pulsar backend: a real standalone, which it restarts, kills and pauses.
 
-A client that is to be cut off alone goes through two proxies, one for each door of the broker. Pulsar tells its clients
-where it is, so that each pair has a listener of its own that advertises the proxy's port.
+A client that a test cuts off alone connects through two proxies, one for each port of the broker. Pulsar advertises its
+address to clients, so each pair has a listener of its own that advertises the proxy's port.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.servers.server_process import Servers
 from tests.servers.shared import Shared
 
 WIRES = 4
-"""How many clients of one test can have a wire of their own."""
+"""The most clients of one test with proxies of their own."""
 
 
 class Wire(Proxy):
-    """The way of one client to the broker, and to its HTTP API."""
+    """The proxies of one client: to the broker, and to its HTTP API."""
 
     def __init__(self, server: PulsarServer) -> None:
         super().__init__(server.port)
@@ -49,7 +49,7 @@ class Wire(Proxy):
 
 
 class Wired(Servers):
-    """The broker of this test process, and the wires to it."""
+    """The broker of this test process, and its proxies."""
 
     def __init__(self) -> None:
         self.server = PulsarServer()
@@ -69,7 +69,7 @@ class Wired(Servers):
 
 
 wired = Shared.in_groups(Wired)
-"""The broker of the group of tests that runs."""
+"""The broker of the running group of tests."""
 
 
 class PulsarHarness(ServerHarness[PulsarServer]):

@@ -1,7 +1,7 @@
 """The harness of the Service Bus backend: the project's own double of it, or a real namespace.
 
-Where `ANYBROKER_SERVICEBUS` holds a connection string, the tests run against that namespace; it cannot be restarted,
-and its locks are five seconds long at least.
+With a connection string in `ANYBROKER_SERVICEBUS` the tests run against that namespace; it cannot be restarted, and its
+locks last at least five seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DoubleHarness(ServerHarness[ServiceBusDouble]):
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:
             return super().open_bus(url, wrap)
-        # Each of these has a wire of its own, so that one can be made to die alone.
+        # Each has a proxy of its own, so that a test can cut one client only.
         proxy = Proxy(self.server.port)
         proxy.__enter__()
         bus = super().open_bus(url.replace(f":{self.server.port}?", f":{proxy.port}?"), wrap)

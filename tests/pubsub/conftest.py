@@ -1,4 +1,4 @@
-"""Connections to the shared emulator, closed at the end of each test, and a front of it that demands tokens."""
+"""Connections to the shared emulator, closed at the end of each test, and a secured server in front of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import broker
-from tests.pubsub.guarded import Front, TokenGiver
+from tests.pubsub.secured import SecuredServer, TokenServer
 from tests.servers.certificates import Authority
 from tests.servers.pubsub import PROJECT, PubSubServer, shared_server
 
@@ -49,10 +49,10 @@ async def topic(bus: broker.Bus) -> str:
 
 
 @pytest.fixture
-def giver() -> Iterator[TokenGiver]:
-    giver = TokenGiver()
-    yield giver
-    giver.stop()
+def token_server() -> Iterator[TokenServer]:
+    token_server = TokenServer()
+    yield token_server
+    token_server.stop()
 
 
 @pytest.fixture
@@ -61,18 +61,18 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-async def front(server: PubSubServer, authority: Authority) -> AsyncIterator[Front]:
-    front = Front(server.url.partition("emulator_host=")[2], authority)
-    await front.start()
-    yield front
-    await front.stop()
+async def secured(server: PubSubServer, authority: Authority) -> AsyncIterator[SecuredServer]:
+    secured = SecuredServer(server.url.partition("emulator_host=")[2], authority)
+    await secured.start()
+    yield secured
+    await secured.stop()
 
 
 @pytest.fixture
-def endpoint(front: Front, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A URL of the front, which lacks credentials."""
+def endpoint(secured: SecuredServer, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of the secured server, without credentials."""
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
     return (
-        f"pubsub://{PROJECT}?endpoint=localhost:{front.port}&tls_ca={authority.file}"
+        f"pubsub://{PROJECT}?endpoint=localhost:{secured.port}&tls_ca={authority.file}"
         "&ordering=off&settle_timeout=5&pull_timeout=2"
     )

@@ -1,4 +1,4 @@
-"""A service account's credentials over TLS, and what becomes of work when its tokens are refused or cannot be had."""
+"""Credentials of a service account over TLS: refused and unavailable tokens, throttled calls, and the lag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from broker.names import native_name
 from broker.testing.waiting import eventually
 from broker_pubsub import lag
 from broker_pubsub.credentials import is_transient
-from tests.pubsub.guarded import Front, TokenGiver, account_file
+from tests.pubsub.secured import SecuredServer, TokenServer, account_file
 
 DENIED = (400, {"error": "invalid_grant", "error_description": "Invalid grant: account not found"})
 AWAY = (503, {"error": "backend_error"})
@@ -26,12 +26,12 @@ QUOTA = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'R
 
 
 @pytest.fixture
-def guarded(endpoint: str, giver: TokenGiver, tmp_path: Path) -> str:
-    return f"{endpoint}&credentials_file={account_file(tmp_path, giver)}"
+def guarded(endpoint: str, token_server: TokenServer, tmp_path: Path) -> str:
+    return f"{endpoint}&credentials_file={account_file(tmp_path, token_server)}"
 
 
 class Inbox:
-    """A consumer on the front, and a publisher of its topic."""
+    """A consumer on the secured server, and a publisher of its topic."""
 
     def __init__(self, bus: broker.Bus, topic: str, consumer: Any) -> None:
         self.bus = bus
@@ -58,17 +58,17 @@ async def inbox(guarded: str, topic: str) -> AsyncIterator[Inbox]:
         yield made
 
 
-async def test_refused_credentials_are_reported_at_open(guarded: str, giver: TokenGiver):
-    giver.answer = DENIED
+async def test_refused_credentials_are_reported_at_open(guarded: str, token_server: TokenServer):
+    token_server.answer = DENIED
     with pytest.raises(errors.AuthenticationFailed, match="account not found"):
         async with broker.connect(guarded):
             pass
 
 
-async def test_credentials_that_are_refused_later_end_publishes_and_consumers(inbox: Inbox, giver: TokenGiver):
+async def test_credentials_refused_later_fail_publishes_acks_and_fetches(inbox: Inbox, token_server: TokenServer):
     await inbox.publish(b"second")
     held = await inbox.next()
-    giver.answer = DENIED
+    token_server.answer = DENIED
     with pytest.raises(errors.AuthenticationFailed, match="account not found"):
         await inbox.publish(b"third")
     with pytest.raises(errors.AuthenticationFailed, match="account not found"):
@@ -77,8 +77,8 @@ async def test_credentials_that_are_refused_later_end_publishes_and_consumers(in
         await inbox.next()
 
 
-async def test_a_token_that_the_server_refuses_is_reported(inbox: Inbox, front: Front):
-    front.token = "another"
+async def test_a_token_refused_by_the_server_is_reported(inbox: Inbox, secured: SecuredServer):
+    secured.token = "another"
     with pytest.raises(errors.AuthenticationFailed):
         await inbox.publish(b"second")
     with pytest.raises(errors.AuthenticationFailed):
@@ -86,12 +86,12 @@ async def test_a_token_that_the_server_refuses_is_reported(inbox: Inbox, front: 
 
 
 @pytest.mark.deep
-async def test_tokens_that_cannot_be_had_for_now_are_waited_for(inbox: Inbox, giver: TokenGiver):
-    tokens, giver.answer = giver.answer, AWAY
-    # What has no token is never sent, so that its outcome is known.
+async def test_unavailable_tokens_can_be_retried(inbox: Inbox, token_server: TokenServer):
+    tokens, token_server.answer = token_server.answer, AWAY
+    # A call without a token is never sent, so its outcome is known.
     with pytest.raises(errors.ConnectionFailed, match="token"):
         await inbox.publish(b"second")
-    giver.answer = tokens
+    token_server.answer = tokens
     await inbox.publish(b"third")
     message = await inbox.next()
     assert message.data == b"third"
@@ -99,7 +99,7 @@ async def test_tokens_that_cannot_be_had_for_now_are_waited_for(inbox: Inbox, gi
 
 
 @pytest.mark.parametrize(
-    ("error", "passing"),
+    ("error", "transient"),
     [
         (google.auth.exceptions.TransportError("[Errno 101] Network is unreachable: oauth2.googleapis.com"), True),
         (google.auth.exceptions.RefreshError("internal_failure", retryable=True), True),
@@ -110,48 +110,48 @@ async def test_tokens_that_cannot_be_had_for_now_are_waited_for(inbox: Inbox, gi
         (ValueError("no key"), False),
     ],
 )
-def test_permanent_and_temporary_refusals_are_distinguished(error: Exception, passing: bool):
-    assert is_transient(error) is passing
+def test_transient_and_permanent_errors_of_tokens(error: Exception, transient: bool):
+    assert is_transient(error) is transient
 
 
-def test_a_metadata_server_that_is_away_is_no_refusal():
+def test_an_unreachable_metadata_server_is_transient():
     away = google.auth.exceptions.RefreshError("wrapped")
     away.__cause__ = google.auth.exceptions.TransportError("metadata.google.internal: timed out")
     assert is_transient(away)
 
 
-async def test_throttled_pulls_are_made_after_growing_pauses(inbox: Inbox, front: Front):
+async def test_throttled_pulls_are_retried_after_growing_pauses(inbox: Inbox, secured: SecuredServer):
     tried = asyncio.Event()
 
     def look(event: object) -> None:
-        if front.calls["Pull"] - before >= 4:
+        if secured.calls["Pull"] - before >= 4:
             tried.set()
 
-    before = front.calls["Pull"]
+    before = secured.calls["Pull"]
     inbox.bus.hooks.listen(look)
     loop = asyncio.get_running_loop()
-    front.says["Pull"] = QUOTA
+    secured.errors["Pull"] = QUOTA
     begin = loop.time()
     async with asyncio.timeout(20):
         await tried.wait()
     assert loop.time() - begin > 0.2
-    del front.says["Pull"]
+    del secured.errors["Pull"]
     await inbox.publish(b"second")
     assert (await inbox.next()).data == b"second"
 
 
 @pytest.mark.parametrize("call", ["Acknowledge", "GetSubscription"])
-async def test_throttled_calls_that_may_be_repeated_are(inbox: Inbox, front: Front, call: str):
+async def test_throttled_idempotent_calls_are_retried(inbox: Inbox, secured: SecuredServer, call: str):
     await inbox.publish(b"second")
     held = await inbox.next()
-    front.says[call] = QUOTA
-    before = front.calls[call]
+    secured.errors[call] = QUOTA
+    before = secured.calls[call]
     work = asyncio.create_task(
         held.ack() if call == "Acknowledge" else inbox.bus.admin.describe_subscription(inbox.topic, "readers")
     )
-    await eventually(lambda: work.done() or front.calls[call] >= before + 3, 20, "a third try")
+    await eventually(lambda: work.done() or secured.calls[call] >= before + 3, 20, "a third try")
     assert not work.done()
-    del front.says[call]
+    del secured.errors[call]
     await work
 
 
@@ -166,31 +166,31 @@ async def test_throttled_calls_that_may_be_repeated_are(inbox: Inbox, front: Fro
 async def test_an_unavailable_lag_raises_the_cause(
     inbox: Inbox, answer: tuple[int, Any] | None, expected: type[errors.BrokerError], monkeypatch: pytest.MonkeyPatch
 ):
-    monitoring = TokenGiver()
+    monitoring = TokenServer()
     monkeypatch.setattr(lag, "MONITORING", monitoring.url)
     if answer is None:
         monitoring.stop()
     else:
         monitoring.answer = answer
     try:
-        with pytest.raises(expected) as told:
+        with pytest.raises(expected) as raised:
             await inbox.bus.admin.lag(inbox.topic, "readers")
-        assert told.value.retriable is (expected is not errors.NotAuthorized)
-        assert ("monitoring.viewer" in told.value.advice) is (expected is errors.NotAuthorized)
+        assert raised.value.retriable is (expected is not errors.NotAuthorized)
+        assert ("monitoring.viewer" in raised.value.advice) is (expected is errors.NotAuthorized)
     finally:
         if answer is not None:
             monitoring.stop()
 
 
-async def test_the_lag_of_a_subscription_is_asked_for_in_its_own_project(inbox: Inbox, monkeypatch: pytest.MonkeyPatch):
+async def test_the_lag_is_read_from_the_project_of_the_subscription(inbox: Inbox, monkeypatch: pytest.MonkeyPatch):
     name = native_name("projects/another-project/subscriptions/readers")
     await inbox.bus.admin.ensure_subscription(inbox.topic, name)
-    monitoring = TokenGiver()
+    monitoring = TokenServer()
     monkeypatch.setattr(lag, "MONITORING", monitoring.url)
     monitoring.answer = (200, {"timeSeries": [{"points": [{"value": {"int64Value": "7"}}]}]})
     try:
         assert await inbox.bus.admin.lag(inbox.topic, name) == Lag(waiting=7, current=False)
     finally:
         monitoring.stop()
-    ((path, _, _),) = monitoring.asked
+    ((path, _, _),) = monitoring.requests
     assert path.startswith("/oauth2/projects/another-project/timeSeries?")

@@ -1,4 +1,4 @@
-"""What is Pub/Sub's alone: exactly-once, policies, seek, snapshots, schemas, streams."""
+"""Features that only Pub/Sub has: exactly-once, policies, seek, snapshots, schemas, streams."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ PATIENCE = 10.0
 
 
 class Listener:
-    """What a source tells."""
-
     def lost(self, messages: object) -> None:
-        raise AssertionError("nothing is lost here")
+        raise AssertionError("an unexpected loss")
 
     def passed_over(self, messages: object) -> None: ...
 
@@ -49,7 +47,7 @@ class Listener:
         pass
 
 
-async def test_a_refused_ack_is_reported_for_its_message_only(bus: broker.Bus, topic: str):
+async def test_a_refused_ack_fails_alone(bus: broker.Bus, topic: str):
     await bus.admin.ensure_subscription(topic, "readers", exactly_once=True)
     await bus.topic(topic).publish_batch(numbered(6))
     source = await bus.backend.subscribe(
@@ -67,7 +65,7 @@ async def test_a_refused_ack_is_reported_for_its_message_only(bus: broker.Bus, t
     assert (await bus.admin.lag(topic, "readers")).waiting == 0
 
 
-async def test_confirmed_acks_need_a_subscription_that_confirms(bus: broker.Bus, topic: str):
+async def test_confirmed_acks_need_an_exactly_once_subscription(bus: broker.Bus, topic: str):
     await bus.admin.ensure_subscription(topic, "readers")
     with pytest.raises(Unsupported, match="exactly_once=True"):
         async with bus.messages(topic, subscription="readers", confirm_acks=True):
@@ -135,9 +133,7 @@ async def test_options_are_kept_and_checked(bus: broker.Bus, topic: str):
         ("filter", f'attributes.kind = "{"a" * 256}"'),
     ],
 )
-async def test_what_emulators_take_and_the_service_does_not_is_refused(
-    bus: broker.Bus, topic: str, option: str, value: Any
-):
+async def test_options_that_only_emulators_accept_are_refused(bus: broker.Bus, topic: str, option: str, value: Any):
     with pytest.raises(InvalidSetting, match=option):
         await bus.admin.ensure_subscription(topic, "readers", **{option: value})
     assert await bus.admin.subscriptions(topic) == []
@@ -148,7 +144,7 @@ async def test_what_emulators_take_and_the_service_does_not_is_refused(
     [{"": "a"}, {"1a": "a"}, {"Team": "a"}, {"team": "A b"}, {"a" * 64: ""}, {f"a{n}": "" for n in range(65)}],
     ids=["no-name", "digit-first", "upper-case", "blank", "long", "many"],
 )
-async def test_labels_keep_to_the_rules_of_the_service(bus: broker.Bus, topic: str, labels: dict[str, str]):
+async def test_labels_follow_the_rules_of_the_service(bus: broker.Bus, topic: str, labels: dict[str, str]):
     with pytest.raises(InvalidSetting, match="labels has"):
         await bus.admin.ensure_topic(f"{topic}.labelled", labels=labels)
     good = {"team": "", "größe_2-a": "9-größe", "a" * 63: "b" * 63}
@@ -156,7 +152,7 @@ async def test_labels_keep_to_the_rules_of_the_service(bus: broker.Bus, topic: s
     assert made.native["labels"] == good
 
 
-async def test_what_a_topic_or_a_subscription_needs_and_is_missing_is_named(bus: broker.Bus, topic: str):
+async def test_a_missing_dead_letter_topic_or_schema_is_named(bus: broker.Bus, topic: str):
     with pytest.raises(TopicNotFound, match=r"dead_letter_topic 'no-such-topic' does not exist"):
         await bus.admin.ensure_subscription(topic, "readers", dead_letter_topic="no-such-topic")
     with pytest.raises(TopicNotFound, match="no-topic") as missing:
@@ -177,7 +173,7 @@ async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):
         await admin.snapshot(topic, "readers", f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
         await bus.topic(topic).publish_batch(numbered(3, "new"))
         seen = await until_seen(inbox, numbered(3, "new"), PATIENCE)
-        # Publish times are cut to milliseconds: who looked at the clock before may have seen a later time.
+        # Publish times are truncated to milliseconds, so a clock that was read before may show a later time.
         just_before = min(map(log_time, seen)) + timedelta(microseconds=999)
         for target in (before, f"{topic}.mark", just_before):
             await admin.seek(topic, "readers", target)  # pyright: ignore[reportAttributeAccessIssue]
@@ -185,7 +181,7 @@ async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):
     await admin.delete_snapshot(f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_seek_to_an_invalid_place_raises(bus: broker.Bus, topic: str):
+async def test_a_seek_to_an_invalid_target_raises(bus: broker.Bus, topic: str):
     await bus.admin.ensure_subscription(topic, "readers")
     admin: Any = bus.backend.admin()
     for place in (datetime.now(UTC).replace(tzinfo=None), 5, None):
@@ -195,7 +191,7 @@ async def test_a_seek_to_an_invalid_place_raises(bus: broker.Bus, topic: str):
         await admin.seek(topic, "readers", "none-such")
 
 
-async def test_a_message_that_its_schema_refuses_takes_no_other_along(bus: broker.Bus, topic: str):
+async def test_a_message_that_its_schema_refuses_fails_alone(bus: broker.Bus, topic: str):
     admin = bus.backend.admin()
     schema = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "number", "type": "int"}]})
     await admin.ensure_schema(f"{topic}.schema", schema)  # pyright: ignore[reportAttributeAccessIssue]
@@ -205,29 +201,29 @@ async def test_a_message_that_its_schema_refuses_takes_no_other_along(bus: broke
     good = [b'{"number": %d}' % number for number in range(20)]
     with pytest.raises(PublishError) as raised:
         await bus.topic(strict).publish_batch([*good[:13], b'{"number": "x"}', *good[13:]])
-    fates = [isinstance(outcome, Receipt) for outcome in raised.value.outcomes]
-    assert fates == [True] * 13 + [False] + [True] * 7
+    sent = [isinstance(outcome, Receipt) for outcome in raised.value.outcomes]
+    assert sent == [True] * 13 + [False] + [True] * 7
     async with bus.messages(strict, subscription="readers") as inbox:
         assert bodies(await until_seen(inbox, good, PATIENCE)) == once(good)
         await nothing_more(inbox, 0.3)
-    # Of a key, what waits behind the bad one is not tried, and goes out with the next call.
+    # Messages of a key behind the refused one are not sent; the next call sends them.
     keyed = [OutboundMessage(body, "k") for body in (*good[:3], b"bad", *good[3:6])]
     with pytest.raises(PublishError) as raised:
         await bus.topic(strict).publish_batch(keyed)
-    fates = [isinstance(outcome, Receipt) for outcome in raised.value.outcomes]
-    assert fates == [True] * 3 + [False] * 4
+    sent = [isinstance(outcome, Receipt) for outcome in raised.value.outcomes]
+    assert sent == [True] * 3 + [False] * 4
     assert "Not sent" in str(raised.value.outcomes[4])
     await bus.topic(strict).publish_batch(keyed[4:])
     await admin.delete_schema(f"{topic}.schema")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_schema_is_named_as_its_topics_name_it(bus: broker.Bus, topic: str):
+async def test_names_of_schemas_are_mapped(bus: broker.Bus, topic: str):
     admin = bus.backend.admin()
     definition = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "number", "type": "int"}]})
     for wrong in ("x", "a/b", "über"):
         with pytest.raises(InvalidName):
             await admin.ensure_schema(wrong, definition)  # pyright: ignore[reportAttributeAccessIssue]
-    # Google keeps names that begin so for itself.
+    # Google reserves names that begin so.
     name = f"google.{topic}"
     await admin.ensure_schema(name, definition)  # pyright: ignore[reportAttributeAccessIssue]
     made = await bus.admin.ensure_topic(f"{topic}.strict", schema=name)
@@ -237,7 +233,7 @@ async def test_a_schema_is_named_as_its_topics_name_it(bus: broker.Bus, topic: s
     await admin.delete_schema(name)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_stream_carries_all_and_is_bounded_here(connect: Connect, topic: str):
+async def test_a_stream_delivers_all_messages_within_max_outstanding(connect: Connect, topic: str):
     bus = await connect("pull_mode=stream")
     await bus.admin.ensure_subscription(topic, "readers")
     await bus.topic(topic).publish_batch(numbered(300))
@@ -264,11 +260,11 @@ async def test_a_consumer_that_waits_costs_next_to_nothing(connect: Connect, top
     assert min(spent) < 0.05, spent
 
 
-async def test_a_server_that_is_slow_to_answer_has_the_whole_time(connect: Connect):
+async def test_a_slow_server_has_the_whole_connect_timeout(connect: Connect):
     # The kernel accepts connections for a listening socket, and no server ever answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        # gRPC gives a single attempt a second, by default.
+        # By default gRPC ends an attempt after a second.
         with pytest.raises(ConnectionFailed, match="no answer in time"):
             await connect("connect_timeout=1.5", f"pubsub://my-project?emulator_host=127.0.0.1:{port}")
 
@@ -283,7 +279,7 @@ async def test_entities_deleted_while_consuming_are_reported(bus: broker.Bus, to
         await bus.topic(topic).publish(b"x")
 
 
-async def test_what_was_purged_stays_away_from_later_subscriptions(bus: broker.Bus, topic: str):
+async def test_later_subscriptions_do_not_get_purged_messages(bus: broker.Bus, topic: str):
     await bus.admin.ensure_subscription(topic, "before")
     await bus.topic(topic).publish_batch(numbered(3, "old"))
     for _ in range(2):
@@ -295,22 +291,22 @@ async def test_what_was_purged_stays_away_from_later_subscriptions(bus: broker.B
             await nothing_more(inbox, 0.3)
 
 
-async def test_closing_leaves_no_subscription_of_a_moment(bus: broker.Bus, topic: str):
+async def test_temporary_subscriptions_are_deleted(bus: broker.Bus, topic: str):
     async with bus.messages(topic, subscription=broker.ephemeral()) as inbox:
         await bus.topic(topic).publish(b"x")
         await take(inbox, 1, PATIENCE)
     await bus.admin.lag(topic, (await bus.admin.ensure_subscription(topic, "readers")).name)
 
-    async def only_ours() -> bool:
+    async def only_readers() -> bool:
         native = await bus.backend.admin().list_subscriptions(topic)
         return native == ["readers"]
 
-    await eventually(only_ours, PATIENCE, "the end of what was temporary")
+    await eventually(only_readers, PATIENCE, "the deletion")
 
 
-async def test_names_and_schemas_of_a_wrong_type_are_named(bus: broker.Bus, topic: str):
+async def test_arguments_of_a_wrong_type_are_refused(bus: broker.Bus, topic: str):
     admin: Any = bus.backend.admin()
-    for asked, told in (
+    for call, message in (
         (lambda: admin.snapshot(topic, "readers", 5), "snapshot name is 5"),
         (lambda: admin.delete_snapshot(5), "snapshot name is 5"),
         (lambda: admin.seek(topic, "readers", 5), "to is 5"),
@@ -320,5 +316,5 @@ async def test_names_and_schemas_of_a_wrong_type_are_named(bus: broker.Bus, topi
         (lambda: admin.delete_schema(None), "schema name is None"),
         (lambda: bus.admin.ensure_topic(f"{topic}.t", schema="s", encoding=[]), "encoding is .*It takes"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
-            await asked()
+        with pytest.raises(ConfigurationError, match=message):
+            await call()

@@ -1,6 +1,6 @@
-"""Where Google's emulator is not the service: the same on it and on Google's pstest, as docs/backends/pubsub.md tells.
+"""Differences of Google's emulator and Google's pstest from the service, as docs/backends/pubsub.md lists them.
 
-What a server does is pinned for each, so that the page stays true when a newer one behaves otherwise.
+Each server's behaviour is pinned, so a test fails when a newer one differs from that page.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.deep
 
 PATIENCE = 10.0
 PULL_SECONDS = 2.0
-"""The emulator answers with nothing a second before the end, pstest after half a second."""
+"""The emulator sends an empty answer a second before the deadline, pstest after half a second."""
 
 
 @pytest.fixture(params=["emulator", pytest.param("pstest", marks=pytest.mark.xdist_group("pstest"))])
@@ -49,14 +49,14 @@ def server(kind: str) -> PubSubServer:
 
 
 class Raw:
-    """A subscription without our backend, over a connection of its own."""
+    """A subscription, called without the backend."""
 
     def __init__(self, bus: broker.Bus, topic: str, name: str = "readers") -> None:
         self._channel = bus.backend.channel  # pyright: ignore[reportAttributeAccessIssue]
         self._path = Names(PROJECT).subscription(topic, name)
 
     async def pull(self, number: int = 100) -> Sequence[Any]:
-        """What is there, or nothing."""
+        """Available messages, or none."""
         try:
             found = await self._call(Methods.PULL, PullRequest(subscription=self._path, max_messages=number))
         except grpc.aio.AioRpcError as error:
@@ -74,7 +74,7 @@ class Raw:
     async def acknowledge(self, *ids: str) -> None:
         await self._call(Methods.ACKNOWLEDGE, AcknowledgeRequest(subscription=self._path, ack_ids=ids))
 
-    async def give_back(self, *ids: str) -> None:
+    async def release(self, *ids: str) -> None:
         request = ModifyAckDeadlineRequest(subscription=self._path, ack_ids=ids, ack_deadline_seconds=0)
         await self._call(Methods.MODIFY_ACK_DEADLINE, request)
 
@@ -91,7 +91,7 @@ def _data(received: Sequence[Any]) -> list[bytes]:
     return [each.message.data for each in received]
 
 
-async def test_a_filter_is_applied_by_pstest_alone(bus: broker.Bus, topic: str, kind: str):
+async def test_only_pstest_applies_filters(bus: broker.Bus, topic: str, kind: str):
     await bus.admin.ensure_subscription(topic, "readers", filter='attributes.kind = "paid"')
     for number, body in enumerate(numbered(6)):
         await bus.topic(topic).publish(body, key="k", attributes={"kind": "paid" if number % 2 else "open"})
@@ -101,7 +101,7 @@ async def test_a_filter_is_applied_by_pstest_alone(bus: broker.Bus, topic: str, 
         await nothing_more(inbox, 0.7)
 
 
-async def test_a_filter_that_is_none_is_refused_by_pstest_alone(bus: broker.Bus, topic: str, kind: str):
+async def test_only_pstest_refuses_invalid_filters(bus: broker.Bus, topic: str, kind: str):
     if kind == "emulator":
         await bus.admin.ensure_subscription(topic, "readers", filter="kind ===")
         return
@@ -109,7 +109,7 @@ async def test_a_filter_that_is_none_is_refused_by_pstest_alone(bus: broker.Bus,
         await bus.admin.ensure_subscription(topic, "readers", filter="kind ===")
 
 
-async def test_what_was_there_before_comes_from_the_emulator_alone(bus: broker.Bus, topic: str, kind: str):
+async def test_only_the_emulator_delivers_history(bus: broker.Bus, topic: str, kind: str):
     messages = bus.capabilities.messages
     assert messages is not None
     assert messages.history is (kind == "emulator")
@@ -122,9 +122,7 @@ async def test_what_was_there_before_comes_from_the_emulator_alone(bus: broker.B
         await nothing_more(inbox, 0.7)
 
 
-async def test_a_plain_subscription_is_in_order_of_publishing_on_the_emulator_alone(
-    bus: broker.Bus, topic: str, kind: str
-):
+async def test_only_the_emulator_delivers_in_the_order_of_publishing(bus: broker.Bus, topic: str, kind: str):
     await bus.admin.ensure_subscription(topic, "readers")
     await bus.topic(topic).publish_batch(numbered(40))
     raw, seen = Raw(bus, topic), list[bytes]()
@@ -134,7 +132,7 @@ async def test_a_plain_subscription_is_in_order_of_publishing_on_the_emulator_al
     assert (seen == numbered(40)) is (kind == "emulator")
 
 
-async def test_a_nacked_head_of_a_key_comes_first_on_pstest_and_last_on_the_emulator(connect: Connect, kind: str):
+async def test_a_nacked_message_precedes_its_key_on_pstest_and_follows_it_on_the_emulator(connect: Connect, kind: str):
     bus = await connect("ordering=on&lease_seconds=1")
     topic = f"topic.{uuid.uuid4().hex[:12]}"
     await bus.admin.ensure_topic(topic)
@@ -143,7 +141,7 @@ async def test_a_nacked_head_of_a_key_comes_first_on_pstest_and_last_on_the_emul
     raw = Raw(bus, topic)
     first = await raw.pull_some()
     assert _data(first) == (numbered(3) if kind == "emulator" else numbered(1))
-    await raw.give_back(first[0].ack_id)
+    await raw.release(first[0].ack_id)
     seen: list[bytes] = []
     while len(seen) < 3:
         found = await raw.pull_some()
@@ -152,7 +150,7 @@ async def test_a_nacked_head_of_a_key_comes_first_on_pstest_and_last_on_the_emul
     assert seen == (numbered(3) if kind == "pstest" else [*numbered(3)[1:], *numbered(1)])
 
 
-async def test_an_exactly_once_ack_after_the_deadline_is_taken_by_both(connect: Connect):
+async def test_both_accept_an_exactly_once_ack_after_the_deadline(connect: Connect):
     bus = await connect("lease_seconds=1")
     topic = f"topic.{uuid.uuid4().hex[:12]}"
     await bus.admin.ensure_topic(topic)
@@ -163,17 +161,17 @@ async def test_an_exactly_once_ack_after_the_deadline_is_taken_by_both(connect: 
     async with bus.messages(topic, subscription="readers", confirm_acks=True, max_lease=0.5) as inbox:
         late = await take(inbox, 1, PATIENCE)
         await eventually(lambda: late[0].lease_lost, PATIENCE, "the end of its lease")
-        # The server would take it, so this side's clock has to know.
+        # The server would accept it, so the client's clock decides.
         with pytest.raises(LeaseLost):
             await late[0].ack()
     while len(held) < 2:
         held += await raw.pull_some()
-    await asyncio.sleep(1.3)  # the deadline is over, and no pull asked for the free messages
+    await asyncio.sleep(1.3)  # the deadline is over, and no pull has redelivered the messages
     await raw.acknowledge(held[0].ack_id)
     assert _data(await raw.pull_some()) == _data(held[1:2])
 
 
-async def test_an_ack_of_what_another_has_by_now(connect: Connect, bus: broker.Bus, topic: str, kind: str):
+async def test_an_ack_of_a_message_that_was_redelivered(connect: Connect, bus: broker.Bus, topic: str, kind: str):
     await bus.admin.ensure_subscription(topic, "readers", exactly_once=True)
     await bus.topic(topic).publish_batch(numbered(3))
     raw = Raw(await connect(), topic)
@@ -182,30 +180,27 @@ async def test_an_ack_of_what_another_has_by_now(connect: Connect, bus: broker.B
         while len(held) < 3:
             held += await take(inbox, 1, PATIENCE)
         lost = held[1]
-        await raw.give_back(lost.native.ack_id)
+        await raw.release(lost.native.ack_id)
         (again,) = await raw.pull_some()
         assert again.message.data == lost.data
         outcomes = await asyncio.gather(*(message.ack() for message in held), return_exceptions=True)
         if kind == "emulator":
-            # Of that message and no other.
             assert [type(outcome) for outcome in outcomes] == [type(None), LeaseLost, type(None)]
             assert "PERMANENT_FAILURE_INVALID_ACK_ID" in str(outcomes[1])
         else:
-            # It says nothing, and the ack has no effect.
+            # The ack is accepted, and has no effect.
             assert outcomes == [None] * 3
-        await raw.give_back(again.ack_id)
+        await raw.release(again.ack_id)
         assert bodies(await take(inbox, 1, PATIENCE)) == once([again.message.data])
 
 
-async def test_the_backoff_of_a_retry_policy_is_the_emulators_from_the_second_nack_on(
-    bus: broker.Bus, topic: str, kind: str
-):
+async def test_only_the_emulator_applies_a_retry_policy_from_the_second_nack_on(bus: broker.Bus, topic: str, kind: str):
     await bus.admin.ensure_subscription(topic, "readers", min_backoff=3, max_backoff=3)
     await bus.topic(topic).publish(b"x")
     raw, waits = Raw(bus, topic), list[float]()
     (held,) = await raw.pull_some()
     for _ in range(2):
-        await raw.give_back(held.ack_id)
+        await raw.release(held.ack_id)
         began = time.monotonic()
         (held,) = await raw.pull_some()
         waits.append(time.monotonic() - began)
@@ -213,7 +208,7 @@ async def test_the_backoff_of_a_retry_policy_is_the_emulators_from_the_second_na
     assert (waits[1] > 2) is (kind == "emulator")
 
 
-async def test_a_dead_letter_policy_ends_on_the_emulator_alone(bus: broker.Bus, topic: str, kind: str):
+async def test_only_the_emulator_ends_a_dead_letter_policy(bus: broker.Bus, topic: str, kind: str):
     dead = f"{topic}.dead"
     await bus.admin.ensure_topic(dead)
     await bus.admin.ensure_subscription(dead, "readers")
@@ -227,16 +222,16 @@ async def test_a_dead_letter_policy_ends_on_the_emulator_alone(bus: broker.Bus, 
         async with bus.messages(dead, subscription="readers") as letters:
             (letter,) = await take(letters, 1, 2 * PATIENCE)
             assert (letter.data, letter.key) == (b"x", b"k")
-            told = "CloudPubSubDeadLetterSourceSubscription" in letter.native.message.attributes
-            assert told is (kind == "emulator")
+            is_marked = "CloudPubSubDeadLetterSourceSubscription" in letter.native.message.attributes
+            assert is_marked is (kind == "emulator")
             if kind == "emulator":
                 await nothing_more(letters, 0.7)
             else:
-                # It publishes the letter again and again.
+                # pstest publishes the letter again and again.
                 await take(letters, 2, PATIENCE)
 
 
-async def test_attempts_are_a_subscriptions_own_on_the_emulator_alone(bus: broker.Bus, topic: str, kind: str):
+async def test_only_the_emulator_counts_attempts_per_subscription(bus: broker.Bus, topic: str, kind: str):
     await bus.admin.ensure_topic(f"{topic}.dead")
     await bus.admin.ensure_subscription(topic, "readers")
     await bus.admin.ensure_subscription(topic, "counting", dead_letter_topic=f"{topic}.dead")
@@ -246,22 +241,22 @@ async def test_attempts_are_a_subscriptions_own_on_the_emulator_alone(bus: broke
     assert first.delivery_attempt == (1 if kind == "emulator" else 2)
 
 
-async def test_pstest_has_no_snapshots_so_no_lag_and_no_purge(bus: broker.Bus, topic: str, kind: str):
+async def test_pstest_has_no_snapshots_hence_no_lag_and_no_purge(bus: broker.Bus, topic: str, kind: str):
     await bus.admin.ensure_subscription(topic, "readers")
     await bus.topic(topic).publish_batch(numbered(3))
     if kind == "emulator":
         assert (await bus.admin.lag(topic, "readers")).waiting == 3
         await bus.admin.purge(topic)
     else:
-        for asked in (bus.admin.lag(topic, "readers"), bus.admin.purge(topic)):
+        for call in (bus.admin.lag(topic, "readers"), bus.admin.purge(topic)):
             with pytest.raises(Unsupported, match="UNIMPLEMENTED"):
-                await asked
-    # Which takes along what a purge may have left, and need not be there.
+                await call
+    # Also deletes the snapshot of a purge, if there is one.
     await bus.admin.delete_topic(topic)
     assert topic not in await bus.admin.topics()
 
 
-async def test_neither_checks_the_sizes_that_the_service_does(bus: broker.Bus, topic: str):
+async def test_neither_checks_the_size_limits_of_the_service(bus: broker.Bus, topic: str):
     request = PublishRequest(
         topic=Names(PROJECT).topic(topic),
         messages=[PubsubMessage(data=b"x", ordering_key="k" * 1025, attributes={"n" * 257: "v" * 1025})],

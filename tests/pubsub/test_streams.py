@@ -1,4 +1,4 @@
-"""The stream: bounded where the server does not heed its bounds, and opened again after pauses if it ends at once."""
+"""Streaming pull: bounded even if the server ignores the bounds, and reopened after growing pauses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWER = 100
 
 class Listener:
     def lost(self, messages: object) -> None:
-        raise AssertionError("nothing is lost here")
+        raise AssertionError("an unexpected loss")
 
     def passed_over(self, messages: object) -> None: ...
 
@@ -41,21 +41,20 @@ class Listener:
 async def streamed(bus: broker.Bus, topic: str, bodies: Sequence[bytes], most: int) -> PubSubMessageSource:
     await bus.admin.ensure_subscription(topic, "readers")
     await bus.topic(topic).publish_batch(bodies)
-    asked = MessageSubscription(topic=topic, subscription="readers", max_outstanding=most)
-    return await bus.backend.subscribe(asked, Listener())  # pyright: ignore[reportReturnType]
+    subscription = MessageSubscription(topic=topic, subscription="readers", max_outstanding=most)
+    return await bus.backend.subscribe(subscription, Listener())  # pyright: ignore[reportReturnType]
 
 
 @pytest.mark.parametrize(
-    ("most", "most_bytes", "held"), [(10, 1 << 20, 10), (1000, 20_000, 20)], ids=["count", "bytes"]
+    ("most", "most_bytes", "buffered"), [(10, 1 << 20, 10), (1000, 20_000, 20)], ids=["count", "bytes"]
 )
-async def test_what_waits_here_is_bounded(connect: Connect, topic: str, most: int, most_bytes: int, held: int):
+async def test_the_buffer_is_bounded(connect: Connect, topic: str, most: int, most_bytes: int, buffered: int):
     bus = await connect("pull_mode=stream")
     wanted = {b"%d" % number + bytes(1000) for number in range(500)}
     source = await streamed(bus, topic, sorted(wanted), most)
     seen: list[Message[Any]] = list(await source.fetch(1, most_bytes, PATIENCE))
     await let_pass(1.0)
-    waiting = source._buffer
-    assert held - 1 <= len(waiting) <= held + ANSWER
+    assert buffered - 1 <= len(source._buffer) <= buffered + ANSWER
     async with asyncio.timeout(PATIENCE):
         while len({message.data for message in seen}) < 500:
             seen += await source.fetch(most, most_bytes, 1.0)
@@ -66,7 +65,7 @@ async def test_what_waits_here_is_bounded(connect: Connect, topic: str, most: in
 
 
 @pytest.mark.deep
-async def test_a_stream_that_was_not_read_for_long_is_ended_and_begun_again(connect: Connect, topic: str):
+async def test_a_stream_that_was_not_read_for_long_is_reopened(connect: Connect, topic: str):
     bus = await connect("pull_mode=stream&lease_seconds=1")
     wanted = {b"%d" % number for number in range(500)}
     source = await streamed(bus, topic, sorted(wanted), 10)
@@ -74,7 +73,7 @@ async def test_a_stream_that_was_not_read_for_long_is_ended_and_begun_again(conn
     puller: StreamPuller = source._puller  # pyright: ignore[reportAssignmentType]
     await let_pass(6.0)
     assert not puller.pending
-    # What was on its way comes again, so that each is acked as it comes.
+    # Messages in flight are redelivered, so each is acked on arrival.
     async with asyncio.timeout(3 * PATIENCE):
         while len({message.data for message in seen}) < 500:
             more = await source.fetch(10, 1 << 20, 1.0)
@@ -84,7 +83,7 @@ async def test_a_stream_that_was_not_read_for_long_is_ended_and_begun_again(conn
 
 
 @pytest.mark.parametrize("start", [shared_server, pytest.param(shared_pstest, marks=pytest.mark.xdist_group("pstest"))])
-async def test_what_was_on_its_way_at_close_is_given_back(
+async def test_messages_in_flight_at_close_are_released(
     connect: Connect, topic: str, start: Callable[[], PubSubServer]
 ):
     server = start()
@@ -96,7 +95,7 @@ async def test_what_was_on_its_way_at_close_is_given_back(
         (first,) = await source.fetch(1, 1 << 20, PATIENCE)
         await source.settle([Settlement(first, Outcome.ACK)])
         proxy.hold()
-        await bus.topic(topic).publish(b"on its way")
+        await bus.topic(topic).publish(b"in flight")
         await eventually(lambda: proxy.answered, PATIENCE)
         closing = asyncio.create_task(source.close())
         await asyncio.sleep(0)
@@ -104,14 +103,14 @@ async def test_what_was_on_its_way_at_close_is_given_back(
         await closing
         async with other.messages(topic, subscription="readers") as inbox:
             (message,) = await take(inbox, 1, PATIENCE)
-            assert message.data == b"on its way"
+            assert message.data == b"in flight"
             await message.ack()
-        # Else its client connects again while the proxy ends.
+        # Otherwise its client would reconnect while the proxy ends.
         await behind.close()
 
 
-class Ending(grpc.GenericRpcHandler):
-    """A server that ends each stream once it opens, and has nothing to say otherwise."""
+class EndsStreams(grpc.GenericRpcHandler):
+    """A server that ends each stream at once, and answers other calls with nothing."""
 
     def __init__(self) -> None:
         self.opened = 0
@@ -130,10 +129,10 @@ class Ending(grpc.GenericRpcHandler):
         yield b""
 
 
-async def test_a_stream_that_ends_at_once_is_opened_after_growing_pauses():
-    ending = Ending()
+async def test_a_stream_that_ends_at_once_is_reopened_after_growing_pauses():
+    service = EndsStreams()
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((ending,))
+    server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     settings = PubSubSettings.from_url(f"pubsub://anybroker-tests?emulator_host=127.0.0.1:{port}&reconnect_wait=0.2")
@@ -141,7 +140,7 @@ async def test_a_stream_that_ends_at_once_is_opened_after_growing_pauses():
     await connection.open()
 
     def arrived(received: Sequence[Any], since: float | None = None) -> None:
-        # As a fetch that waits.
+        # As a waiting fetch does.
         puller.request(1, 1000)
 
     def failed(error: Exception) -> None:
@@ -154,4 +153,4 @@ async def test_a_stream_that_ends_at_once_is_opened_after_growing_pauses():
     await puller.close()
     await connection.close()
     await server.stop(None)
-    assert 2 <= ending.opened <= 4
+    assert 2 <= service.opened <= 4

@@ -1,8 +1,8 @@
-"""Writes the chunks of messages to a log in an order of the test's own, which no client lets its user choose.
+"""Writes chunks of messages to a log in a given order, which no client supports.
 
-It speaks as much of Pulsar's binary protocol as that takes: a client's producer publishes the chunks of one message one
-behind the other, and several producers mix theirs as it happens. Here an entry is a few bytes, whatever the broker's
-limit is.
+It speaks the needed part of Pulsar's binary protocol: a client's producer publishes the chunks of a message without
+interruption, and several producers interleave theirs at random. Here an entry has a few bytes, whatever the broker's
+limit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _number(value: int) -> bytes:
 
 
 def _message(fields: dict[int, int | str | bytes]) -> bytes:
-    """A message of protobuf, by the numbers of its fields."""
+    """A protobuf message from field numbers and values."""
     found = b""
     for number, value in fields.items():
         if isinstance(value, int):
@@ -53,7 +53,7 @@ def _sized(content: bytes) -> bytes:
 
 
 class ChunkWriter:
-    """One producer of a log, which the broker has to have loaded already; used by one thread."""
+    """One producer of a log that the broker has loaded; used by one thread."""
 
     def __init__(self, port: int, log: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=_SECONDS)
@@ -72,12 +72,12 @@ class ChunkWriter:
         self._socket.close()
 
     def write(self, layout: str, start: int = 0, stop: int | None = None) -> None:
-        """One entry per character: what is equal is the chunks of one message, in order, and each of them is its body.
+        """Write one entry per character: equal characters are the chunks of one message, in order.
 
-        A dot is a message that is not in chunks, and a capital letter one of which the last chunk never comes.
+        A dot is a message without chunks; a capital letter is a message whose last chunk is missing.
 
-        :param start: the first entry of the layout that is written; those before were.
-        :param stop: the entry before which it ends.
+        :param start: the first entry of the layout to write; those before are written.
+        :param stop: the entry before which to end.
         """
         sizes, come = Counter(layout), Counter(layout[:start])
         for each in layout[start:stop]:
@@ -95,8 +95,8 @@ class ChunkWriter:
         while True:
             size = int.from_bytes(self._file.read(4), "big")
             # The type is the first field of a command, and below 128.
-            told = self._file.read(size)[5:]
-            if told[0] == answer:
+            frame = self._file.read(size)[5:]
+            if frame[0] == answer:
                 return
-            assert told[0] == _PING, told
+            assert frame[0] == _PING, frame
             self._socket.sendall(_sized(_sized(_message({1: _PONG, _PONG: b""}))))

@@ -21,7 +21,7 @@ def pulsar_server() -> PulsarServer:
 
 @pytest.fixture
 def web(pulsar_server: PulsarServer) -> Iterator[Proxy]:
-    """The way to the HTTP API alone."""
+    """A proxy in front of the HTTP API."""
     with Proxy(pulsar_server.ports["web"]) as proxy:
         yield proxy
 

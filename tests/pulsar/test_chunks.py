@@ -1,4 +1,4 @@
-"""Messages whose chunks lie between each other in a log: each is read once, wherever a read begins."""
+"""Interleaved chunks in a log: each message is read once, wherever a read starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def write(pulsar_server: PulsarServer, bus: Bus, topic: str) -> Write:
         with ChunkWriter(pulsar_server.port, log) as writer:
             writer.write(layout, start, stop)
 
-    # The broker takes a producer for what it has loaded.
+    # The broker accepts a producer only for a topic that it has loaded.
     await bus.log.bounds(topic)
     return write
 
@@ -53,14 +53,14 @@ async def log_bounds(bus: Bus, topic: str) -> Bounds:
 
 
 async def read(bus: Bus, topic: str, start: int, stop: int) -> list[int]:
-    """In which entries the messages end that a read brings, counted from the log's first."""
+    """The entries, counted from the log's first, in which the messages of a read end."""
     first, end = await log_bounds(bus, topic)
     batches = bus.log.read(topic, 0, first + start * PER_ENTRY, min(first + stop * PER_ENTRY, end))
     return [(record.offset - first) // PER_ENTRY async for batch in batches for record in batch]
 
 
 def ends(layout: str) -> Sequence[int]:
-    """In which entries the messages of a layout end."""
+    """The entries in which the messages of a layout end."""
     found = [number for number, each in enumerate(layout) if each == "." or each.islower()]
     return [number for number in found if layout[number] == "." or layout.rindex(layout[number]) == number]
 
@@ -69,16 +69,16 @@ def ends(layout: str) -> Sequence[int]:
     "layout",
     [
         "abab.",
-        # The log ends with what is the rest of a message to a read that begins there.
+        # For a read that starts at its end, the log ends with the rest of a message.
         "aab.cbcc",
         "dcaddab.bbcca.c",
         "abcacb.dbcd.ed.e",
         "ab.Aa.bB.Ab.",
-        # As many as the client keeps open.
+        # As many incomplete messages as the client keeps.
         "abcdefghijabcdefghij.",
     ],
 )
-async def test_each_message_is_read_once_wherever_a_read_begins_and_ends(
+async def test_each_message_is_read_once_wherever_a_read_starts_and_ends(
     bus: Bus, topic: str, write: Write, layout: str
 ) -> None:
     write(layout)
@@ -92,7 +92,7 @@ async def test_each_message_is_read_once_wherever_a_read_begins_and_ends(
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("before", "rest"), [("a", "a."), ("b", "ab.a.")])
-async def test_much_that_is_small_may_lie_between_the_chunks(
+async def test_many_small_messages_between_two_chunks(
     bus: Bus, topic: str, write: Write, before: str, rest: str
 ) -> None:
     before += "." * 1000
@@ -103,10 +103,10 @@ async def test_much_that_is_small_may_lie_between_the_chunks(
 
 
 @pytest.mark.parametrize(("before", "rest"), [("." + "a" * 60, "a."), ("b" + "." * 30, "ab.a.")])
-async def test_the_first_of_large_chunks_may_be_far_before(
+async def test_the_first_of_large_chunks_far_before_the_start(
     bus: Bus, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch, before: str, rest: str
 ) -> None:
-    # As if the chunks were so large that the fewest entries are read again.
+    # As with chunks so large that the smallest number of entries is searched.
     monkeypatch.setattr(chunked_messages, "_NEAR_BYTES", 0)
     layout = before + rest
     write(layout)
@@ -128,7 +128,7 @@ async def test_an_incomplete_message_is_reported_only_at_the_end_of_a_log(
         assert await read(bus, topic, 0, 9) == [2, 3, 5, 6, 8]
 
 
-async def test_a_message_whose_first_chunk_was_removed_is_passed_over(bus: Bus, topic: str, write: Write) -> None:
+async def test_a_message_whose_first_chunk_was_removed_is_skipped(bus: Bus, topic: str, write: Write) -> None:
     write("ab.ba.c.c.", 0, 3)
     await unload(bus, topic)
     first = (await log_bounds(bus, topic)).first
@@ -139,7 +139,7 @@ async def test_a_message_whose_first_chunk_was_removed_is_passed_over(bus: Bus, 
         assert await read(bus, topic, start, 7) == [end for end in (2, 4, 5, 6) if end >= start]
 
 
-async def test_a_read_that_is_cancelled_while_it_begins_again_leaves_no_reader(
+async def test_a_read_cancelled_during_its_restart_closes_its_reader(
     bus: Bus, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins_again, may_go_on, is_over = Event(), Event(), Event()
@@ -175,7 +175,7 @@ async def test_a_read_that_is_cancelled_while_it_begins_again_leaves_no_reader(
 
 
 @pytest.mark.deep
-async def test_a_group_that_seeks_a_message_gets_it_wherever_its_chunks_lie(bus: Bus, topic: str, write: Write) -> None:
+async def test_a_group_can_seek_to_a_message_with_interleaved_chunks(bus: Bus, topic: str, write: Write) -> None:
     layout = "abcacb.bc"
     write(layout)
     first = (await log_bounds(bus, topic)).first
@@ -188,10 +188,10 @@ async def test_a_group_that_seeks_a_message_gets_it_wherever_its_chunks_lie(bus:
             assert record.offset == first + end * PER_ENTRY
 
 
-async def test_a_message_whose_chunks_come_slowly_comes_whole(
+async def test_a_message_whose_chunks_arrive_slowly_is_complete(
     pulsar_server: PulsarServer, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is new to a member is not asked for again while chunks of it are under way: the client would drop them."""
+    """No redelivery is requested while chunks are in flight: the client would drop them."""
     waiting: list[int] = []
     judge = AssignedPartition.needs_redelivery_request
 
@@ -212,20 +212,20 @@ async def test_a_message_whose_chunks_come_slowly_comes_whole(
         assert [None if record is None else record.data for record in records] == [b"aa", b"."]
 
 
-async def test_nothing_is_asked_for_again_of_the_consumer_of_a_seek_or_a_reconnect(
+async def test_no_redelivery_is_requested_after_a_seek_or_a_reconnect(
     pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker sends by itself to one that is new to it, and may be slow to begin with chunked_messages."""
-    asked: list[bool] = []
+    """The broker sends to a new consumer by itself, and may start slowly with chunked messages."""
+    requested: list[bool] = []
     judge = AssignedPartition.needs_redelivery_request
 
     def look(part: AssignedPartition, backlog: int, sent: int) -> bool:
-        asked.append(part.requested_at is not None)
+        requested.append(part.requested_at is not None)
         return judge(part, backlog, sent)
 
     async def looks(expected: bool) -> None:
-        asked.clear()
-        await eventually(lambda: expected in asked, PATIENCE, f"a look at one that was asked: {expected}")
+        requested.clear()
+        await eventually(lambda: expected in requested, PATIENCE, f"a check with a request: {expected}")
 
     monkeypatch.setattr(AssignedPartition, "needs_redelivery_request", look)
     for change in ("seek", "reconnect"):

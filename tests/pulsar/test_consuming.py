@@ -1,4 +1,4 @@
-"""What only Pulsar's subscriptions do, and what of them stays on the broker."""
+"""Features and limits of Pulsar's subscriptions, and what closed consumers leave on the broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_close_never_unsubscribes(bus: Bus, topic: str) -> None:
     assert await bus.admin.subscriptions(topic) == ["audit", "billing"]
 
 
-async def test_ephemeral_ones_go_with_their_consumer(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+async def test_ephemeral_subscriptions_are_deleted_at_close(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
     path = f"/admin/v2/persistent/public/default/{topic}/subscriptions"
     async with bus.messages(topic, subscription=ephemeral()), bus.records(topic, group=ephemeral()):
         assert (await asyncio.to_thread(pulsar_server.request, "GET", path))[1].count(b"ephemeral") == 2
@@ -76,7 +76,7 @@ async def test_ordered_and_unordered_consumers_do_not_mix(bus: Bus, topic: str) 
                 pass
 
 
-async def test_attempts_are_counted_until_the_consumer_is_gone(bus: Bus, topic: str) -> None:
+async def test_attempts_are_counted_per_consumer(bus: Bus, topic: str) -> None:
     await bus.topic(topic).publish(b"x")
     async with bus.messages(topic, subscription="billing") as inbox:
         for attempt in (1, 2, 3):
@@ -120,7 +120,7 @@ async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, 
 async def test_messages_come_without_the_clients_wrapper(
     bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch, wrapped: bool
 ) -> None:
-    if wrapped:  # as with a client that has no such private name
+    if wrapped:  # as with a client without the private name
         for module in ("messages", "receiving"):
             monkeypatch.setattr(f"broker_pulsar.{module}.extension_of", lambda consumer: consumer)
     await bus.topic(topic).publish_batch([b"x", b"y"])
@@ -140,7 +140,7 @@ async def test_messages_come_without_the_clients_wrapper(
 
 
 @pytest.mark.deep
-async def test_consumers_that_wait_cost_next_to_nothing(bus: Bus, topic: str) -> None:
+async def test_waiting_consumers_use_little_cpu_time(bus: Bus, topic: str) -> None:
     async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
         assert await inbox.next_message(timeout=0.5) is None
         spent: list[float] = []
@@ -154,7 +154,7 @@ async def test_consumers_that_wait_cost_next_to_nothing(bus: Bus, topic: str) ->
     assert min(spent) < 0.1, spent
 
 
-async def test_a_log_without_retention_is_warned_of_once(bus: Bus, topic: str) -> None:
+async def test_a_log_without_retention_is_reported_once(bus: Bus, topic: str) -> None:
     warned: list[str] = []
     bus.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
     await bus.admin.ensure_topic(topic, retention=timedelta(hours=1))
@@ -211,7 +211,7 @@ async def test_a_deleted_topic_ends_its_consumers(bus: Bus, topic: str) -> None:
                 await inbox.next_message()
 
 
-async def test_a_part_of_a_batch_is_committed(pulsar_server: PulsarServer, topic: str) -> None:
+async def test_part_of_a_batch_can_be_committed(pulsar_server: PulsarServer, topic: str) -> None:
     async with broker.connect(f"{pulsar_server.url}&batching=default&linger=0.3") as bus:
         await bus.topic(topic).publish(b"open")
         receipts = await bus.topic(topic).publish_batch([b"%d" % number for number in range(10)])

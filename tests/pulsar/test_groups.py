@@ -1,4 +1,4 @@
-"""Partitions that a member of a group has had before: what comes of them again, and what lies in the client still."""
+"""Partitions that a member of a group had before: redeliveries, and messages that are still queued in the client."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from broker.bus import Bus
 from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
-from broker_pulsar.assigned_partition import AssignedPartition
+from broker_pulsar.assigned_partition import AssignedPartition, PartitionState, partition_state
 from broker_pulsar.client import pulsar
-from broker_pulsar.membership import PartitionState, partition_state
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
 
 SLOW = "&rebalance_interval=2"
-"""Of a member that hears late of what became its own, when the broker has given it something already."""
+"""The member notices an assignment late, when the broker has sent messages already."""
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second member's name makes the broker give it the partition while the member is connected."""
-    left = iter("ba")
-    monkeypatch.setattr("broker_pulsar.records.token_hex", lambda _size: next(left))
+    names = iter("ba")
+    monkeypatch.setattr("broker_pulsar.records.token_hex", lambda _size: next(names))
 
 
-async def given(server: PulsarServer, topic: str) -> int:
-    """How many messages the broker has given to the first member; -1 while another one has the partition."""
+async def sent_to_first(server: PulsarServer, topic: str) -> int:
+    """The number of messages sent to the first member; -1 while the other one is active."""
     path = f"/admin/v2/persistent/public/default/{topic}-partition-0/stats"
     status, body = await asyncio.to_thread(server.request, "GET", path)
     assert status == 200, body
@@ -43,11 +42,11 @@ async def given(server: PulsarServer, topic: str) -> int:
     return sum(each["msgOutCounter"] for each in found["consumers"] if each["consumerName"] == "anybroker-b")
 
 
-async def more_given(server: PulsarServer, topic: str, than: int) -> int:
-    """Wait until these are more than before, and count them."""
+async def more_sent(server: PulsarServer, topic: str, than: int) -> int:
+    """Wait until the number exceeds `than`, and return it."""
 
     async def more() -> list[int]:
-        return [count] if (count := await given(server, topic)) > than else []
+        return [count] if (count := await sent_to_first(server, topic)) > than else []
 
     return (await eventually(more, 15, "a delivery to the first member"))[0]
 
@@ -60,10 +59,10 @@ async def data_of(log: RecordConsumer[bytes], count: int) -> list[bytes | None]:
 @pytest.mark.deep
 @pytest.mark.usefixtures("names")
 @pytest.mark.parametrize("batch", [1, 5])
-async def test_what_came_before_a_member_knew_comes_again(
+async def test_messages_sent_before_the_member_noticed_are_redelivered(
     bus: Bus, pulsar_server: PulsarServer, topic: str, batch: int
 ) -> None:
-    """The member had the partition, lost it, and is given it once more: messages come before it has seen that."""
+    """The partition is assigned to the member again, and messages arrive before it notices."""
     bodies = numbered(1 + 3 * batch)
     async with (
         broker.connect(f"{pulsar_server.url}{SLOW}") as slow,
@@ -74,17 +73,17 @@ async def test_what_came_before_a_member_knew_comes_again(
         assert first is not None
         await first.commit()
         async with bus.records(topic, group="billing"):
-            await eventually(lambda: not log.assignment(), 15, "the other one's turn")
-        before = await more_given(pulsar_server, topic, -1)
+            await eventually(lambda: not log.assignment(), 15, "the other member to be active")
+        before = await more_sent(pulsar_server, topic, -1)
         for start in range(1, len(bodies), batch):
             await bus.topic(topic).publish_batch(bodies[start : start + batch])
-            before = await more_given(pulsar_server, topic, before)
+            before = await more_sent(pulsar_server, topic, before)
         assert await data_of(log, 3 * batch) == bodies[1:]
 
 
 @pytest.mark.usefixtures("names")
-async def test_the_rest_of_a_batch_comes_again(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
-    """A part of the first batch is committed, so that its delivery does not begin where the log says."""
+async def test_the_rest_of_a_batch_is_redelivered(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+    """Part of the batch is committed, so the delivery starts within an entry."""
     bodies = numbered(5)
     async with (
         broker.connect(f"{pulsar_server.url}&rebalance_interval=0.5") as first,
@@ -94,25 +93,25 @@ async def test_the_rest_of_a_batch_comes_again(bus: Bus, pulsar_server: PulsarSe
         assert await data_of(log, 3) == bodies[:3]
         await log.commit()
         async with bus.records(topic, group="billing"):
-            await eventually(lambda: not log.assignment(), 15, "the other one's turn")
+            await eventually(lambda: not log.assignment(), 15, "the other member to be active")
         assert await data_of(log, 2) == bodies[3:]
 
 
 @pytest.mark.usefixtures("names")
-async def test_a_delivery_that_the_broker_forgets_is_asked_for_again(
+async def test_a_dropped_redelivery_request_is_repeated(
     bus: Bus, pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a change of consumers the broker may drop a redelivery request; here the client never sees its messages."""
-    asked = 0
+    requests = 0
     redeliver, arrived = pulsar.Consumer.redeliver_unacknowledged_messages, AssignedPartition.arrived
 
-    def ask(consumer: Any) -> None:
-        nonlocal asked
-        asked += 1
+    def request(consumer: Any) -> None:
+        nonlocal requests
+        requests += 1
         redeliver(consumer)
 
     def arrive(part: AssignedPartition, messages: Sequence[Any]) -> bool:
-        return arrived(part, messages) if asked != 1 else False
+        return arrived(part, messages) if requests != 1 else False
 
     def look(*arguments: Any) -> PartitionState:
         return partition_state(*arguments)._replace(sent=0)
@@ -126,17 +125,19 @@ async def test_a_delivery_that_the_broker_forgets_is_asked_for_again(
         await bus.topic(topic).publish_batch(bodies)
         assert await data_of(log, 5) == bodies
         async with bus.records(topic, group="billing") as other:
-            await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other one's turn")
-            asked = 0
-            monkeypatch.setattr(pulsar.Consumer, "redeliver_unacknowledged_messages", ask)
+            await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other member to be active")
+            requests = 0
+            monkeypatch.setattr(pulsar.Consumer, "redeliver_unacknowledged_messages", request)
             monkeypatch.setattr(AssignedPartition, "arrived", arrive)
         assert await data_of(log, 5) == bodies
-        assert asked > 1
+        assert requests > 1
 
 
 @pytest.mark.usefixtures("names")
-async def test_what_another_member_went_back_to_comes_again(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
-    """The client drops what it has acked once, and hears nothing of the other one's seek."""
+async def test_records_below_another_members_seek_are_redelivered(
+    bus: Bus, pulsar_server: PulsarServer, topic: str
+) -> None:
+    """The client drops acked messages, and does not notice the seek of the other member."""
     bodies = numbered(5)
     async with broker.connect(pulsar_server.url) as first, first.records(topic, group="billing") as log:
         await bus.topic(topic).publish(bodies[0])
@@ -144,6 +145,6 @@ async def test_what_another_member_went_back_to_comes_again(bus: Bus, pulsar_ser
         assert await data_of(log, 5) == bodies
         await log.commit()
         async with bus.records(topic, group="billing") as other:
-            await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other one's turn")
+            await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other member to be active")
             await other.seek({TopicPartition(topic, 0): receipts[0].offset})
         assert await data_of(log, 4) == bodies[1:]

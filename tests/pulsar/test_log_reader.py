@@ -19,13 +19,13 @@ from tests.servers.pulsar import PulsarServer
 pytestmark = pytest.mark.xdist_group("pulsar")
 
 MANY = 3000
-"""Of one ledger: more than a reader has on its way at once."""
+"""Messages in one ledger, more than a reader prefetches."""
 PATIENCE = 60.0
 
 
 @pytest.fixture
 async def bus(pulsar_server: PulsarServer) -> AsyncIterator[Bus]:
-    """Without batches, of which a reader may have a hundred on its way at once."""
+    """Without batches, of which a reader may prefetch a hundred."""
     async with broker.connect(f"{pulsar_server.url}&batching=off&request_timeout=5") as bus:
         yield bus
 
@@ -35,20 +35,20 @@ async def fill(bus: Bus, topic: str, number: int) -> None:
 
 
 async def unload(bus: Bus, topic: str) -> None:
-    """Have the broker close the open ledger, and forget what it has in memory."""
+    """Make the broker close the open ledger, and drop its cache."""
     connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
     await connection.http.request("PUT", f"{connection.topic(topic).partition(0).path}/unload", "")
 
 
 async def in_two_ledgers(bus: Bus, topic: str) -> None:
-    """The topic, with a ledger that is closed and one that is open."""
+    """The topic, with a closed and an open ledger."""
     await fill(bus, topic, MANY)
     await unload(bus, topic)
     await fill(bus, topic, MANY)
 
 
 async def shorten(bus: Bus, topic: str) -> None:
-    """Have the broker remove the closed ledgers, and wait until it has."""
+    """Make the broker remove the closed ledgers, and wait until it has."""
     connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
     place = f"{connection.topic(topic).path}/retention"
     before = (await bus.log.bounds(topic))[0].first
@@ -75,7 +75,7 @@ async def test_records_purged_ahead_of_a_read_are_reported(bus: Bus, topic: str,
 
 
 @pytest.mark.deep
-async def test_what_is_removed_behind_a_read_is_no_matter(bus: Bus, topic: str) -> None:
+async def test_records_removed_behind_a_read_do_not_matter(bus: Bus, topic: str) -> None:
     await in_two_ledgers(bus, topic)
     bounds = (await bus.log.bounds(topic))[0]
     seen = 0
@@ -87,7 +87,7 @@ async def test_what_is_removed_behind_a_read_is_no_matter(bus: Bus, topic: str) 
 
 
 @pytest.mark.deep
-async def test_a_group_keeps_what_it_has_not_committed_from_retention(bus: Bus, topic: str) -> None:
+async def test_retention_keeps_uncommitted_records_of_a_group(bus: Bus, topic: str) -> None:
     async with bus.records(topic, group="audit") as log:
         await in_two_ledgers(bus, topic)
         record = await log.next_record(timeout=20)
@@ -97,7 +97,7 @@ async def test_a_group_keeps_what_it_has_not_committed_from_retention(bus: Bus, 
         place = f"{connection.topic(topic).path}/retention"
         nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
         await connection.http.request("POST", place, "", nothing)
-        # The broker looks for what it can remove every second.
+        # The broker removes ledgers every second.
         await asyncio.sleep(3)
         seen = 1
         while seen < 2 * MANY:
@@ -106,7 +106,7 @@ async def test_a_group_keeps_what_it_has_not_committed_from_retention(bus: Bus, 
 
 
 @pytest.mark.parametrize("year", [1, 1969])
-async def test_before_all_time_is_the_first_position(bus: Bus, topic: str, year: int) -> None:
+async def test_the_position_of_an_early_time_is_the_first(bus: Bus, topic: str, year: int) -> None:
     await fill(bus, topic, 3)
     first = (await bus.log.bounds(topic))[0].first
     assert await bus.log.position_at(topic, datetime(year, 1, 1, tzinfo=UTC)) == {0: first}
@@ -114,7 +114,7 @@ async def test_before_all_time_is_the_first_position(bus: Bus, topic: str, year:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-async def test_a_message_in_chunks_is_in_the_range_that_has_its_offset(
+async def test_a_chunked_message_belongs_to_the_range_of_its_offset(
     pulsar_server: PulsarServer, topic: str, compression: str
 ) -> None:
     url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=30000000&compression={compression}"
@@ -138,7 +138,7 @@ async def test_a_message_in_chunks_is_in_the_range_that_has_its_offset(
 
 
 @pytest.mark.deep
-async def test_a_group_that_seeks_a_message_in_chunks_gets_it(pulsar_server: PulsarServer, topic: str) -> None:
+async def test_a_group_can_seek_to_a_chunked_message(pulsar_server: PulsarServer, topic: str) -> None:
     url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=30000000"
     async with broker.connect(url) as bus:
         for body in (b"a", b"x" * 12_000_000, b"b"):

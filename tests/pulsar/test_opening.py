@@ -23,7 +23,7 @@ async def refused(url: str) -> BrokerError:
 
 
 @pytest.mark.deep
-async def test_the_port_of_the_web_service_is_no_broker(pulsar_server: PulsarServer) -> None:
+async def test_the_port_of_the_web_service_is_refused(pulsar_server: PulsarServer) -> None:
     port = pulsar_server.ports["web"]
     error = await refused(f"pulsar://127.0.0.1:{port}?admin_url={pulsar_server.admin_url}&connect_timeout=1")
     assert isinstance(error, ConnectionFailed)
@@ -41,7 +41,7 @@ async def test_a_port_without_tls_is_reported(pulsar_server: PulsarServer) -> No
     assert not error.message.endswith(": ")
 
 
-async def test_another_web_server_is_no_api_of_pulsar(pulsar_server: PulsarServer) -> None:
+async def test_another_web_server_is_refused(pulsar_server: PulsarServer) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
         serving = asyncio.create_task(asyncio.to_thread(server.serve_forever, 0.01))
         try:
@@ -53,22 +53,22 @@ async def test_another_web_server_is_no_api_of_pulsar(pulsar_server: PulsarServe
     assert "admin_url" in error.advice
 
 
-async def test_a_token_that_is_none_is_not_shown(pulsar_server: PulsarServer, tmp_path: Path) -> None:
+async def test_a_malformed_token_is_refused_and_not_shown(pulsar_server: PulsarServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\nand more\n")
-    for setting, told in (("token=secret%0Aand", "'token'"), (f"token_file={tmp_path / 'token'}", "token_file")):
+    for setting, name in (("token=secret%0Aand", "'token'"), (f"token_file={tmp_path / 'token'}", "token_file")):
         error = await refused(f"{pulsar_server.url}&{setting}")
         assert isinstance(error, InvalidSetting)
-        assert told in error.message
+        assert name in error.message
         assert "secret" not in str(error)
 
 
-async def test_a_client_log_that_cannot_be_written_is_reported(pulsar_server: PulsarServer, tmp_path: Path) -> None:
+async def test_an_unwritable_client_log_is_reported(pulsar_server: PulsarServer, tmp_path: Path) -> None:
     error = await refused(f"{pulsar_server.url}&client_log={tmp_path}/missing/client.log")
     assert isinstance(error, InvalidSetting)
     assert "client_log" in error.message
 
 
-async def test_a_listener_that_no_broker_has_is_named(pulsar_server: PulsarServer) -> None:
+async def test_an_unknown_listener_is_refused(pulsar_server: PulsarServer) -> None:
     with pytest.raises(InvalidSetting, match=r"listener_name.*'nowhere', and the broker has no such listener"):
         async with broker.connect(f"{pulsar_server.url}&listener_name=nowhere"):
             pass

@@ -1,4 +1,4 @@
-"""What provisioning leaves on the broker: where subscriptions begin, what becomes of ephemeral ones, retention."""
+"""Provisioning: start positions, concurrent creation, ephemeral subscriptions, retention, names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE = 20.0
 
 @pytest.fixture
 async def through(pulsar_server: PulsarServer, web: Proxy) -> AsyncIterator[Bus]:
-    """A bus whose HTTP requests go that way, and which does not ask for long."""
+    """A bus whose HTTP requests go through the proxy, with a short timeout."""
     async with broker.connect(
         f"{pulsar_server.service_url}?admin_url=http://127.0.0.1:{web.port}&request_timeout=2"
     ) as bus:
@@ -44,19 +44,17 @@ async def subscriptions(server: PulsarServer, topic: str) -> bytes:
 
 
 @pytest.mark.deep
-async def test_a_subscription_that_was_half_made_begins_at_its_time(
-    bus: Bus, through: Bus, web: Proxy, topic: str
-) -> None:
+async def test_an_interrupted_creation_is_completed_at_its_time(bus: Bus, through: Bus, web: Proxy, topic: str) -> None:
     await bus.admin.ensure_topic(topic, partitions=2)
     await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(5, "old")])
-    await asyncio.sleep(0.05)  # The log's clock ticks in milliseconds.
+    await asyncio.sleep(0.05)  # publish times have milliseconds
     moment = datetime.now(UTC)
     await asyncio.sleep(0.05)
     await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(5, "new")])
-    for next_position in range(1, 1600, 100):
-        # The creator loses its connection after this many bytes from the broker, so at any of its requests.
-        name, cuts = f"late{next_position}", web.cuts
-        web.cut(after_bytes=next_position, for_good=True)
+    for size in range(1, 1600, 100):
+        # The connection breaks after this many bytes from the broker, so during any of the requests.
+        name, cuts = f"late{size}", web.cuts
+        web.cut(after_bytes=size, for_good=True)
         making = asyncio.ensure_future(through.admin.ensure_subscription(topic, name, start=moment))
         await eventually(lambda making=making, cuts=cuts: making.done() or web.cuts > cuts, PATIENCE, "the end")
         making.cancel()
@@ -64,12 +62,10 @@ async def test_a_subscription_that_was_half_made_begins_at_its_time(
         web.refuse(False)
         await bus.admin.ensure_subscription(topic, name, start=moment)
         async with bus.messages(topic, subscription=name) as inbox:
-            assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), (
-                next_position
-            )
+            assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), size
 
 
-async def test_processes_that_make_and_grow_a_topic_at_once_agree(pulsar_server: PulsarServer, topic: str) -> None:
+async def test_processes_create_and_grow_a_topic_concurrently(pulsar_server: PulsarServer, topic: str) -> None:
     async with AsyncExitStack() as stack:
         buses = [await stack.enter_async_context(broker.connect(pulsar_server.url)) for _ in range(4)]
         for number in range(5):
@@ -80,7 +76,7 @@ async def test_processes_that_make_and_grow_a_topic_at_once_agree(pulsar_server:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("start", ["earliest", datetime(2020, 1, 1, tzinfo=UTC)])
-async def test_two_processes_make_a_subscription_at_once(
+async def test_two_processes_create_a_subscription_concurrently(
     pulsar_server: PulsarServer, bus: Bus, topic: str, start: Start
 ) -> None:
     await bus.admin.ensure_topic(topic, partitions=2)
@@ -97,18 +93,18 @@ async def test_two_processes_make_a_subscription_at_once(
                 return seen
 
         for turn in range(5):
-            # Either of the two can create it; the other is refused while the broker puts it to its start.
+            # One of them creates it; the other is refused while the broker moves it to its start.
             parts = await asyncio.gather(consume(bus, f"at-once-{turn}"), consume(other, f"at-once-{turn}"))
             assert sorted(body for part in parts for body in part if body is not None) == sorted(sent)
 
 
-async def test_an_ephemeral_subscription_whose_opening_is_cancelled_goes(
+async def test_a_cancelled_opening_deletes_its_ephemeral_subscription(
     pulsar_server: PulsarServer, through: Bus, web: Proxy, topic: str
 ) -> None:
-    for asked in (through.messages(topic, subscription=ephemeral()), through.records(topic, group=ephemeral())):
+    for consumer in (through.messages(topic, subscription=ephemeral()), through.records(topic, group=ephemeral())):
         web.hold()
-        opening = asyncio.ensure_future(asked.__aenter__())
-        await eventually(lambda: web.held, PATIENCE, "a request on its way")
+        opening = asyncio.ensure_future(consumer.__aenter__())
+        await eventually(lambda: web.held, PATIENCE, "a request in flight")
         opening.cancel()
         await asyncio.sleep(0)
         web.hold(False)
@@ -118,25 +114,25 @@ async def test_an_ephemeral_subscription_whose_opening_is_cancelled_goes(
 
 
 @pytest.mark.deep
-async def test_an_ephemeral_subscription_that_cannot_be_consumed_goes(pulsar_server: PulsarServer, topic: str) -> None:
+async def test_a_failed_opening_deletes_its_ephemeral_subscription(pulsar_server: PulsarServer, topic: str) -> None:
     with Proxy(pulsar_server.ports["broker"]) as way:
         url = f"pulsar://127.0.0.1:{way.port}?admin_url={pulsar_server.admin_url}&request_timeout=2"
         async with broker.connect(url) as bus:
             way.refuse()
-            for asked in (bus.messages(topic, subscription=ephemeral()), bus.records(topic, group=ephemeral())):
+            for consumer in (bus.messages(topic, subscription=ephemeral()), bus.records(topic, group=ephemeral())):
                 with pytest.raises(BrokerError):
-                    await asked.__aenter__()
+                    await consumer.__aenter__()
                 assert await subscriptions(pulsar_server, topic) == b"[]"
 
 
-async def test_ephemeral_subscriptions_of_the_dead_go(
+async def test_ephemeral_subscriptions_of_dead_processes_are_deleted(
     pulsar_server: PulsarServer, bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ephemeral_cleanup, "CHECK_SECONDS", 0.2)
     monkeypatch.setattr(ephemeral_cleanup, "ABANDONED_SECONDS", 1.5)
     client = bus.backend.client  # pyright: ignore[reportAttributeAccessIssue]
     url = f"persistent://public/default/{topic}"
-    # As a process that died leaves it; beside one that is of another kind, and one that is consumed.
+    # One of a process that died, one that is durable, and one with a consumer.
     for name in ("anybroker-ephemeral-dead", "kept"):
         client.subscribe(url, name).close()
     living = client.subscribe(url, "anybroker-ephemeral-living")
@@ -153,7 +149,7 @@ async def test_ephemeral_subscriptions_of_the_dead_go(
     await asyncio.to_thread(living.close)
 
 
-async def test_one_retention_leaves_the_other(bus: Bus, topic: str) -> None:
+async def test_retention_by_time_and_by_size_are_independent(bus: Bus, topic: str) -> None:
     connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
 
     async def kept() -> tuple[int, int]:
@@ -172,7 +168,7 @@ async def test_one_retention_leaves_the_other(bus: Bus, topic: str) -> None:
         await bus.admin.ensure_topic(topic, retention_mb=0)
 
 
-async def test_what_pulsar_cannot_count_is_refused(bus: Bus, topic: str) -> None:
+async def test_values_out_of_range_are_refused(bus: Bus, topic: str) -> None:
     another = f"{topic}.another"
     with pytest.raises(InvalidSetting, match=r"retention is 24856 days.*at most 24855 days"):
         await bus.admin.ensure_topic(another, retention=timedelta(days=24_856))
@@ -182,7 +178,7 @@ async def test_what_pulsar_cannot_count_is_refused(bus: Bus, topic: str) -> None
         await bus.admin.ensure_topic(topic, message_ttl=2**31)
 
 
-async def test_what_others_named_can_be_used_as_it_is_listed(bus: Bus, topic: str) -> None:
+async def test_listed_foreign_names_can_be_used(bus: Bus, topic: str) -> None:
     foreign = f"{topic} t1"
     await bus.admin.ensure_topic(native_name(foreign))
     (list_names,) = [name for name in await bus.admin.topics() if name == foreign]
@@ -193,7 +189,7 @@ async def test_what_others_named_can_be_used_as_it_is_listed(bus: Bus, topic: st
     await bus.admin.delete_topic(list_names)
 
 
-async def test_what_was_redriven_is_no_longer_listed(bus: Bus, topic: str) -> None:
+async def test_redriven_letters_are_no_longer_listed(bus: Bus, topic: str) -> None:
     dead = f"{topic}.dead"
     await bus.admin.ensure_topic(dead)
     await bus.topic(topic).publish_batch([b"one", b"two"])
@@ -208,18 +204,16 @@ async def test_what_was_redriven_is_no_longer_listed(bus: Bus, topic: str) -> No
     await bus.admin.delete_topic(dead)
 
 
-async def test_an_ephemeral_subscription_is_known_to_be_there(
-    bus: Bus, pulsar_server: PulsarServer, topic: str
-) -> None:
-    """A consumer asks that while it has no connection, and ends where it is not."""
+async def test_require_finds_an_ephemeral_subscription(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+    """A disconnected consumer checks this, and ends if its subscription is missing."""
     async with bus.messages(topic, subscription=ephemeral()):
         (name,) = json.loads(await subscriptions(pulsar_server, topic))
         await require(bus.backend.connection, topic, name)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a+b", "100%"])
-async def test_a_name_that_the_api_takes_for_another_is_refused(bus: Bus, topic: str, name: str) -> None:
-    """It made the subscription `a b` too, which has no reader."""
+async def test_names_that_the_http_api_would_change_are_refused(bus: Bus, topic: str, name: str) -> None:
+    """The broker would create the subscription `a b`, which has no consumer."""
     with pytest.raises(InvalidName, match=re.escape(name)):
         await bus.admin.ensure_subscription(topic, native_name(name))
     with pytest.raises(InvalidName, match=re.escape(name)):

@@ -1,4 +1,4 @@
-"""What only Pulsar's producers do: batches, chunks, compression, sequences, access modes."""
+"""Features of Pulsar's producers: batches, chunks, compression, sequence numbers, access modes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_no_batch_mixes_keys(pulsar_server: PulsarServer, topic: str, batc
     assert len({unpack(receipt.offset or 0).entry for receipt in receipts}) == entries
 
 
-async def test_a_large_message_goes_in_chunks(pulsar_server: PulsarServer, topic: str) -> None:
+async def test_a_large_message_is_published_in_chunks(pulsar_server: PulsarServer, topic: str) -> None:
     large = bytes(range(256)) * 4 * 10_000
     url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=20000000"
     async with broker.connect(url) as bus:
@@ -66,7 +66,7 @@ async def test_a_large_message_goes_in_chunks(pulsar_server: PulsarServer, topic
             assert [message.data for message in seen if message is not None] == [b"before", large, b"after"]
 
 
-async def test_what_is_too_large_is_refused_alone(bus: Bus, topic: str) -> None:
+async def test_a_message_that_is_too_large_fails_alone(bus: Bus, topic: str) -> None:
     with pytest.raises(PublishError) as caught:
         await bus.topic(topic).publish_batch([b"before", bytes(6_000_000), b"after"])
     before, large, next_position = caught.value.outcomes
@@ -75,7 +75,9 @@ async def test_what_is_too_large_is_refused_alone(bus: Bus, topic: str) -> None:
     assert isinstance(next_position, Receipt)
 
 
-async def test_a_producers_sequence_deduplicates(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+async def test_sequence_numbers_of_a_named_producer_deduplicate(
+    pulsar_server: PulsarServer, bus: Bus, topic: str
+) -> None:
     await bus.admin.ensure_topic(topic, deduplication=True)
     for number, duplicate in ((0, False), (1, True)):
         async with broker.connect(f"{pulsar_server.url}&producer_name=till-7") as named:
@@ -94,7 +96,9 @@ async def test_ids_that_count_from_zero_deduplicate(pulsar_server: PulsarServer,
     assert await bodies(bus, topic) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_what_has_no_number_follows_what_has_one(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+async def test_messages_without_a_number_continue_the_sequence(
+    pulsar_server: PulsarServer, bus: Bus, topic: str
+) -> None:
     await bus.admin.ensure_topic(topic, deduplication=True)
     for turn in (1, 2):
         async with broker.connect(f"{pulsar_server.url}&producer_name=till-10") as named:
@@ -105,7 +109,7 @@ async def test_what_has_no_number_follows_what_has_one(pulsar_server: PulsarServ
     assert await bodies(bus, topic) == [b"x"] * 6
 
 
-async def test_an_id_that_is_no_sequence_is_refused_alone(pulsar_server: PulsarServer, topic: str) -> None:
+async def test_a_message_with_too_large_a_number_fails_alone(pulsar_server: PulsarServer, topic: str) -> None:
     async with broker.connect(f"{pulsar_server.url}&producer_name=till-8") as named:
         with pytest.raises(PublishError) as caught:
             await named.topic(topic).publish_batch([OutboundMessage(b"x", id=str(n)) for n in (1, 2**63)])
@@ -114,13 +118,11 @@ async def test_an_id_that_is_no_sequence_is_refused_alone(pulsar_server: PulsarS
     assert str(2**63) in str(caught.value.outcomes[1])
 
 
-async def test_a_late_answer_of_a_closed_producer_leaves_the_new_one_alone(
-    pulsar_server: PulsarServer, topic: str
-) -> None:
+async def test_a_late_answer_of_a_closed_producer_keeps_the_new_one(pulsar_server: PulsarServer, topic: str) -> None:
     async with broker.connect(f"{pulsar_server.url}&linger=2") as bus:
         target: PulsarTarget = bus.backend.publish_target(topic)  # pyright: ignore[reportAssignmentType]
         producers = target._producers
-        # The messages of a call wait in two producers, one of which ends at once.
+        # The messages of a call are in two producers, one of which ends at once.
         early = asyncio.ensure_future(target.publish([OutboundMessage(b"a"), OutboundMessage(b"b", partition=0)]))
         await eventually(lambda: len(producers) == 2, 20, "both producers")
         await asyncio.sleep(0)
@@ -134,7 +136,7 @@ async def test_a_late_answer_of_a_closed_producer_leaves_the_new_one_alone(
         assert await bodies(bus, topic) == [b"b", b"d"]
 
 
-async def test_exclusive_access_keeps_others_out(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+async def test_exclusive_access_refuses_other_producers(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
     async with broker.connect(f"{pulsar_server.url}&access_mode=exclusive") as alone:
         await alone.topic(topic).publish(b"mine")
         with pytest.raises(BrokerError):
@@ -155,7 +157,7 @@ async def test_waiting_for_access_and_fencing(pulsar_server: PulsarServer, topic
                 await first.topic(topic).publish(b"late")
 
 
-async def test_who_waits_for_access_gets_it_after_the_timeouts(
+async def test_a_wait_for_access_outlasts_the_clients_timeouts(
     pulsar_server: PulsarServer, bus: Bus, topic: str
 ) -> None:
     waiting = f"{pulsar_server.url}&access_mode=wait_for_exclusive&request_timeout=1"
@@ -203,7 +205,7 @@ async def test_a_wait_for_access_reports_a_lost_broker_and_a_close(topic: str) -
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "reason"),
     [
         ("producer_name=till-11", r"it takes no producer_name \(it is 'till-11'\). Leave"),
         ("access_mode=exclusive", r"it takes access_mode=shared \(it is 'exclusive'\). Leave"),
@@ -211,20 +213,20 @@ async def test_a_wait_for_access_reports_a_lost_broker_and_a_close(topic: str) -
         ("producer_name=a&access_mode=exclusive", r"\(it is 'a'\) and access_mode=shared \(it is 'exclusive'"),
     ],
 )
-async def test_a_producer_that_has_all_partitions_takes_none(
-    pulsar_server: PulsarServer, bus: Bus, topic: str, option: str, told: str
+async def test_a_producer_of_all_partitions_cannot_choose_one(
+    pulsar_server: PulsarServer, bus: Bus, topic: str, option: str, reason: str
 ) -> None:
     await bus.admin.ensure_topic(topic, partitions=2)
     async with broker.connect(f"{pulsar_server.url}&{option}") as only:
         assert not only.capabilities.publish.partitions
         await only.topic(topic).publish(OutboundMessage(b"x", key="a"))
-        with pytest.raises(Unsupported, match=f"choosing a partition; .*{told}"):
+        with pytest.raises(Unsupported, match=f"choosing a partition; .*{reason}"):
             await only.topic(topic).publish(OutboundMessage(b"x", partition=1))
     assert bus.capabilities.publish.partitions
 
 
 @pytest.mark.deep
-async def test_a_schedule_is_kept_for_messages_and_not_for_records(bus: Bus, topic: str) -> None:
+async def test_deliver_at_delays_messages_and_not_records(bus: Bus, topic: str) -> None:
     async with bus.messages(topic, subscription="queue") as inbox, bus.records(topic, group="log") as log:
         due = datetime.now(UTC) + timedelta(seconds=5)
         await bus.topic(topic).publish(OutboundMessage(b"later", deliver_at=due))

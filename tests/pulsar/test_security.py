@@ -1,4 +1,4 @@
-"""Ways into a broker that demands them: token, OAuth 2.0, TLS and mutual TLS; each error names its cause."""
+"""Authentication: token, OAuth 2.0, TLS and mutual TLS; each error names its cause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def token(role: str, seconds: float = 600.0) -> str:
 
 
 class Guarded(NamedTuple):
-    """A broker that wants credentials at all its doors, and who vouches for it."""
+    """A broker that requires credentials on all its ports, and its certificate authority."""
 
     server: PulsarServer
     authority: Authority
@@ -85,7 +85,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 async def passes(url: str) -> None:
-    """A message goes there and back."""
+    """Publish and consume one message."""
     topic = f"own-{uuid.uuid4().hex[:12]}"
     async with broker.connect(url) as bus:
         await bus.admin.ensure_topic(topic)
@@ -97,7 +97,7 @@ async def passes(url: str) -> None:
 
 
 @pytest.mark.deep
-async def test_a_token_opens(guarded: Guarded, tmp_path: Path) -> None:
+async def test_a_token_authenticates(guarded: Guarded, tmp_path: Path) -> None:
     await passes(f"{guarded.plain}&token={token('admin')}")
     (tmp_path / "token").write_text(f"{token('admin')}\n")
     await passes(f"{guarded.plain}&token_file={tmp_path / 'token'}")
@@ -119,7 +119,7 @@ async def test_an_expired_token_is_reported(guarded: Guarded) -> None:
 
 
 @pytest.mark.deep
-async def test_a_token_that_expires_meanwhile_is_reported(guarded: Guarded, tmp_path: Path) -> None:
+async def test_a_token_that_expires_later_is_reported(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     file.write_text(token("admin", 30))
     async with broker.connect(f"{guarded.plain}&token_file={file}&publish_timeout=10") as bus:
@@ -137,7 +137,7 @@ async def test_a_token_that_expires_meanwhile_is_reported(guarded: Guarded, tmp_
 
 
 @pytest.mark.deep
-async def test_a_token_that_is_renewed_in_time_goes_on(guarded: Guarded, tmp_path: Path) -> None:
+async def test_a_token_that_is_renewed_in_time_keeps_the_connection(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     until = time.time() + 10
     file.write_text(token("admin", until - time.time()))
@@ -170,19 +170,19 @@ async def test_a_role_without_rights_is_not_authorized(guarded: Guarded) -> None
             await bus.topic("orders").publish(b"x")
 
 
-async def test_mutual_tls_is_who_we_are(guarded: Guarded) -> None:
+async def test_mutual_tls_authenticates(guarded: Guarded) -> None:
     admin = guarded.authority.certificate("admin")
     await passes(f"{guarded.tls}&tls_ca={guarded.authority.file}&tls_cert={admin.file}&tls_key={admin.key}")
 
 
-async def test_mutual_tls_carries_a_token(guarded: Guarded) -> None:
+async def test_mutual_tls_with_a_token(guarded: Guarded) -> None:
     other = guarded.authority.certificate("transport")
     tls = f"tls_ca={guarded.authority.file}&tls_cert={other.file}&tls_key={other.key}"
     await passes(f"{guarded.tls}&{tls}&token={token('admin')}")
 
 
 @pytest.mark.deep
-async def test_tls_without_a_certificate_of_ours(tmp_path: Path) -> None:
+async def test_tls_without_a_client_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     host = authority.certificate("127.0.0.1")
     files = {"tlsCertificateFilePath": str(host.file), "tlsKeyFilePath": str(host.key)}
@@ -207,9 +207,9 @@ async def test_an_unknown_authority_is_reported(guarded: Guarded) -> None:
 
 
 class Issuer(ThreadingHTTPServer):
-    """Gives tokens for one client's secret, as OAuth 2.0 says."""
+    """Issues OAuth 2.0 tokens for the secret of one client."""
 
-    asked: int = 0
+    requests: int = 0
 
     @property
     def url(self) -> str:
@@ -224,18 +224,18 @@ class _Answers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        self.server.asked += 1
+        self.server.requests += 1
         if form.get("client_secret") != ["right"] or form.get("audience") != ["pulsar"]:
             self._answer(401, {"error": "invalid_client"})
         else:
             self._answer(200, {"access_token": token("admin"), "expires_in": 600})
 
     def _answer(self, status: int, body: object) -> None:
-        told = json.dumps(body).encode()
+        payload = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(told)))
+        self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(payload)
 
     def log_message(self, format: str, *args: object) -> None:
         return
@@ -251,10 +251,10 @@ def issuer() -> Iterator[Issuer]:
         thread.join()
 
 
-async def test_oauth2_opens(guarded: Guarded, issuer: Issuer) -> None:
+async def test_oauth2_authenticates(guarded: Guarded, issuer: Issuer) -> None:
     client = "oauth2_client_id=shop&oauth2_client_secret=right&oauth2_audience=pulsar"
     await passes(f"{guarded.plain}&oauth2_issuer={issuer.url}&{client}")
-    assert issuer.asked == 1
+    assert issuer.requests == 1
 
 
 async def test_a_wrong_oauth2_secret_is_reported(guarded: Guarded, issuer: Issuer) -> None:

@@ -23,7 +23,7 @@ START_SECONDS = 180.0
 
 
 class PubSubServer(ServerProcess):
-    """One emulator, or another server that takes the same calls.
+    """One emulator, or another server with the same calls.
 
     :param command: how to start it on a port.
     :param started: what its log says when it serves.
@@ -66,13 +66,13 @@ class PubSubServer(ServerProcess):
         return self
 
     def close(self) -> None:
-        """Kill it, give its port back and remove what it wrote."""
+        """Kill it, release its port and remove its files."""
         super().close()
         self._held.close()
 
 
 def need_emulator() -> None:
-    """Skip the test where the emulator cannot be had, telling what to install."""
+    """Skip the test if there is no emulator, naming what to install."""
     try:
         emulator()
     except RuntimeError as error:

@@ -28,7 +28,7 @@ _USUAL_PLACES = ("/usr/lib/google-cloud-sdk", "/usr/share/google-cloud-sdk", "/o
 
 
 class Emulator(NamedTuple):
-    """What is needed to run it."""
+    """The requirements to run it."""
 
     java: str
     jar: Path
@@ -49,7 +49,7 @@ class Emulator(NamedTuple):
 
 @cache
 def emulator() -> Emulator:
-    """The emulator, fetched if it is not there.
+    """The emulator, downloaded if it is missing.
 
     :raises RuntimeError: Java is missing, or the package cannot be had.
     """

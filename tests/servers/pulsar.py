@@ -43,15 +43,15 @@ TEST_OPTIONS: Mapping[str, str] = {
     "allowLoopback": "true",
     "allowAutoTopicCreation": "false",
     "journalSyncData": "false",
-    # On a disk that is fuller than this the bookie, the only one there is, would only read, and no topic could be
-    # opened. The largest number below 1 that the bookie can hold: it writes as long as there are some kilobytes.
+    # On a fuller disk the only bookie would become read-only, and no topic could be opened. The largest float below 1:
+    # the bookie writes as long as some kilobytes are free.
     "diskUsageThreshold": "0.9999999",
     "diskUsageWarnThreshold": "0.9999999",
     "dbStorage_writeCacheMaxSizeMb": "16",
     "dbStorage_readAheadCacheMaxSizeMb": "16",
     "managedLedgerCacheSizeMB": "32",
     "nettyMaxFrameSizeBytes": "5253120",
-    # One broker that serves one test process needs few threads; each of its pools is as large as the machine otherwise.
+    # A broker of one test process needs few threads; by default each pool is as large as the machine.
     "numIOThreads": "2",
     "numHttpServerThreads": "8",
     "numOrderedExecutorThreads": "2",
@@ -60,36 +60,36 @@ TEST_OPTIONS: Mapping[str, str] = {
     "bookkeeperNumberOfChannelsPerBookie": "1",
     "bookkeeperClientNumWorkerThreads": "1",
     "bookkeeperClientNumIoThreads": "1",
-    # A bookie that answers late after a kill is the only one there is.
+    # The only bookie may answer late after a kill.
     "bookkeeperClientHealthCheckEnabled": "false",
     "topicLevelPoliciesEnabled": "true",
     "systemTopicEnabled": "true",
     "transactionCoordinatorEnabled": "false",
     "functionsWorkerEnabled": "false",
-    # What has no subscription yet is kept for the one that comes.
+    # Messages without a subscription are kept for later ones.
     "defaultRetentionTimeInMinutes": "-1",
     "defaultRetentionSizeInMB": "-1",
     "brokerDeduplicationProducerInactivityTimeoutMinutes": "10",
     "acknowledgmentAtBatchIndexLevelEnabled": "true",
-    # Brokers before the fix of apache/pulsar#26475 forget which part of a batch was acked, unless it is stored so.
+    # Brokers before the fix of apache/pulsar#26475 lose the acked part of a batch, unless it is stored so.
     "managedLedgerMaxUnackedRangesToPersistInMetadataStore": "-1",
-    # What a cursor has of a batch is stored once a second, and not once a minute.
+    # Acked parts of batches are stored once a second instead of once a minute.
     "managedLedgerCursorPositionFlushSeconds": "1",
     "managedLedgerDefaultMarkDeleteRateLimit": "100",
     "delayedDeliveryTickTimeMillis": "100",
-    # Members and connections that find out in seconds what takes Pulsar's defaults minutes.
+    # Members and connections are checked within seconds instead of minutes.
     "activeConsumerFailoverDelayTimeMillis": "500",
     "keepAliveIntervalSeconds": "1",
-    # A topic load that is stuck after a kill of the broker fails after this time instead of a minute.
+    # A topic load that hangs after a kill of the broker fails after this time instead of a minute.
     "topicLoadTimeoutSeconds": "20",
-    # One topic that does not close must not keep it from its end longer than `stop_seconds`.
+    # A topic that does not close must not delay the shutdown beyond `stop_seconds`.
     "namespaceBundleUnloadingTimeoutMs": "20000",
     "brokerShutdownTimeoutMs": "20000",
     "retentionCheckIntervalInSeconds": "1",
     "managedLedgerMinLedgerRolloverTimeMinutes": "0",
     "managedLedgerMaxLedgerRolloverTimeMinutes": "1",
 }
-"""What every broker of the tests is started with."""
+"""The configuration of every broker of the tests."""
 
 _OPENS: Final = (
     "java.base/java.io",
@@ -143,7 +143,7 @@ class PulsarServer(ServerProcess):
         self._held = {name: hold_port() for name in names}
         self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
         self.wires: dict[str, int] = {}
-        """Listeners by name, each advertised with a port that is not the broker's but a proxy's; before the start."""
+        """Add listeners by name that advertise the port of a proxy; before the start."""
 
     @property
     def url(self) -> str:
@@ -151,7 +151,7 @@ class PulsarServer(ServerProcess):
 
     @property
     def service_url(self) -> str:
-        """What a raw client takes."""
+        """The service URL for a raw client."""
         return f"pulsar://{_HOST}:{self.ports['broker']}"
 
     @property
@@ -184,25 +184,25 @@ class PulsarServer(ServerProcess):
         raise RuntimeError(f"Pulsar is not ready after {START_SECONDS} s: {told}")
 
     def stop(self) -> None:
-        """End it orderly: as a broker of a cluster does, it lets go of its topics first, which stores their cursors."""
+        """Shut down: as a broker of a cluster it unloads its topics first, which stores their cursors."""
         if self.running:
             with suppress(OSError):
-                # A namespace of hundreds of topics on a busy machine takes its time, and forgets acks if it is cut off.
+                # Hundreds of topics take long on a busy machine, and an interrupted unload loses acks.
                 self.request("PUT", "/admin/v2/namespaces/public/default/unload", seconds=self.stop_seconds)
         super().stop()
 
     def close(self) -> None:
-        """Kill it, give its ports back and remove all it stored."""
+        """Kill it, release its ports and remove its files."""
         super().close()
         for held in self._held.values():
             held.close()
 
     def read_only(self, is_so: bool = True) -> None:
-        """Let the bookie write nothing, as on a full disk, or write again; the broker knows it then.
+        """Make the bookie read-only, as on a full disk, or writable again; returns when the broker has noticed.
 
         Takes `bookie_api`.
         """
-        # What the broker keeps for a namespace is written with its first topic, for which it would wait for minutes.
+        # The broker writes the state of a namespace with its first topic, and would wait minutes for that.
         assert not is_so or self._can_open_topics()
         connection = http.client.HTTPConnection(_HOST, self.ports["bookie_web"], timeout=20)
         try:
@@ -307,7 +307,7 @@ class PulsarServer(ServerProcess):
 
 
 def archive_classes() -> None:
-    """Start a standalone once and let the JVM keep the classes it loaded. Without it all works, slower."""
+    """Start a standalone once and store the classes that the JVM loaded; optional, for speed."""
     _, archive = _java()
     with locked(archive.with_suffix(".lock")):
         if not archive.exists():
@@ -319,7 +319,7 @@ def archive_classes() -> None:
 
 
 def _java() -> tuple[str, Path]:
-    """Java's path, and where it keeps the classes of Pulsar: beside the jars, for this version of Java."""
+    """The path of Java, and of the stored classes of Pulsar: beside the jars, for this version of Java."""
     java, version = find_java("Pulsar")
     name = f"classes-{hashlib.sha256(version.encode()).hexdigest()[:12]}.jsa"
     return java, jars_of(POM, "pulsar")[0].parent / name

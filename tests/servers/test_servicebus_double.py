@@ -50,13 +50,13 @@ def test_other_filters_are_refused(expression: str):
         parse_sql(expression)
 
 
-def test_correlation_needs_all_to_be_equal():
+def test_correlation_filters_compare_all_properties():
     assert Correlation({"label": "made"}, {"size": "2"})(subject())
     assert not Correlation({"label": "other"}, {})(subject())
     assert not Correlation({}, {"missing": "2"})(subject())
 
 
-def test_a_message_keeps_its_bytes():
+def test_encoding_keeps_the_body_and_properties():
     body = b"\x00\x53\x75\xa0\x02hi"
     properties = b"\x00\x53\x73\xc0\x04\x01\xa1\x01m"
     raw = b"\x00\x53\x70\x45" + properties + body

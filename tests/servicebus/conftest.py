@@ -21,10 +21,8 @@ Open = Callable[..., Any]
 
 
 class Listener:
-    """What a source tells."""
-
     def lost(self, messages: object) -> None:
-        raise AssertionError("nothing is lost here")
+        raise AssertionError("an unexpected loss")
 
     def passed_over(self, messages: object) -> None: ...
 
@@ -34,7 +32,7 @@ class Listener:
 
 @pytest.fixture
 def double() -> Iterator[ServiceBusDouble]:
-    """For what only a double can be made to do; it does nothing wrong afterwards."""
+    """The double, for faults that a namespace does not make on demand; without faults afterwards."""
     if NAMESPACE:
         pytest.skip("needs the double: a real namespace does not fail on demand")
     if (reason := missing()) is not None:

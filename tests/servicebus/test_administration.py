@@ -1,4 +1,4 @@
-"""What the administration endpoint cannot or will not tell: waited for or told, and never taken for an answer."""
+"""Errors of the administration endpoint: transient ones are retried, others raised; options that are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_CLAIM = "Manage,EntityRead claims are required for this operation."
 
 
 async def provisioned(bus: Bus, topic: str) -> None:
-    """A subscription that a consumer without sessions can have only by asking for what it is."""
+    """A subscription with sessions, which a consumer without `ordered_by_key` must look up."""
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
 
@@ -42,18 +42,16 @@ async def test_dead_letters_of_a_missing_subscription_raise(open_bus: Open, topi
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
-    told = f"Subscription 'billing' of topic '{topic}'"
-    with pytest.raises(SubscriptionNotFound, match=told):
+    name = f"Subscription 'billing' of topic '{topic}'"
+    with pytest.raises(SubscriptionNotFound, match=name):
         await list_dead_letters(bus, dead, limit=1)
-    with pytest.raises(SubscriptionNotFound, match=told):
+    with pytest.raises(SubscriptionNotFound, match=name):
         await redrive(bus, dead, limit=None, progress=None)
     assert await bus.admin.subscriptions(topic) == []
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-async def test_an_answer_for_a_moment_is_asked_for_again(
-    open_bus: Open, topic: str, double: ServiceBusDouble, code: int
-):
+async def test_transient_errors_are_retried(open_bus: Open, topic: str, double: ServiceBusDouble, code: int):
     bus = await open_bus()
     await provisioned(bus, topic)
     double.fault(refuse="admin", times=2, condition="busy", text="The server is busy.", code=code)
@@ -73,7 +71,7 @@ async def test_throttling_that_does_not_end_is_reported(open_bus: Open, topic: s
     assert raised.value.retriable
 
 
-async def test_a_missing_answer_is_reported(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_no_answer_raises_a_timeout(open_bus: Open, topic: str, double: ServiceBusDouble):
     with Proxy(double.admin_port) as proxy:
         url = double.url.replace(f"127.0.0.1:{double.admin_port}", f"127.0.0.1:{proxy.port}")
         await provisioned(await open_bus(), topic)
@@ -85,7 +83,7 @@ async def test_a_missing_answer_is_reported(open_bus: Open, topic: str, double: 
         proxy.hold(False)
 
 
-async def test_an_endpoint_that_comes_back_is_waited_for(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_refused_connections_are_retried(open_bus: Open, topic: str, double: ServiceBusDouble):
     with Proxy(double.admin_port) as proxy:
         url = double.url.replace(f"127.0.0.1:{double.admin_port}", f"127.0.0.1:{proxy.port}")
         bus = await open_bus(url)
@@ -107,7 +105,7 @@ async def test_refused_credentials_are_reported(open_bus: Open, topic: str, doub
             pass
 
 
-async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_consuming_needs_no_administration_rights(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -122,7 +120,7 @@ async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, top
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-async def test_a_user_without_rights_gets_an_error_of_differing_sessions(
+async def test_without_rights_ordered_by_key_must_match_the_sessions(
     open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
 ):
     bus = await open_bus()
@@ -130,7 +128,7 @@ async def test_a_user_without_rights_gets_an_error_of_differing_sessions(
     await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
     await bus.topic(topic).publish(b"x", key="k")
     double.fault(refuse="admin", times=1000, condition="refused", text=NO_CLAIM, code=401)
-    with pytest.raises(ConfigurationError, match=r"sessionful.*ordered_by_key=True where it has"):
+    with pytest.raises(ConfigurationError, match=r"sessionful.*ordered_by_key must match"):
         async with bus.messages(topic, subscription="billing", ordered_by_key=not sessions) as inbox:
             await inbox.next_message(timeout=SECONDS)
     async with bus.messages(topic, subscription="billing", ordered_by_key=sessions) as inbox:
@@ -138,7 +136,7 @@ async def test_a_user_without_rights_gets_an_error_of_differing_sessions(
         await message.ack()
 
 
-async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: str):
+async def test_invalid_options_are_refused(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     wrong: list[tuple[str, Any]] = [
@@ -177,13 +175,13 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
     assert await bus.admin.subscriptions(topic) == []
 
 
-async def test_an_unknown_schedule_number_is_reported_at_once(open_bus: Open, topic: str):
+async def test_an_invalid_number_of_a_scheduled_message_is_refused(open_bus: Open, topic: str):
     bus = await open_bus()
     with pytest.raises(ConfigurationError, match=r"'a'\. Use the offset of its receipt"):
         await bus.backend.cancel_scheduled(topic, ["a"])
 
 
-async def test_durations_are_taken_as_text_too(open_bus: Open, topic: str):
+async def test_durations_may_be_text(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     options = {"lock_duration": "PT1M30S", "default_message_time_to_live": "P1DT2H", "auto_delete_on_idle": "PT300S"}
@@ -194,7 +192,7 @@ async def test_durations_are_taken_as_text_too(open_bus: Open, topic: str):
     assert native["auto_delete_on_idle"] == timedelta(minutes=5)
 
 
-async def test_the_double_refuses_what_the_service_does(topic: str):
+async def test_the_double_refuses_the_same_options_as_the_service(topic: str):
     with ServiceBusDouble(shortest_lock=5.0) as double:
         async with broker.connect(f"{double.url}&lease_seconds=4") as bus:
             raw = bus.backend._connection.admin  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Links and connections that end in the ways that trip the client: they are reported as breaks and recreated."""
+"""Links and connections that the server ends: they are reported as breaks and recreated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.servicebus.conftest import Open
 SECONDS = 30.0
 
 
-async def test_a_management_link_that_was_ended_costs_no_ack(open_bus: Open, topic: str, double: ServiceBusDouble):
-    """The service ends links that are idle for some minutes, and those for requests before the others."""
+async def test_an_ended_management_link_loses_no_ack(open_bus: Open, topic: str, double: ServiceBusDouble):
+    """The service ends links that are idle for some minutes, the management link first."""
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
-        # The second comes behind the end of the link, since it is due after that was asked for.
+        # The second message is due after the end of the link.
         soon = datetime.now(UTC) + timedelta(seconds=0.5)
         await bus.topic(topic).publish_batch([OutboundMessage(b"a"), OutboundMessage(b"b", deliver_at=soon)])
         (message,) = await take(inbox, 1, SECONDS)
@@ -34,7 +34,7 @@ async def test_a_management_link_that_was_ended_costs_no_ack(open_bus: Open, top
 
 
 @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
-async def test_a_server_that_says_farewell_is_waited_for(
+async def test_a_consumer_reconnects_after_the_server_closed_the_connection(
     open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
 ):
     bus = await open_bus()
@@ -47,7 +47,7 @@ async def test_a_server_that_says_farewell_is_waited_for(
         await message.ack()
         waiting = asyncio.ensure_future(inbox.next_message(timeout=SECONDS))
         double.fault(drop="closed")
-        await eventually(lambda: any(isinstance(each, Disconnected) for each in events), SECONDS, "it")
+        await eventually(lambda: any(isinstance(each, Disconnected) for each in events), SECONDS, "the break")
         await bus.topic(topic).publish(b"after", key="a")
         message = await waiting
         assert message is not None and message.data == b"after"

@@ -1,8 +1,9 @@
-"""What Service Bus has and others have not: schedules that can be cancelled, queues, typed values and more."""
+"""Features that only Service Bus has: cancellable schedules, queues, typed values, rules, forwarding and more."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -30,7 +31,7 @@ from broker.receipts import Receipt
 from broker.testing.waiting import let_pass, nothing_more, numbered, take
 from broker_servicebus import ServiceBusSettings
 from broker_servicebus.codec import VIEW, Raw
-from broker_servicebus.messages import Buffer
+from broker_servicebus.messages import take_locked
 from tests.servers.servicebus import ServiceBusDouble
 from tests.servicebus.conftest import NAMESPACE, Listener, Open
 
@@ -38,7 +39,7 @@ SECONDS = 30.0
 QUIET = 3.0 if NAMESPACE else 0.3
 
 
-async def test_schedules_can_be_cancelled(open_bus: Open, topic: str):
+async def test_scheduled_messages_can_be_cancelled(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
@@ -61,7 +62,7 @@ async def test_schedules_can_be_cancelled(open_bus: Open, topic: str):
         await nothing_more(inbox, QUIET)
 
 
-async def test_a_time_to_live_ends(open_bus: Open, topic: str):
+async def test_expired_messages_are_not_delivered(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -89,7 +90,7 @@ async def test_a_queue_is_a_topic_with_one_subscription(open_bus: Open, topic: s
         await bus.admin.ensure_topic(topic, kind="topic")
 
 
-async def test_deletion_on_receipt(open_bus: Open, topic: str):
+async def test_receive_and_delete(open_bus: Open, topic: str):
     bus = await open_bus(receive_and_delete=True)
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
@@ -99,24 +100,24 @@ async def test_deletion_on_receipt(open_bus: Open, topic: str):
         await messages[0].ack()
 
 
-async def test_what_was_deleted_on_receipt_is_kept_for_as_long_as_it_waits(open_bus: Open, topic: str):
+async def test_buffered_messages_outlive_the_lock_with_receive_and_delete(open_bus: Open, topic: str):
     lock = 5.0 if NAMESPACE else 0.2
     bus = await open_bus(receive_and_delete=True, lease_seconds=lock)
     await bus.admin.ensure_topic(topic)
     source = await bus.backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), Listener())
-    # Each is larger than messages are taken for at first, so that more come than there is room for.
+    # Each is larger than the assumed size of a message, so more messages arrive than a fetch may return.
     await bus.topic(topic).publish_batch([bytes([number]) * 6000 for number in range(3)])
     seen: list[Message[bytes]] = []
     while len(seen) < 3:
         found = await source.fetch(3, 6200, SECONDS)
-        assert found, "what waited was dropped, and there is no other"
+        assert found, "the buffered messages were dropped"
         seen += found
         await let_pass(1.1 * lock)
     assert [message.data[0] for message in seen if message.data] == [0, 1, 2]
     await source.close()
 
 
-async def test_typed_values_are_in_native(open_bus: Open, topic: str):
+async def test_native_keeps_typed_values(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     onward = f"{topic}.onward"
@@ -146,7 +147,7 @@ async def test_typed_values_are_in_native(open_bus: Open, topic: str):
         assert message.native.subject == "made"
 
 
-async def test_what_the_client_cannot_encode_fails_alone(both_ways: Bus, topic: str):
+async def test_a_message_that_the_client_cannot_encode_fails_alone(both_ways: Bus, topic: str):
     bus = both_ways
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
@@ -186,7 +187,7 @@ async def test_batches_are_split_by_size(open_bus: Open, topic: str, double: Ser
         assert [message.id for message in await take(inbox, 10, SECONDS)] == [f"id-{number}" for number in range(10)]
 
 
-async def test_schedules_are_split_by_size(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_scheduled_messages_are_split_by_size(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     later = datetime.now(UTC) + timedelta(hours=1)
@@ -196,13 +197,11 @@ async def test_schedules_are_split_by_size(open_bus: Open, topic: str, double: S
     assert len({receipt.offset for receipt in receipts} - {None}) == 10
 
 
-async def test_a_refused_schedule_is_reported_for_its_message_only(
-    open_bus: Open, topic: str, double: ServiceBusDouble
-):
+async def test_a_refused_scheduled_message_fails_alone(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     later = datetime.now(UTC) + timedelta(hours=1)
-    # The request of all, and the first of those of one.
+    # Refuses the request with all messages, and the first one with a single message.
     double.fault(refuse="schedule-message", times=2, condition="amqp:resource-limit-exceeded", text="It is full.")
     with pytest.raises(PublishError) as raised:
         await bus.topic(topic).publish_batch([OutboundMessage(b"x", deliver_at=later) for _ in range(3)])
@@ -211,7 +210,7 @@ async def test_a_refused_schedule_is_reported_for_its_message_only(
 
 @pytest.mark.parametrize("rest", ["", "EntityPath=another;", "entityPath="])
 async def test_a_connection_string_is_enough(double: ServiceBusDouble, topic: str, rest: str):
-    """One that was copied from an entity's own policy names that entity; what it may do, the namespace decides."""
+    """A string that was copied from an entity's policy names that entity, which is ignored."""
     settings = ServiceBusSettings(
         connection_string=SecretStr(
             f"Endpoint=sb://127.0.0.1:{double.port};SharedAccessKeyName=RootManageSharedAccessKey;"
@@ -238,12 +237,12 @@ async def test_a_full_entity_is_reported_at_once(open_bus: Open, topic: str, dou
     await bus.topic(topic).publish(b"x")
 
 
-def test_what_waited_until_its_lock_ended_is_not_handed_over():
-    kept = Buffer()
+def test_buffered_messages_whose_lock_ended_are_dropped():
     native = ServiceBusReceivedMessage.__new__(ServiceBusReceivedMessage)
-    for name, until in (("lost", 0.0), ("ours", math.inf)):
-        kept.add([Message("orders", name.encode(), Raw(native, until), VIEW, None, 1)])
-    assert [message.data for message in kept.take(10, 10)] == [b"ours"]
+    locks = ((b"lost", 0.0), (b"ours", math.inf))
+    buffer = deque(Message("orders", name, Raw(native, until), VIEW, None, 1) for name, until in locks)
+    assert [message.data for message in take_locked(buffer, 10, 10)] == [b"ours"]
+    assert not buffer
 
 
 async def test_filters_of_rules(open_bus: Open, topic: str):
@@ -309,9 +308,7 @@ async def test_purge(open_bus: Open, topic: str):
 
 
 @pytest.mark.deep
-async def test_a_purge_waits_out_throttling_and_reports_what_it_cannot(
-    open_bus: Open, topic: str, double: ServiceBusDouble
-):
+async def test_a_purge_retries_throttling_and_raises_other_errors(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus(request_timeout=2)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -324,12 +321,12 @@ async def test_a_purge_waits_out_throttling_and_reports_what_it_cannot(
         ("amqp:not-found", NotFound),
     ):
         double.fault()
-        double.fault(refuse="open", times=1000, condition=condition, text="asked for")
+        double.fault(refuse="open", times=1000, condition=condition, text="injected")
         with pytest.raises(error, match=f"Purging topic '{topic}'"):
             await bus.admin.purge(topic)
 
 
-async def test_a_native_subscription_is_purged_by_any_case(open_bus: Open, topic: str):
+async def test_a_native_subscription_name_is_case_insensitive_in_a_purge(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     for name in ("billing", "shipping"):
@@ -341,7 +338,7 @@ async def test_a_native_subscription_is_purged_by_any_case(open_bus: Open, topic
         await bus.admin.purge(broker.native_name(f"{topic}/Subscriptions/nope"))
 
 
-async def test_times_that_do_not_fit_concern_their_message_alone(open_bus: Open, topic: str):
+async def test_a_message_with_an_impossible_time_fails_alone(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     never = datetime(9999, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-14)))
@@ -362,7 +359,7 @@ async def test_times_that_do_not_fit_concern_their_message_alone(open_bus: Open,
         assert {first.data, last.data} == {b"first", b"last"}
 
 
-async def test_ephemeral_subscriptions_go(open_bus: Open, topic: str):
+async def test_ephemeral_subscriptions_are_deleted_at_close(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription=broker.ephemeral()) as inbox:
@@ -372,7 +369,7 @@ async def test_ephemeral_subscriptions_go(open_bus: Open, topic: str):
     assert await bus.admin.subscriptions(topic) == []
 
 
-async def test_what_is_missing_is_reported(open_bus: Open, topic: str):
+async def test_missing_entities_are_reported(open_bus: Open, topic: str):
     bus = await open_bus()
     with pytest.raises(NotFound):
         await bus.topic(topic).publish(b"x")
@@ -384,7 +381,7 @@ async def test_what_is_missing_is_reported(open_bus: Open, topic: str):
         await bus.admin.ensure_topic(topic, retentions=1)
 
 
-async def test_what_was_closed_is_forgotten(open_bus: Open, topic: str):
+async def test_closed_sources_and_targets_are_dropped(open_bus: Open, topic: str):
     bus = await open_bus(session_idle=0.1)
     await bus.admin.ensure_topic(topic)
     for number in range(4):
@@ -392,6 +389,6 @@ async def test_what_was_closed_is_forgotten(open_bus: Open, topic: str):
             pass
         await bus.topic(topic).publish(b"x")
         await bus.topic(topic).close()
-    # One of each may wait to be replaced by the next.
+    # The next one drops the last one.
     assert len(bus.backend._sources) <= 1
     assert len(bus.backend._targets) <= 1

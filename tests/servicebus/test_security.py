@@ -1,4 +1,4 @@
-"""TLS, WebSockets and credentials, as a namespace of Azure asks for them, in front of the double."""
+"""TLS, WebSockets and credentials, as a namespace of Azure requires them, in front of the double."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SECONDS = 20.0
 
 
 class Gates(NamedTuple):
-    """Where the double is behind TLS.
+    """Ports of the double behind TLS.
 
-    :ivar common: what every URL says of the way there.
+    :ivar common: parameters of every URL.
     """
 
     amqps: int
@@ -49,7 +49,7 @@ async def gates(double: ServiceBusDouble, tmp_path: Path) -> AsyncIterator[Gates
 
 
 @pytest.mark.parametrize("way", ["amqps", "websocket"])
-async def test_messages_pass_over_tls(gates: Gates, double: ServiceBusDouble, topic: str, way: str):
+async def test_messages_over_tls(gates: Gates, double: ServiceBusDouble, topic: str, way: str):
     more = f"custom_endpoint=127.0.0.1:{getattr(gates, way)}&tls_ca={gates.authority}"
     transport = "&transport=websocket" if way == "websocket" else ""
     url = f"servicebus://RootManageSharedAccessKey:{double.key}@127.0.0.1?{gates.common}&{more}{transport}"
@@ -64,7 +64,7 @@ async def test_messages_pass_over_tls(gates: Gates, double: ServiceBusDouble, to
 
 
 @pytest.mark.parametrize("way", ["amqps", "websocket"])
-async def test_a_gateway_that_is_away_is_waited_for(gates: Gates, double: ServiceBusDouble, topic: str, way: str):
+async def test_a_publish_waits_for_an_unreachable_gateway(gates: Gates, double: ServiceBusDouble, topic: str, way: str):
     transport = "&transport=websocket" if way == "websocket" else ""
     with Proxy(getattr(gates, way)) as proxy:
         more = f"custom_endpoint=127.0.0.1:{proxy.port}&tls_ca={gates.authority}{transport}"
@@ -101,7 +101,7 @@ async def test_a_wrong_key_is_reported_over_tls(gates: Gates):
 
 
 async def test_a_missing_default_credential_is_reported(gates: Gates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    # Nothing of the developer's own, and no asking around for an identity of the machine.
+    # No credentials of the developer, and no requests for an identity of the machine.
     for name in ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")

@@ -1,4 +1,4 @@
-"""Sessions: keys in order with one consumer at a time, over processes, crashes and lost locks."""
+"""Sessions: the order per key with one consumer at a time, over several consumers and lost locks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_many_sessions_at_once_each_in_order(open_bus: Open, topic: str):
     assert len(seen) == 12
 
 
-async def test_ordered_consumers_make_subscriptions_with_sessions(open_bus: Open, topic: str):
+async def test_ordered_consumers_create_subscriptions_with_sessions(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing", ordered_by_key=True):
@@ -57,7 +57,7 @@ async def test_ordered_consumers_make_subscriptions_with_sessions(open_bus: Open
         assert described.native["requires_session"] is True
 
 
-async def test_session_lock_lost(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_lost_session_is_redelivered_in_order(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus(session_idle=0.1)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
@@ -66,13 +66,13 @@ async def test_session_lock_lost(open_bus: Open, topic: str, double: ServiceBusD
         (head,) = await take(inbox, 1, SECONDS)
         assert head.data == b"m-000000"
         double.fault(drop="links", address=f"{topic}/Subscriptions/billing")
-        await eventually(lambda: head.lease_lost, SECONDS, "the news that the session is lost")
+        await eventually(lambda: head.lease_lost, SECONDS, "the loss of the session")
         try:
             await head.ack()
         except LeaseLost:
             pass
         else:
-            raise AssertionError("an ack of a lost session went through")
+            raise AssertionError("an ack of a lost session succeeded")
         again: list[bytes | None] = []
         while len(again) < 4:
             (message,) = await take(inbox, 1, SECONDS)
@@ -81,7 +81,7 @@ async def test_session_lock_lost(open_bus: Open, topic: str, double: ServiceBusD
         assert again == numbered(4)
 
 
-@pytest.mark.parametrize("most", [1, 2], ids=["held to the brim", "with room for more"])
+@pytest.mark.parametrize("most", [1, 2], ids=["full", "with room"])
 async def test_a_lock_that_cannot_be_renewed_frees_its_slot(
     open_bus: Open, topic: str, double: ServiceBusDouble, most: int
 ):
@@ -90,16 +90,16 @@ async def test_a_lock_that_cannot_be_renewed_frees_its_slot(
     async with bus.messages(topic, subscription="billing", ordered_by_key=True, max_outstanding=most) as inbox:
         await bus.topic(topic).publish(b"x", key="k")
         (message,) = await take(inbox, 1, SECONDS)
-        # Only now: a lock that was refused before anybody had the message would bring it again, and be renewed then.
+        # After the fetch: an earlier refusal would redeliver the message, and its next lock would be renewed.
         lost = {"condition": "com.microsoft:session-lock-lost", "code": 410}
         double.fault(refuse="renew-session-lock", address=f"{topic}/Subscriptions/billing", **lost)
-        await eventually(lambda: message.lease_lost, SECONDS, "the news that the session is lost")
+        await eventually(lambda: message.lease_lost, SECONDS, "the loss of the session")
         (message,) = await take(inbox, 1, SECONDS)
         assert message.data == b"x"
         await message.ack()
 
 
-async def test_an_ack_without_an_answer_does_not_hold_up_its_key(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_an_unanswered_ack_does_not_block_its_key(open_bus: Open, topic: str, double: ServiceBusDouble):
     patient, bus = await open_bus(), await open_bus(request_timeout=2, session_idle=0.1)
     await patient.admin.ensure_topic(topic)
     await patient.admin.ensure_subscription(topic, "billing", requires_session=True)
@@ -109,7 +109,7 @@ async def test_an_ack_without_an_answer_does_not_hold_up_its_key(open_bus: Open,
         double.fault(swallow="com.microsoft:update-disposition")
         with pytest.raises(SettleError):
             await head.ack()
-        # It was carried out: what follows tells so.
+        # The server settled it, so the next messages follow.
         for body in numbered(3)[1:]:
             (message,) = await take(inbox, 1, SECONDS)
             assert message.data == body
@@ -157,7 +157,7 @@ async def test_a_session_is_renewed_while_a_handler_works(open_bus: Open, topic:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("fast", [True, False])
-async def test_waiting_for_a_session_is_no_failure(
+async def test_waiting_for_a_session_reports_no_failure(
     open_bus: Open, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fast: bool
 ):
     monkeypatch.setattr(sessions, "_ACCEPT_SECONDS", 0.3)
@@ -172,32 +172,32 @@ async def test_waiting_for_a_session_is_no_failure(
         assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"x"]
         await nothing_more(inbox, 1.5)
     assert breaks == []
-    told = [record.getMessage() for record in caplog.records if record.name.startswith(("broker", "azure"))]
-    assert [text for text in told if "failed" in text or "raised" in text] == []
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith(("broker", "azure"))]
+    assert [text for text in lines if "failed" in text or "raised" in text] == []
 
 
-async def test_an_interrupted_consumer_takes_no_session(open_bus: Open, topic: str):
+async def test_an_interrupted_consumer_accepts_no_session(open_bus: Open, topic: str):
     bus = await open_bus(session_idle=5)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
-    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=True)
-    stopped = await bus.backend.subscribe(asked, Listener())
-    # It holds one session, and waits for another.
+    subscription = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=True)
+    stopped = await bus.backend.subscribe(subscription, Listener())
+    # It has one session, and waits for another.
     await bus.topic(topic).publish(b"one", key="a")
     held = await stopped.fetch(10, 1_000_000, SECONDS)
     assert [message.data for message in held] == [b"one"]
-    # Who waits for a session takes one before any fetch: had it come sooner, it could have that one.
-    other = await bus.backend.subscribe(asked, Listener())
+    # A consumer accepts sessions before its first fetch, so this one must start after the first message.
+    other = await bus.backend.subscribe(subscription, Listener())
     assert await stopped.fetch(10, 1_000_000, 1.0) == []
     stopped.interrupt()
     await bus.topic(topic).publish_batch([OutboundMessage(b"two", key="b"), OutboundMessage(b"three", key="a")])
     (message,) = await other.fetch(10, 1_000_000, 3.0)
     assert message.data == b"two"
-    # Once nothing of a session is held it goes, too.
+    # A session without unsettled messages is released.
     assert await stopped.settle([Settlement(held[0], Outcome.ACK)]) == [None]
     (message,) = await other.fetch(10, 1_000_000, 3.0)
     assert (message.data, message.delivery_attempt) == (b"three", 1)
-    # And with the next fetch it goes on.
+    # The next fetch accepts sessions again.
     await bus.topic(topic).publish(b"four", key="c")
     await other.close()
     seen: set[bytes | None] = set()
@@ -208,16 +208,16 @@ async def test_an_interrupted_consumer_takes_no_session(open_bus: Open, topic: s
     await stopped.close()
 
 
-async def test_no_more_sessions_are_held_than_messages_may_be_out(open_bus: Open, topic: str):
+async def test_no_more_sessions_than_outstanding_messages(open_bus: Open, topic: str):
     bus = await open_bus(session_idle=0.1)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
-    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=True, max_outstanding=1)
-    busy = await bus.backend.subscribe(asked, Listener())
+    subscription = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=True, max_outstanding=1)
+    busy = await bus.backend.subscribe(subscription, Listener())
     await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % number, key=f"key-{number}") for number in range(4)])
     (held,) = await busy.fetch(1, 1_000_000, SECONDS)
-    # It has as much as it may have, so the other keys go to the next consumer.
-    other = await bus.backend.subscribe(asked, Listener())
+    # It is full, so the other keys go to the next consumer.
+    other = await bus.backend.subscribe(subscription, Listener())
     seen: set[bytes | None] = set()
     async with asyncio.timeout(SECONDS):
         while len(seen) < 3:

@@ -1,4 +1,4 @@
-"""Settling by batch and one by one, and what becomes of it when locks, links and connections are lost."""
+"""Settling in batches and one by one, and after lost locks, links and connections."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ async def test_one_request_settles_a_batch(open_bus: Open, topic: str, double: S
         messages = await take(inbox, 300, SECONDS)
         double.fault()
         await asyncio.gather(*(message.ack() for message in messages))
-        asked = double.requests()
-        assert asked["update-disposition"] < 10
+        requests = double.requests()
+        assert requests["update-disposition"] < 10
         assert await empty(bus, topic)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
-async def test_what_was_too_much_at_once_keeps_its_lock(open_bus: Open, topic: str, sessions: bool):
+async def test_locks_of_buffered_messages_are_renewed(open_bus: Open, topic: str, sessions: bool):
     bus = await open_bus(lease_seconds=2)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
-    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
-    source = await bus.backend.subscribe(asked, Listener())
+    subscription = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
+    source = await bus.backend.subscribe(subscription, Listener())
     await bus.topic(topic).publish_batch([OutboundMessage(bytes(4000), key="k") for _ in range(5)])
     while not (found := list(await source.fetch(5, 5000, 1.0))):
         pass
     assert len(found) == 1
-    waited = asyncio.ensure_future(let_pass(5.0))  # two locks and a half
+    waited = asyncio.ensure_future(let_pass(5.0))  # two and a half lock durations
     while not waited.done():
         await source.extend(found)
         await asyncio.wait({waited}, timeout=0.5)
@@ -78,7 +78,7 @@ async def test_what_was_too_much_at_once_keeps_its_lock(open_bus: Open, topic: s
     assert await empty(bus, topic)
 
 
-async def test_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str):
+async def test_delivery_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str):
     bus = both_ways
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing", dead_letter=DROP, retry=Retry(initial=0.01)) as inbox:
@@ -99,7 +99,7 @@ async def test_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str
         assert letter.native.dead_letter_reason == "worthless"
 
 
-async def test_a_native_dead_letter_has_the_error_of_the_handler(both_ways: Bus, topic: str):
+async def test_a_native_dead_letter_carries_the_error_of_the_handler(both_ways: Bus, topic: str):
     bus = both_ways
 
     async def handle(message: Message[bytes]) -> None:
@@ -111,10 +111,10 @@ async def test_a_native_dead_letter_has_the_error_of_the_handler(both_ways: Bus,
         work = asyncio.ensure_future(inbox.receive(handle))
         dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
 
-        async def is_there() -> bool:
+        async def is_dead() -> bool:
             return (await bus.admin.lag(dead, "queue")).waiting == 1
 
-        await eventually(is_there, SECONDS, "the dead letter")
+        await eventually(is_dead, SECONDS, "the dead letter")
         inbox.stop()
         await work
     (letter,) = await bus.admin.list_dead(dead)
@@ -140,7 +140,7 @@ async def test_native_dead_letters_are_listed_and_redriven(open_bus: Open, topic
         assert sorted(message.data or b"" for message in await take(inbox, 5, SECONDS)) == numbered(5)
 
 
-async def test_one_lost_lock_of_many_costs_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_one_lost_lock_in_a_batch_needs_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
@@ -159,7 +159,7 @@ async def test_one_lost_lock_of_many_costs_few_requests(open_bus: Open, topic: s
         assert await empty(bus, topic)
 
 
-async def test_all_locks_lost_costs_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_batch_of_lost_locks_needs_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
@@ -172,7 +172,7 @@ async def test_all_locks_lost_costs_few_requests(open_bus: Open, topic: str, dou
         assert double.requests().get("update-disposition", 0) < 60
 
 
-async def test_link_dropped_before_an_ack(both_ways: Bus, topic: str, double: ServiceBusDouble):
+async def test_acks_succeed_after_a_dropped_link(both_ways: Bus, topic: str, double: ServiceBusDouble):
     bus = both_ways
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
@@ -184,28 +184,29 @@ async def test_link_dropped_before_an_ack(both_ways: Bus, topic: str, double: Se
         assert await empty(bus, topic)
 
 
-async def test_answer_to_an_ack_is_lost(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_an_unanswered_ack_has_an_unknown_outcome(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus(request_timeout=1, settle_timeout=5)
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
         await bus.topic(topic).publish(b"x")
         (message,) = await take(inbox, 1, SECONDS)
         double.fault(swallow="com.microsoft:update-disposition")
-        # It was carried out, and the client cannot know.
+        # The server settled it, which the client cannot know.
         with pytest.raises(SettleError):
             await message.ack()
         assert await empty(bus, topic)
 
 
 @pytest.mark.deep
-async def test_connection_cut_in_the_middle_of_acks(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_no_message_is_lost_when_connections_are_cut_during_acks(
+    open_bus: Open, topic: str, double: ServiceBusDouble
+):
     with Proxy(double.port) as proxy:
         bus = await open_bus(double.url_at(proxy.port), lease_seconds=2, deduplication_window=0)
         events: list[Event] = []
         bus.hooks.listen(events.append)
         await bus.admin.ensure_topic(topic)
         seen: Counter[bytes | None] = Counter()
-        # Whatever hangs is to be seen where it does.
         async with asyncio.timeout(60), bus.messages(topic, subscription="billing") as inbox:
             await bus.topic(topic).publish_batch(numbered(200))
             while len(seen) < 200 or not await empty(bus, topic):
@@ -222,7 +223,7 @@ async def test_connection_cut_in_the_middle_of_acks(open_bus: Open, topic: str, 
         assert any(isinstance(event, Connected) and event.again for event in events)
 
 
-async def test_throttling_is_waited_out(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_throttled_requests_are_retried(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     busy = {"condition": "com.microsoft:server-busy", "text": "The request was terminated because it is throttled."}
@@ -232,12 +233,12 @@ async def test_throttling_is_waited_out(open_bus: Open, topic: str, double: Serv
         (message,) = await take(inbox, 1, SECONDS)
         double.fault(refuse="update-disposition", times=2, code=503, **busy)
         await message.ack()
-        asked = double.requests()
-        assert asked["send"] >= 4
+        requests = double.requests()
+        assert requests["send"] >= 4
         assert await empty(bus, topic)
 
 
-async def test_entity_deleted_while_consuming(open_bus: Open, topic: str):
+async def test_a_deleted_entity_ends_its_consumer(open_bus: Open, topic: str):
     from broker.errors import NotFound
 
     bus = await open_bus()
@@ -251,7 +252,7 @@ async def test_entity_deleted_while_consuming(open_bus: Open, topic: str):
                 await waiting
 
 
-async def test_credentials_refused_while_running(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_refused_credentials_fail_a_publish(open_bus: Open, topic: str, double: ServiceBusDouble):
     from broker.errors import AuthenticationFailed, BrokerError
 
     bus = await open_bus(publish_timeout=2)
@@ -264,8 +265,8 @@ async def test_credentials_refused_while_running(open_bus: Open, topic: str, dou
     await bus.topic(topic).publish(b"x")
 
 
-async def test_surplus_comes_back(open_bus: Open, topic: str):
-    """What a closed consumer had fetched and not handed over comes at once, as the first delivery."""
+async def test_a_closed_consumer_releases_prefetched_messages(open_bus: Open, topic: str):
+    """They are redelivered at once, and count as their first delivery."""
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -288,7 +289,7 @@ async def test_a_dropped_connection_is_reported_as_connected_again(
     async with bus.messages(topic, subscription="billing"):
         double.fault(drop="connections")
         await eventually(
-            lambda: any(isinstance(event, Connected) and event.again for event in events), SECONDS, "the return"
+            lambda: any(isinstance(event, Connected) and event.again for event in events), SECONDS, "the reconnect"
         )
 
 
@@ -296,12 +297,12 @@ async def test_a_dropped_connection_is_reported_as_connected_again(
 async def test_a_lock_is_renewed_long_before_it_ends(
     open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
 ):
-    # A consumer asks every third of a lock: what is not renewed now has less than half of it left the next time.
+    # A consumer renews every third of the lock duration: a lock that is skipped now has less than half left then.
     bus = await open_bus(lease_seconds=5.0)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
-    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
-    source = await bus.backend.subscribe(asked, Listener())
+    subscription = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
+    source = await bus.backend.subscribe(subscription, Listener())
     await bus.topic(topic).publish(b"x", key="k")
     messages: list[Message[bytes]] = []
     while not messages:
@@ -313,8 +314,8 @@ async def test_a_lock_is_renewed_long_before_it_ends(
     await source.close()
 
 
-async def test_what_was_acked_meanwhile_is_not_renewed(open_bus: Open, topic: str, double: ServiceBusDouble):
-    # One lock that is gone has the whole request refused, and some of those that are held pass for lost.
+async def test_messages_acked_meanwhile_are_not_renewed(open_bus: Open, topic: str, double: ServiceBusDouble):
+    # The server refuses a whole request for one settled message, and valid locks would be reported lost.
     bus = await open_bus(lease_seconds=5.0)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -333,14 +334,14 @@ async def test_what_was_acked_meanwhile_is_not_renewed(open_bus: Open, topic: st
 
 
 @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
-async def test_a_close_that_is_cut_off_still_lets_go(open_bus: Open, topic: str, sessions: bool):
+async def test_a_cancelled_close_continues(open_bus: Open, topic: str, sessions: bool):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
-    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
-    source = await bus.backend.subscribe(asked, Listener())
+    subscription = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
+    source = await bus.backend.subscribe(subscription, Listener())
     await bus.topic(topic).publish_batch([OutboundMessage(bytes(4000), key="k") for _ in range(2)])
-    # One is handed over, the other waits in the source.
+    # One is returned, the other is buffered in the source.
     while not await source.fetch(2, 5000, 1.0):
         pass
     await let_pass(0.2)
@@ -348,7 +349,7 @@ async def test_a_close_that_is_cut_off_still_lets_go(open_bus: Open, topic: str,
     await asyncio.sleep(0)
     closing.cancel()
     await asyncio.wait({closing})
-    await eventually(lambda: source.closed, SECONDS, "the end of what was begun")
+    await eventually(lambda: source.closed, SECONDS, "the end of the close")
     async with bus.messages(topic, subscription="billing", ordered_by_key=sessions) as inbox:
         assert await take(inbox, 1, SECONDS)
 
@@ -357,12 +358,12 @@ async def test_messages_that_arrive_between_fetches_go_to_other_consumers(open_b
     bus = await open_bus(lease_seconds=5.0)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
-    asked = MessageSubscription(topic=topic, subscription="billing")
-    busy = await bus.backend.subscribe(asked, Listener())
-    other = await bus.backend.subscribe(asked, Listener())
+    subscription = MessageSubscription(topic=topic, subscription="billing")
+    busy = await bus.backend.subscribe(subscription, Listener())
+    other = await bus.backend.subscribe(subscription, Listener())
     await bus.topic(topic).publish(b"one")
     assert [message.data for message in await busy.fetch(10, 1_000_000, SECONDS)] == [b"one"]
-    # It has credit for nine more, and works on the first for as long as it likes.
+    # Its link has credit for nine more messages.
     await bus.topic(topic).publish(b"two")
     (message,) = await other.fetch(10, 1_000_000, 3.0)
     assert (message.data, message.delivery_attempt) == (b"two", 1)
@@ -370,7 +371,7 @@ async def test_messages_that_arrive_between_fetches_go_to_other_consumers(open_b
     await other.close()
 
 
-async def test_giving_back_costs_a_slow_consumer_little(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_releases_of_a_slow_consumer_need_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
@@ -387,11 +388,11 @@ async def test_giving_back_costs_a_slow_consumer_little(open_bus: Open, topic: s
         while len(seen) < 60:
             batch = await inbox.next_batch(10, timeout=SECONDS)
             seen.update((message.data, message.delivery_attempt) for message in batch)
-            await asyncio.sleep(0.15)  # a handler that takes longer than credit is left out for
+            await asyncio.sleep(0.15)  # longer than the source keeps its credit without a fetch
             await batch.ack()
         await publishing
-        asked = double.requests()
-    # Each once, as its first delivery; a round trip and a few dispositions for messages that arrived between fetches.
+        requests = double.requests()
+    # Each is delivered once; messages that arrive between fetches need a round trip and a few dispositions.
     assert seen == Counter({(body, 1): 1 for body in numbered(60)})
-    assert asked.get("peek-message", 0) <= 10
-    assert asked.get("settle", 0) <= 30
+    assert requests.get("peek-message", 0) <= 10
+    assert requests.get("settle", 0) <= 30

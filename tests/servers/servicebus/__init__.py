@@ -1,4 +1,4 @@
-"""A test double of Azure Service Bus, on python-qpid-proton: our own reading of its protocol, and never the service.
+"""A test double of Azure Service Bus, on python-qpid-proton: an implementation of its protocol, not the service.
 
 No server of Microsoft's can be installed without containers. What the double answers follows the published protocol
 guide, "AMQP 1.0 in Service Bus: request-response-based operations", and what azure-servicebus insists on. The same

@@ -1,4 +1,4 @@
-"""The administration endpoint of the double: Atom XML over HTTP, as ServiceBusAdministrationClient asks for it.
+"""The administration endpoint of the double: Atom XML over HTTP, as ServiceBusAdministrationClient requests it.
 
 Elements that the double does not know are kept as they came and given back. What `/$double/` answers is not part of
 Service Bus: tests set faults there. One thread per request, each under the namespace's lock.
@@ -123,7 +123,7 @@ class _Requests(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    # Asking.
+    # Reads.
 
     def _get(self, parts: list[str], query: dict[str, str], _: bytes) -> tuple[int, ET.Element]:
         namespace = self.server.namespace
@@ -152,7 +152,7 @@ class _Requests(BaseHTTPRequestHandler):
             kind = "queue" if place.name.lower() in namespace.queues else "topic"
             return 200, self._described(kind, place.name)
         except KeyError:
-            # What is not there is a feed of nothing, and not an error.
+            # A missing entity is an empty feed, not an error.
             return 200, ET.Element(f"{{{ATOM}}}feed")
 
     def _described(self, kind: str, name: str, subscription: str = "") -> ET.Element:
@@ -169,7 +169,7 @@ class _Requests(BaseHTTPRequestHandler):
             kind, entity.properties, (entity, letters)
         ))  # fmt: skip
 
-    # Changing.
+    # Changes.
 
     def _put(self, parts: list[str], _: dict[str, str], body: bytes) -> tuple[int, ET.Element]:
         namespace = self.server.namespace
@@ -231,7 +231,7 @@ class _Requests(BaseHTTPRequestHandler):
 
 
 class _Place:
-    """A path: the name of a queue or topic, which may have slashes, and what comes after it."""
+    """The parts of a path: the name of a queue or topic, which may have slashes, and the rest."""
 
     def __init__(self, parts: list[str]) -> None:
         lower = [part.lower() for part in parts]
@@ -387,7 +387,7 @@ def _seconds(text: str | None) -> float | None:
     if not text:
         return None
     match = re.fullmatch(r"P(?=.)(?:([\d.]+)D)?(?:T(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?", text)
-    if match is None or float(match[1] or 0) > 10_675_199:  # what .NET counts
+    if match is None or float(match[1] or 0) > 10_675_199:  # the maximum in .NET
         raise Refused("bad-request", f"{text} is no duration")
     days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
     total = days * 86_400 + hours * 3600 + minutes * 60 + seconds

@@ -38,7 +38,7 @@ logger = logging.getLogger("servicebus-double")
 
 TICK: Final = 0.02
 IDLE_TICK: Final = 0.2
-"""While no client is there: one double stands beside the tests of each process, few of which speak to it."""
+"""Without clients: each test process has a double, and few of its tests use it."""
 CREDIT: Final = 500
 _TICKS_OF_1970: Final = 621_355_968_000_000_000
 
@@ -85,7 +85,7 @@ class Amqp(Handler):
             if kind in ("connections", "closed"):
                 for connection in list(self._connections.values()):
                     drop(connection, politely=kind == "closed")
-                    # It is over for the service, however long the client takes to say so: nothing is handed out there.
+                    # For the service the link has ended, although the client has not answered: nothing is delivered.
                     self._gone(connection)
             else:
                 for link, where in list(self._links.values()):

@@ -27,14 +27,14 @@ _ROOT = Path(__file__).parents[3]
 
 
 def missing() -> str | None:
-    """Why there is no double on this machine; None if there is one."""
+    """Why the double cannot run on this machine; None if it can."""
     if find_spec("proton") is not None and find_spec("cproton") is not None:
         return None
     return "python-qpid-proton is not built here: it needs a C compiler, make setup says more"
 
 
 class ServiceBusDouble(ServerProcess):
-    """One run of the double after the other, over one directory.
+    """Consecutive runs of the double over one directory.
 
     :param shortest_lock: seconds; the service takes no lock of less than 5, for whose end tests would wait too long.
     """
@@ -59,7 +59,7 @@ class ServiceBusDouble(ServerProcess):
 
     @property
     def connection_string(self) -> str:
-        """What the raw client takes."""
+        """The connection string for the raw client."""
         return (
             f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName=RootManageSharedAccessKey;"
             f"SharedAccessKey={self.key};UseDevelopmentEmulator=true;"
@@ -85,14 +85,14 @@ class ServiceBusDouble(ServerProcess):
         return self
 
     def fault(self, **fault: Any) -> dict[str, int]:
-        """Have it do something wrong, see `Faults.add`; nothing clears all. How many requests of each kind came."""
+        """Inject a fault, see `Faults.add`; without arguments remove all. Returns the number of requests by kind."""
         asked = HTTPConnection("127.0.0.1", self.admin_port)
         with contextlib.closing(asked):
             asked.request("POST", "/$double/faults", json.dumps(fault))
             return json.loads(asked.getresponse().read())
 
     def requests(self) -> dict[str, int]:
-        """How many requests of each kind there were since the faults were cleared."""
+        """The number of requests by kind since the faults were removed."""
         asked = HTTPConnection("127.0.0.1", self.admin_port)
         with contextlib.closing(asked):
             asked.request("POST", "/$double/requests")

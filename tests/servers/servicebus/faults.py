@@ -14,7 +14,7 @@ __all__ = ["Faults"]
 
 
 class Faults:
-    """The faults that are to come."""
+    """The injected faults."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Faults:
         self._drops: list[tuple[str, str]] = []
         self._swallowed: dict[str, int] = {}
         self.requests: dict[str, int] = {}
-        """How many of each management operation there were."""
+        """The number of management operations by kind."""
 
     def add(self, fault: dict[str, Any]) -> None:
         """One of `{"refuse": "send|open|settle|<operation>", "times", "condition", "text", "code"}`,
@@ -43,7 +43,7 @@ class Faults:
             self.requests.clear()
 
     def check(self, operation: str, address: str) -> None:
-        """Fail if that was asked for.
+        """Fail if a fault says so.
 
         :raises Refused: it was.
         """
@@ -57,7 +57,7 @@ class Faults:
                     raise Refused(fault["condition"], fault.get("text", "asked for"), int(fault.get("code", 500)))
 
     def swallows(self, operation: str) -> bool:
-        """Whether the answer is not to be sent."""
+        """Whether to withhold the answer."""
         with self._lock:
             left = self._swallowed.get(operation, 0)
             if left > 0:

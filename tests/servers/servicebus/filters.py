@@ -22,11 +22,11 @@ _KEYWORDS: Final = frozenset({"and", "or", "not", "is", "null", "in", "like", "e
 
 
 class FilterRefused(ValueError):
-    """The double does not know this filter."""
+    """The double does not support this filter."""
 
 
 class Subject(NamedTuple):
-    """What filters see of a message; system properties by the names that SQL has for them, in lower case."""
+    """The properties of a message that filters read; system properties by their SQL names, in lower case."""
 
     system: Mapping[str, Any]
     user: Mapping[str, Any]
@@ -37,7 +37,7 @@ _Value = Callable[[Subject], Any]
 
 
 class Correlation(NamedTuple):
-    """Every field that is given must be equal."""
+    """All given fields must be equal."""
 
     system: Mapping[str, str]
     user: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Correlation(NamedTuple):
 
 
 def parse_sql(expression: str) -> Matches:
-    """The test that an expression stands for.
+    """The predicate of an expression.
 
     :raises FilterRefused: it is not in the subset.
     """

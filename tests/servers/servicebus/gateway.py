@@ -1,4 +1,4 @@
-"""TLS and WebSockets in front of the double, which itself speaks plain AMQP and HTTP, as a namespace has them.
+"""TLS and WebSockets, as a namespace has them, in front of the double, which speaks plain AMQP and HTTP.
 
 Loopback only, ports of its own; used on one event loop, which is the caller's.
 """
@@ -20,7 +20,7 @@ _CHUNK: Final = 65_536
 
 @asynccontextmanager
 async def tls_in_front_of(port: int, tls: ssl.SSLContext) -> AsyncGenerator[int]:
-    """A port that takes TLS and hands on what is in it to `port`."""
+    """A TLS port that forwards to `port`."""
     handlers: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def websocket_in_front_of(port: int, tls: ssl.SSLContext) -> AsyncGenerator[int]:
-    """A port that takes WebSockets over TLS and hands on what is in them to `port`."""
+    """A port for WebSockets over TLS that forwards to `port`."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=("AMQPWSB10",))

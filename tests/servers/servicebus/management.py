@@ -39,7 +39,7 @@ class Management:
             raise Refused("amqp:unauthorized-access", "A valid token is needed: put one on $cbs.", 401)
 
     def do(self, connection: int, address: str, operation: str, request: Message) -> Answer:
-        """Carry it out: status, text, body and condition.
+        """Execute a request; returns status, text, body and condition.
 
         :raises Refused: it cannot be done.
         """
@@ -100,7 +100,7 @@ class Management:
                 messages.append({"message": held.encode(), "lock-token": uuid.UUID(bytes_le=token.encode())})
         return {"messages": messages}
 
-    # Looking and scheduling.
+    # Browsing and scheduling.
 
     def _peek_message(self, entity: Entity, body: Any, _: str) -> Any:
         session, most = body.get("session-id"), int(body["message-count"])
@@ -138,7 +138,7 @@ class Management:
 
 
 def check_token(token: str, key: str) -> float:
-    """Until when it is valid.
+    """The time at which a token expires.
 
     :raises Refused: it is no token of this key, or was.
     """
@@ -154,7 +154,7 @@ def check_token(token: str, key: str) -> float:
 
 
 def said(refused: Refused) -> Condition:
-    """A refusal as clients read it; one without further information makes pyamqp wait for ever."""
+    """An error as clients expect it; without further information pyamqp waits for ever."""
     return Condition(refused.condition, str(refused), {symbol("info"): "double"})
 
 

@@ -1,4 +1,4 @@
-"""All entities of the double: what exists, where messages go, what duplicates are, and what outlives a restart."""
+"""All entities of the double: creation, routing, duplicate detection and restarts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_HOPS: Final = 4
 
 
 class Topic:
-    """A topic, or the topic-like side of a queue: where messages are sent."""
+    """A topic, or the sending side of a queue."""
 
     def __init__(self, name: str, properties: dict[str, Any]) -> None:
         self.name = name
@@ -53,14 +53,14 @@ class Topic:
 
 
 class Namespace:
-    """The double's memory; hold `lock` to use it."""
+    """The double's state; hold `lock` to use it."""
 
     def __init__(self, directory: Path) -> None:
         self.lock = threading.RLock()
         self.queues: dict[str, Entity] = {}
         self.topics: dict[str, Topic] = {}
         self.entities: dict[str, Entity] = {}
-        """Everything that can be received from, by its path in lower case."""
+        """All entities to receive from, by path in lower case."""
         self.dirty: set[Entity] = set()
         self._sequence = 0
         self._seen: dict[str, dict[str, float]] = {}
@@ -99,7 +99,7 @@ class Namespace:
         return entity
 
     def set_rule(self, topic: str, subscription: str, rule: str, filter_: dict[str, Any]) -> None:
-        """Make a rule, or replace it.
+        """Create or replace a rule.
 
         :raises Refused: the double does not know the filter.
         """
@@ -151,7 +151,7 @@ class Namespace:
     # Messages.
 
     def send(self, address: str, raw: bytes, hops: int = 0) -> int:
-        """Put a message where it belongs; its sequence number.
+        """Route a message; returns its sequence number.
 
         :raises Refused: there is no such entity, or the message does not fit it.
         """
@@ -251,7 +251,7 @@ class Namespace:
         return False
 
     def entity(self, address: str) -> Entity | None:
-        """What can be received from at this address."""
+        """The entity to receive from at this address."""
         return self.entities.get(address.strip("/").lower())
 
     def _make(self, path: str, properties: dict[str, Any]) -> Entity:

@@ -1,4 +1,4 @@
-"""Rules of subscriptions: compiled, and what they look at."""
+"""Rules of subscriptions, compiled, and the properties that they read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def always(_: Subject) -> bool:
 
 
 def compile_rule(filter_: dict[str, Any]) -> Matches:
-    """:raises Refused: the double does not know the filter."""
+    """:raises Refused: the double does not support the filter."""
     kind = filter_["kind"]
     if kind == "true":
         return always
@@ -32,7 +32,7 @@ def compile_rule(filter_: dict[str, Any]) -> Matches:
 
 
 def subject_of(message: Message) -> Subject:
-    """What rules see of a message."""
+    """The properties of a message that rules read."""
     system = {
         "label": message.subject,
         "subject": message.subject,

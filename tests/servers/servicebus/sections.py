@@ -1,4 +1,4 @@
-"""Encoded AMQP messages, taken apart and put together without decoding what the double does not touch.
+"""Encoded AMQP messages, split and reassembled without decoding sections that the double does not change.
 
 A message goes out with the bytes it came in with, so that typed values stay what they were. Pure functions.
 """

@@ -1,4 +1,4 @@
-"""What becomes of acks and leases where calls break and single ids are refused, as by exactly-once subscriptions."""
+"""Acks and leases after broken calls and refused ids, as of exactly-once subscriptions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BROKEN = fails(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 class Answers:
-    """As much of a connection as a settler uses: each call gets the next of these answers."""
+    """The part of a connection that a settler uses: each call gets the next of these answers."""
 
     def __init__(self, *answers: grpc.aio.AioRpcError | None) -> None:
         self.settings = PubSubSettings(project="my-project", settle_timeout=5.0)
@@ -68,7 +68,7 @@ async def test_a_refused_ack_is_lost():
     assert second is None
 
 
-async def test_an_ack_that_is_refused_after_an_answer_was_lost_is_unknown():
+async def test_the_outcome_of_an_ack_that_is_refused_after_a_lost_answer_is_unknown():
     first, second = await acked(BROKEN, refuses("a"))
     assert isinstance(first, SettleError)
     assert not isinstance(first, LeaseLost)
@@ -80,14 +80,14 @@ async def test_an_ack_that_was_never_sent_is_lost():
     assert isinstance(first, LeaseLost)
 
 
-async def test_a_renewal_that_is_refused_is_lost_whatever_went_before():
+async def test_a_renewal_that_is_refused_after_a_lost_answer_is_lost():
     first, second = await settler(BROKEN, refuses("a")).extend([message("a"), message("b")])
     assert isinstance(first, LeaseLost)
     assert second is None
 
 
 class Server:
-    """Gives one message, and sets no lease."""
+    """Delivers one message, and refuses to set its lease."""
 
     def __init__(self) -> None:
         self.settings = PubSubSettings(project="my-project", emulator_host="localhost:1", lease_seconds=30.0)
@@ -98,8 +98,8 @@ class Server:
         return Methods.PULL.response(received_messages=[{"ack_id": "a", "message": {"data": b"x"}}])
 
 
-async def test_a_lease_that_could_not_be_set_is_the_subscriptions_own():
-    """Else an ack after its end is taken for one in time, which a plain subscription takes and forgets."""
+async def test_a_lease_that_cannot_be_set_is_that_of_the_subscription():
+    """Otherwise a late ack would pass for one in time, which a plain subscription accepts and ignores."""
     connection: Any = Server()
     made, listener = SimpleNamespace(name="s", ack_deadline_seconds=10), cast("SourceListener", None)
     source = PubSubMessageSource(connection, "orders", "s", made, listener, max_outstanding=1, ephemeral=False)

@@ -1,4 +1,4 @@
-"""What becomes of calls of the client whose caller is gone."""
+"""Blocking calls of the client whose caller was cancelled."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.settings import PulsarSettings
 
 
-async def test_what_is_made_for_a_caller_that_was_cancelled_is_discarded():
-    """Else a consumer stays on the broker, which sends it messages that nobody gets."""
+async def test_a_result_is_discarded_when_its_caller_was_cancelled():
+    """Otherwise the broker would keep sending messages to a consumer that nothing reads."""
     connection = Connection(PulsarSettings(), Hooks())
-    begun, go_on, discarded = threading.Event(), threading.Event(), threading.Event()
-    kept: list[str] = []
+    started, finish, discarded = threading.Event(), threading.Event(), threading.Event()
+    closed: list[str] = []
 
-    def make() -> str:
-        begun.set()
-        go_on.wait(10)
+    def create() -> str:
+        started.set()
+        finish.wait(10)
         return "consumer"
 
     def discard(made: str) -> None:
-        kept.append(made)
+        closed.append(made)
         discarded.set()
 
-    making = asyncio.ensure_future(connection.create(make, discard))
-    await asyncio.to_thread(begun.wait, 10)
-    making.cancel()
+    creating = asyncio.ensure_future(connection.create(create, discard))
+    await asyncio.to_thread(started.wait, 10)
+    creating.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await making
-    go_on.set()
+        await creating
+    finish.set()
     assert await asyncio.to_thread(discarded.wait, 10)
-    assert kept == ["consumer"]
-    assert await connection.create(make, discard) == "consumer"
-    assert kept == ["consumer"]
+    assert closed == ["consumer"]
+    assert await connection.create(create, discard) == "consumer"
+    assert closed == ["consumer"]
     await connection.close()

@@ -1,4 +1,4 @@
-"""Which refusals of Pulsar's HTTP API are asked for again: the table, without a broker."""
+"""Which errors of Pulsar's HTTP API are transient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Message: org.apache.bookkeeper.mledger.ManagedLedgerException: Not enough non-fa
         (504, ""),
     ],
 )
-def test_for_a_moment(status: int, reason: str) -> None:
+def test_transient_statuses(status: int, reason: str) -> None:
     assert is_transient_status(status, reason)
     assert http_error(status, reason, "A topic").retriable
 
@@ -55,15 +55,15 @@ def test_for_a_moment(status: int, reason: str) -> None:
         (501, ""),
     ],
 )
-def test_for_good(status: int, reason: str) -> None:
+def test_permanent_statuses(status: int, reason: str) -> None:
     assert not is_transient_status(status, reason)
 
 
-def test_a_broker_that_bounds_its_requests_says_what_to_raise() -> None:
+def test_a_rate_limit_names_its_setting() -> None:
     assert "httpRequestsMaxPerSecond" in http_error(429, "Too Many Requests", "A topic").advice
 
 
-def test_the_brokers_stack_is_left_out() -> None:
+def test_the_stack_trace_of_the_broker_is_omitted() -> None:
     stack = "\nStacktrace:\n\njava.lang.IllegalStateException\n\tat org.apache.pulsar.Broker.go(Broker.java:1)"
     assert http_error(500, NO_BOOKIE + stack, "A topic").message == (
         "A topic: the broker answers 500: org.apache.bookkeeper.mledger.ManagedLedgerException: "
@@ -71,13 +71,13 @@ def test_the_brokers_stack_is_left_out() -> None:
     )
 
 
-def test_a_broker_that_is_away_may_come_back() -> None:
+def test_a_broken_connection_is_transient() -> None:
     assert is_transient_failure(ConnectionFailed("away", native=ConnectionRefusedError()))
     assert is_transient_failure(ConnectionFailed("cut", native=ConnectionResetError()))
     assert is_transient_failure(ConnectionFailed("cut in the handshake", native=ssl.SSLEOFError()))
 
 
-def test_what_is_not_trusted_will_not_be() -> None:
+def test_a_refused_certificate_is_permanent() -> None:
     assert not is_transient_failure(ConnectionFailed("not trusted", native=ssl.SSLCertVerificationError()))
     assert not is_transient_failure(ConnectionFailed("no certificate", native=ssl.SSLError()))
     assert not is_transient_failure(ConnectionFailed("for good", native=OSError(), retriable=False))

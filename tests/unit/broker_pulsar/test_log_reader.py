@@ -1,4 +1,4 @@
-"""A reader of Pulsar that was moved: its broker does not know it until it has come back."""
+"""A reader after a seek: the broker does not know it until it has reconnected."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from broker_pulsar.client import has_more, pulsar
 
 
-class Moved:
-    """Stands in for a reader whose broker does not know it the first few times; when that is so cannot be had."""
+class SeekingReader:
+    """A reader that the broker does not know at the first `unknown` requests, which no server does on demand."""
 
     def __init__(self, unknown: int) -> None:
         self.unknown = unknown
@@ -22,12 +22,12 @@ class Moved:
         return True
 
 
-def test_a_reader_that_comes_back_is_asked_again() -> None:
-    reader: Any = Moved(2)
+def test_the_request_is_repeated_until_the_broker_knows_the_reader() -> None:
+    reader: Any = SeekingReader(2)
     assert has_more(reader, 30.0)
 
 
-def test_one_that_does_not_come_back_is_told_in_time() -> None:
-    reader: Any = Moved(1_000_000)
+def test_the_error_is_raised_after_the_patience() -> None:
+    reader: Any = SeekingReader(1_000_000)
     with pytest.raises(pulsar.BrokerMetadataError):
         has_more(reader, 0.0)

@@ -1,4 +1,4 @@
-"""The thread that receives for a consumer: what a call changes, and when the next batch is received."""
+"""The receiving thread of a consumer: calls between receives, and what is received after them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from broker_pulsar.receiving import Receiver
 from broker_pulsar.settings import PulsarSettings
 
 BLOCKED = 0.1
-"""Seconds that a handler keeps the loop to itself."""
+"""Seconds for which a handler blocks the loop."""
 
 
 class Consumer:
-    """As much of the client's consumer as a receiver uses."""
+    """The part of the client's consumer that a receiver uses."""
 
     def __init__(self) -> None:
         self.waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -38,35 +38,35 @@ class Consumer:
         pass
 
 
-class Host:
-    """Keeps what it is told."""
+class Listener:
+    """Records what arrives."""
 
     def __init__(self) -> None:
-        self.came: list[str] = []
-        self.translated = asyncio.Event()
+        self.messages: list[str] = []
+        self.arrival = asyncio.Event()
 
     def arrived(self, receiver: Receiver, messages: Sequence[Any]) -> None:
-        self.came += messages
-        self.translated.set()
+        self.messages += messages
+        self.arrival.set()
 
     def failed(self, receiver: Receiver, error: BrokerError) -> None:
-        raise AssertionError("nothing fails here") from error
+        raise AssertionError("an unexpected failure") from error
 
 
-async def test_what_a_call_brings_is_received_when_it_is_asked_for():
-    """Else what comes by a seek is taken for what came before it, and is passed over for good."""
-    consumer, listener = Consumer(), Host()
+async def test_messages_of_a_call_need_a_new_request():
+    """Otherwise messages that follow a seek would be dropped as messages from before it."""
+    consumer, listener = Consumer(), Listener()
     receiver = Receiver(consumer, listener, "orders[0]")
     receiver.request()
-    moving = asyncio.ensure_future(receiver.call(lambda: consumer.waiting.put("after the seek")))
+    seeking = asyncio.ensure_future(receiver.call(lambda: consumer.waiting.put("after the seek")))
     await asyncio.sleep(0)
-    time.sleep(2 * BLOCKED)  # noqa: ASYNC251 - the loop is busy while the thread goes on
-    await moving
-    assert listener.came == []
+    time.sleep(2 * BLOCKED)  # noqa: ASYNC251 - the loop is blocked while the thread runs
+    await seeking
+    assert listener.messages == []
     receiver.request()
     async with asyncio.timeout(10):
-        await listener.translated.wait()
-    assert listener.came == ["after the seek"]
+        await listener.arrival.wait()
+    assert listener.messages == ["after the seek"]
     connection = Connection(PulsarSettings(), Hooks())
     await receiver.close(connection)
     await connection.close()

@@ -1,4 +1,4 @@
-"""Settings of the Pulsar backend: what a URL means, and what is refused."""
+"""Settings of the Pulsar backend: from a URL, and refused combinations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.errors import InvalidSetting, UnknownSetting
 from broker_pulsar.settings import PulsarSettings
 
 
-def test_a_url_says_hosts_tenant_and_namespace() -> None:
+def test_a_url_gives_hosts_tenant_and_namespace() -> None:
     settings = PulsarSettings.from_url("pulsar://one,two:6655/acme/sales?batching=off&chunking=true")
     assert settings.service_url == "pulsar://one:6650,two:6655"
     assert settings.hosts == (("one", 6650), ("two", 6655))
@@ -19,7 +19,7 @@ def test_a_url_says_hosts_tenant_and_namespace() -> None:
     assert settings.chunking
 
 
-def test_tls_has_doors_of_its_own() -> None:
+def test_tls_has_its_own_default_ports() -> None:
     settings = PulsarSettings.from_url("pulsar+ssl://secure.example")
     assert settings.uses_tls
     assert settings.service_url == "pulsar+ssl://secure.example:6651"
@@ -29,7 +29,7 @@ def test_tls_has_doors_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("pulsar://h?token=a&token_file=b", "one way to authenticate"),
         ("pulsar://h?oauth2_issuer=http://i", "belong together"),
@@ -51,12 +51,12 @@ def test_tls_has_doors_of_its_own() -> None:
         ("pulsar://h?linger=0", "linger"),
     ],
 )
-def test_what_does_not_fit_is_refused(url: str, told: str) -> None:
-    with pytest.raises(InvalidSetting, match=told):
+def test_invalid_settings_are_refused(url: str, message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
         PulsarSettings.from_url(url)
 
 
-def test_a_wrong_parameter_names_the_nearest() -> None:
+def test_an_unknown_parameter_suggests_the_nearest() -> None:
     with pytest.raises(UnknownSetting, match="compression"):
         PulsarSettings.from_url("pulsar://h?compresion=lz4")
 

@@ -12,7 +12,7 @@ NAMES = Names("my-project")
 
 
 @pytest.mark.parametrize("name", ["abc", "orders.eu", "google", "goog", "a" * 200, "x-y_z..", "Goog"])
-def test_topics_come_back(name: str):
+def test_topics_map_back(name: str):
     path = NAMES.topic(name)
     assert not path.rpartition("/")[2].startswith("goog")
     assert len(path.rpartition("/")[2]) <= LONGEST
@@ -21,7 +21,7 @@ def test_topics_come_back(name: str):
 
 @pytest.mark.parametrize("topic", ["abc", "google.x", "t" * 200])
 @pytest.mark.parametrize("name", ["abc", "goog-s", "s" * 200, "A.b_c-d.."])
-def test_subscriptions_come_back_and_are_their_topics_own(topic: str, name: str):
+def test_subscriptions_map_back_and_differ_by_topic(topic: str, name: str):
     path = NAMES.subscription(topic, name)
     assert 3 <= len(path.rpartition("/")[2]) <= LONGEST
     assert NAMES.subscription_of(topic, path) == name
@@ -37,11 +37,11 @@ def test_foreign_subscriptions_are_native():
 
 
 @pytest.mark.parametrize("name", ["goog-x", "a b", "projects/x/topics", "1abc"])
-def test_what_pubsub_would_refuse_is_refused(name: str):
+def test_names_that_pubsub_refuses_are_refused(name: str):
     with pytest.raises(InvalidName, match="Pub/Sub takes"):
         NAMES.topic(native_name(name))
 
 
-def test_long_topics_have_marks_of_their_own():
+def test_long_topics_have_distinct_purge_marks():
     assert len(NAMES.purge_mark("t" * 200).rpartition("/")[2]) <= LONGEST
     assert NAMES.purge_mark("t" * 200) != NAMES.purge_mark("t" * 199)

@@ -1,4 +1,4 @@
-"""Pulsar's message ids as offsets: they sort the same, come back, and never wrap."""
+"""Offsets of message ids, names of topics, and the check for removed records."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from broker.errors import BackendError, InvalidName, OffsetOutOfRange
 from broker.names import EPHEMERAL, native_name
 from broker_pulsar.log_stats import removed
-from broker_pulsar.membership import Change, PartitionState, detect_change
-from broker_pulsar.message_ids import LARGEST, next_position, pack, unpack
-from broker_pulsar.names import partition_number, subscription_name, topic_path
+from broker_pulsar.message_ids import LARGEST, first_chunk, next_position, pack, unpack
+from broker_pulsar.names import subscription_name, topic_path
 
 places = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**20 - 1), st.integers(0, 4095))
 
@@ -26,15 +25,45 @@ def test_offsets_sort_as_ids_do(one: tuple[int, int, int], two: tuple[int, int, 
 
 
 @pytest.mark.parametrize("place", [(2**31, 0, 0), (0, 2**20, 0), (0, 0, 4096), (-1, 0, 0), (0, -1, 0)])
-def test_what_does_not_fit_is_refused(place: tuple[int, int, int]) -> None:
+def test_parts_that_do_not_fit_are_refused(place: tuple[int, int, int]) -> None:
     with pytest.raises(BackendError, match="does not fit"):
         pack(*place)
 
 
 @pytest.mark.parametrize("offset", [-1, LARGEST + 1])
-def test_what_is_no_offset_is_refused(offset: int) -> None:
+def test_offsets_out_of_range_are_refused(offset: int) -> None:
     with pytest.raises(OffsetOutOfRange, match=str(offset)):
         unpack(offset)
+
+
+class Id:
+    """As the client's id, which exposes the batch size and the first chunk only in its serialized form."""
+
+    def __init__(self, slot: int, serialized: str) -> None:
+        self._slot, self._serialized = slot, serialized
+
+    def ledger_id(self) -> int:
+        return 300
+
+    def entry_id(self) -> int:
+        return 2
+
+    def batch_index(self) -> int:
+        return self._slot
+
+    def serialize(self) -> bytes:
+        return bytes.fromhex(self._serialized)
+
+
+def test_the_next_position_is_in_the_batch_or_in_the_next_entry() -> None:
+    assert next_position(Id(-1, "08ac021002")) == pack(300, 3, 0)
+    assert next_position(Id(0, "08ac021002 2000 3003")) == pack(300, 2, 2)
+    assert next_position(Id(2, "08ac021002 2002 3003")) == pack(300, 3, 0)
+
+
+def test_the_first_chunk_of_a_message_is_another_entry() -> None:
+    assert first_chunk(Id(-1, "08ac021002")) == pack(300, 2, 0)
+    assert first_chunk(Id(-1, "08ac021002 3a05 08ab021009")) == pack(299, 9, 0)
 
 
 def test_names_map_one_to_one() -> None:
@@ -42,8 +71,6 @@ def test_names_map_one_to_one() -> None:
     assert topic_path(native_name("persistent://t/n/a b"), "public", "default").path == "/persistent/t/n/a%20b"
     assert topic_path(native_name("t/n/x"), "public", "default").url == "persistent://t/n/x"
     assert topic_path("orders", "t", "n").partition(2).url == "persistent://t/n/orders-partition-2"
-    assert partition_number("persistent://t/n/orders-partition-2") == 2
-    assert partition_number("persistent://t/n/orders") is None
     assert subscription_name("billing") == "billing"
     assert subscription_name(EPHEMERAL) != subscription_name(EPHEMERAL)
 
@@ -54,59 +81,26 @@ def test_names_that_pulsar_cannot_have_are_refused(name: str) -> None:
         topic_path(name, "public", "default")
 
 
-@pytest.mark.parametrize(
-    ("active", "connection", "owned", "change"),
-    [
-        ("me", "here", False, Change.ASSIGNED),
-        ("me", "here", True, Change.NONE),
-        ("me", "anew", True, Change.NONE),
-        ("other", "here", False, Change.NONE),
-        ("other", "here", True, Change.REVOKED),
-        ("other", "anew", True, Change.LOST),
-        ("other", "", True, Change.LOST),
-        ("", "", True, Change.NONE),
-        ("", "here", False, Change.NONE),
-    ],
-)
-def test_what_a_look_at_the_group_means(active: str, connection: str, owned: bool, change: Change) -> None:
-    standing = PartitionState(active, connection, others=True, sent=0)
-    assert detect_change(standing, "me", owned=owned, connection="here") is change
-
-
-def test_what_follows_a_message_is_in_its_batch_or_in_the_next_entry() -> None:
-    class Id:
-        """As the client's, which shows the size of its batch in its bytes alone."""
-
-        def __init__(self, slot: int, serialized: bytes) -> None:
-            self.batch_index, self.serialize = (lambda: slot), (lambda: serialized)
-            self.ledger_id, self.entry_id = (lambda: 300), (lambda: 2)
-
-    fields = bytes.fromhex("08ac021002")
-    assert next_position(Id(-1, fields)) == pack(300, 3, 0)
-    assert next_position(Id(0, fields + bytes.fromhex("20003003"))) == pack(300, 2, 2)
-    assert next_position(Id(2, fields + bytes.fromhex("20023003"))) == pack(300, 3, 0)
-
-
 def ledgers(**entries: int) -> dict[str, Any]:
     found = [{"ledgerId": int(name[1:]), "entries": number} for name, number in entries.items()]
     return {"ledgers": [*found[:-1], {**found[-1], "entries": 0}], "currentLedgerEntries": found[-1]["entries"]}
 
 
 @pytest.mark.parametrize(
-    ("now", "start", "stop", "is_gone"),
+    ("now", "start", "stop", "is_removed"),
     [
-        # Nothing was removed, or nothing that was not read.
+        # No record was removed, or none that was unread.
         (ledgers(_1=10, _2=10, _3=5), pack(1, 4, 0), pack(2, 0, 0), False),
         (ledgers(_2=10, _3=5), pack(2, 0, 0), pack(2, 1, 0), False),
         (ledgers(_2=10, _3=5), pack(1, 10, 0), pack(2, 0, 0), False),
         (ledgers(_3=5), pack(1, 10, 0), pack(2, 0, 0), False),
-        # The rest of the first ledger, or a whole one.
+        # The rest of the first ledger, or a whole ledger.
         (ledgers(_2=10, _3=5), pack(1, 9, 0), pack(2, 0, 0), True),
         (ledgers(_3=5), pack(1, 10, 0), pack(3, 0, 0), True),
-        # What was the open ledger then is gone, and with it how much came into it.
+        # The ledger that was open then: its final size is unknown.
         (ledgers(_4=5), pack(3, 5, 0), pack(4, 0, 0), True),
         ({}, pack(3, 5, 0), pack(4, 0, 0), True),
     ],
 )
-def test_what_was_removed_before_a_read_came_to_it(now: dict[str, Any], start: int, stop: int, is_gone: bool) -> None:
-    assert removed(ledgers(_1=10, _2=10, _3=5), now, start, stop) is is_gone
+def test_records_removed_before_they_were_read(now: dict[str, Any], start: int, stop: int, is_removed: bool) -> None:
+    assert removed(ledgers(_1=10, _2=10, _3=5), now, start, stop) is is_removed

@@ -1,4 +1,4 @@
-"""Requests are cut by the service's limits, which no emulator checks."""
+"""Requests are split by the service's limits, which no emulator checks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _encoded(messages: Iterable[OutboundMessage]) -> Sequence[object]:
     return request.messages
 
 
-def test_a_thousand_messages_are_one_request():
+def test_a_request_has_at_most_a_thousand_messages():
     encoded = _encoded([OutboundMessage(b"x")] * 2500)
     assert [len(piece) for piece in split_by_size(encoded, range(2500))] == [1000, 1000, 500]
 
 
-def test_no_request_is_above_ten_megabytes():
+def test_a_request_has_at_most_ten_megabytes():
     sizes = [9_000_000, 900_000, 200_000, 9_987_000, 5, *[100_000] * 120]
     encoded = _encoded(OutboundMessage(bytes(size)) for size in sizes)
     pieces = split_by_size(encoded, range(len(encoded)))
@@ -34,7 +34,7 @@ def test_no_request_is_above_ten_megabytes():
     assert list(pieces[0]) == [0, 1]
 
 
-def test_each_key_has_requests_of_its_own():
+def test_messages_are_grouped_by_key():
     keys = [b"a", None, b"b", b"a", b"", b"\xff"]
     encoded = _encoded(OutboundMessage(b"x", key) for key in keys)
     found = group_by_key(encoded, range(len(encoded)))

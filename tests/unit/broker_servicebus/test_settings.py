@@ -1,4 +1,4 @@
-"""Settings: what URLs mean, what is refused, and that each setting reaches the client. Needs no server."""
+"""Settings: URLs, invalid combinations, and how each setting reaches the client."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HOST = "mine.servicebus.windows.net"
 async def client_of(url: str) -> tuple[Any, Any]:
     """The client's and the administration client's own settings."""
     connection = Connection(ServiceBusSettings.from_url(url), Hooks())
-    connection._make()
+    connection._create_clients()
     try:
         return connection.client, connection.admin
     finally:
         await connection.close()
 
 
-def test_the_url_names_host_and_key():
+def test_the_url_gives_host_and_key():
     settings = ServiceBusSettings.from_url(f"servicebus://policy:s%2Fe@{HOST}?max_sessions=3")
     assert (settings.namespace, settings.key_name, settings.max_sessions) == (HOST, "policy", 3)
     assert settings.key is not None
@@ -43,22 +43,22 @@ def test_the_url_names_host_and_key():
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         (f"servicebus://policy@{HOST}", "belong together"),
         (f"servicebus://{HOST}/path", "takes no path"),
         (f"servicebus://p:k@{HOST}?sas_token=x", "one way to authenticate"),
         (f"servicebus://{HOST}?connection_string=x", "names the namespace itself"),
-        (f"servicebus://{HOST}?emulator=true", "takes a key"),
+        (f"servicebus://{HOST}?emulator=true", "needs a key"),
         ("servicebus://p:k@127.0.0.1?emulator=true&transport=websocket", "plain AMQP"),
-        (f"servicebus://p:k%3B@{HOST}", "key has a ';'"),
-        (f"servicebus://p%3B:k@{HOST}", "key_name has a ';'"),
+        (f"servicebus://p:k%3B@{HOST}", "key contains ';'"),
+        (f"servicebus://p%3B:k@{HOST}", "key_name contains ';'"),
         (f"servicebus://p:k@{HOST}?proxy=me:hidden@h:1", "proxy names a user or a password, .*; write host:port$"),
         (f"servicebus://p:k@{HOST}?proxy=host", "has no port"),
-        (f"servicebus://p:k@{HOST}?proxy=host:http", "proxy 'host:http' is no address; write host:port"),
-        (f"servicebus://p:k@{HOST}?proxy=:8080", "proxy ':8080' is no address"),
-        (f"servicebus://p:k@{HOST}?custom_endpoint=host:99999", "custom_endpoint 'host:99999' is no address"),
-        (f"servicebus://p:k@{HOST}?custom_endpoint=", "custom_endpoint '' is no address"),
+        (f"servicebus://p:k@{HOST}?proxy=host:http", "proxy 'host:http' is not an address; write host:port"),
+        (f"servicebus://p:k@{HOST}?proxy=:8080", "proxy ':8080' is not an address"),
+        (f"servicebus://p:k@{HOST}?custom_endpoint=host:99999", "custom_endpoint 'host:99999' is not an address"),
+        (f"servicebus://p:k@{HOST}?custom_endpoint=", "custom_endpoint '' is not an address"),
         (f"servicebus://p:k@{HOST}?admin_endpoint=http://host:x", "admin_endpoint 'http://host:x' has no port"),
         (f"servicebus://{HOST}?sas_token=", "sas_token is empty"),
         (f"servicebus://p:k@{HOST}?admin_endpoint=mine", "admin_endpoint"),
@@ -68,8 +68,8 @@ def test_the_url_names_host_and_key():
         (f"servicebus://p:k@{HOST}?deduplication_window=19", "deduplication_window is 19; .* 20 seconds"),
     ],
 )
-def test_what_does_not_fit_is_refused(url: str, told: str):
-    with pytest.raises(ConfigurationError, match=told):
+def test_invalid_settings_are_refused(url: str, message: str):
+    with pytest.raises(ConfigurationError, match=message):
         ServiceBusSettings.from_url(url)
 
 
@@ -81,20 +81,20 @@ def test_an_emulator_may_have_shorter_locks():
 
 
 @pytest.mark.parametrize("url", ["servicebus:", "servicebus:?connection_string=SharedAccessKey%3Dk"])
-def test_a_namespace_is_needed(url: str):
+def test_a_namespace_is_required(url: str):
     with pytest.raises(InvalidSetting, match="No namespace is given"):
         broker.connect(url)
 
 
 @pytest.mark.parametrize("text", [f"Endpoint=sb://{HOST}", f"Endpoint=sb://{HOST};SharedAccessKey=verysecret"])
-async def test_a_string_that_is_cut_short_is_named(text: str):
+async def test_an_incomplete_connection_string_is_refused(text: str):
     connection = Connection(ServiceBusSettings(connection_string=SecretStr(text)), Hooks())
     with pytest.raises(InvalidSetting, match=r"'connection_string' cannot be used.*SharedAccessKeyName=") as raised:
         await connection.open()
     assert "verysecret" not in str(raised.value)
 
 
-async def test_a_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path):
+async def test_an_unusable_file_of_certificates_is_refused(tmp_path: Path):
     other = tmp_path / "other.pem"
     other.write_text("no certificate")
     for path in (other, tmp_path / "none.pem"):
@@ -144,7 +144,7 @@ async def test_credentials_reach_the_client():
     assert connection.host == HOST
 
 
-async def test_without_a_key_the_default_credential_is_asked():
+async def test_without_a_key_the_default_credential_is_used():
     from azure.identity.aio import DefaultAzureCredential
 
     client, admin = await client_of(f"servicebus://{HOST}")
@@ -152,7 +152,7 @@ async def test_without_a_key_the_default_credential_is_asked():
     assert admin._credential is client._credential
 
 
-def test_the_private_calls_are_those_of_the_installed_client(monkeypatch: pytest.MonkeyPatch):
+def test_the_installed_client_has_the_private_calls(monkeypatch: pytest.MonkeyPatch):
     assert private_api.available()
     private_api.available.cache_clear()
     try:
@@ -164,7 +164,7 @@ def test_the_private_calls_are_those_of_the_installed_client(monkeypatch: pytest
         private_api.available.cache_clear()
 
 
-def test_a_batch_filled_by_the_private_call_is_the_clients_own():
+def test_the_private_call_fills_a_batch_as_the_client_does():
     messages = [
         OutboundMessage(b"plain", id="a"),
         OutboundMessage(b"x" * 300, key=b"k", attributes={"type": "made"}),
@@ -181,7 +181,7 @@ def test_a_batch_filled_by_the_private_call_is_the_clients_own():
     assert (len(ours), ours.size_in_bytes) == (len(theirs), theirs.size_in_bytes)
 
 
-def test_a_batch_filled_by_the_private_call_ends_where_the_clients_own_does():
+def test_the_private_call_ends_a_batch_where_the_client_does():
     first, second = (encode(OutboundMessage(b"x" * 100, id=name))[0] for name in ("a", "b"))
     room = ServiceBusMessageBatch(10_000)
     for message in (first, second):
@@ -195,7 +195,7 @@ def test_a_batch_filled_by_the_private_call_ends_where_the_clients_own_does():
     assert (len(exact), len(small)) == (2, 1)
 
 
-def test_a_client_without_its_tracing_is_called_publicly(monkeypatch: pytest.MonkeyPatch):
+def test_a_client_without_tracing_has_no_private_calls(monkeypatch: pytest.MonkeyPatch):
     private_api.available.cache_clear()
     try:
         monkeypatch.setitem(sys.modules, "azure.servicebus._common.tracing", None)

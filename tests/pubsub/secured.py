@@ -1,7 +1,4 @@
-"""The emulator behind TLS and tokens, as the service is: a front that demands them, and who gives them.
-
-The front answers a call as configured for its name, and passes all others on.
-"""
+"""The emulator behind TLS and token authentication, as the service is, and a server that issues tokens."""
 
 from __future__ import annotations
 
@@ -20,22 +17,22 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.servers.certificates import Authority
 
-__all__ = ["Front", "TokenGiver", "account_file", "login_file"]
+__all__ = ["SecuredServer", "TokenServer", "account_file", "login_file"]
 
 TOKEN = "good"
 
 
-class TokenGiver:
-    """Gives tokens that are to be renewed for each call, or refuses. With an authority it is a proxy too, and itself
-    whatever host is asked for.
+class TokenServer:
+    """Issues tokens that expire at once, or refuses. With an authority it is also an HTTPS proxy that answers for every
+    host.
 
-    :ivar answer: status and body of what is said.
-    :ivar asked: path, authorization and body of each request.
+    :ivar answer: status and body of the next answers.
+    :ivar requests: path, authorization and body of each request.
     """
 
     def __init__(self, authority: Authority | None = None) -> None:
         self.answer: tuple[int, Any] = (200, {"access_token": TOKEN, "expires_in": 1, "token_type": "Bearer"})
-        self.asked: list[tuple[str, str | None, str]] = []
+        self.requests: list[tuple[str, str | None, str]] = []
         self._authority = authority
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.address = f"http://127.0.0.1:{self._server.server_port}"
@@ -51,11 +48,11 @@ class TokenGiver:
         return tls
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        giver = self
+        token_server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_CONNECT(self) -> None:
-                tls = giver._encrypt(self.path.partition(":")[0])
+                tls = token_server._encrypt(self.path.partition(":")[0])
                 self.send_response(200)
                 self.end_headers()
                 self.connection = tls.wrap_socket(self.connection, server_side=True)
@@ -64,15 +61,15 @@ class TokenGiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"])).decode()
-                giver.asked.append((self.path, self.headers["authorization"], body))
-                self._say()
+                token_server.requests.append((self.path, self.headers["authorization"], body))
+                self._answer()
 
             def do_GET(self) -> None:
-                giver.asked.append((self.path, self.headers["authorization"], ""))
-                self._say()
+                token_server.requests.append((self.path, self.headers["authorization"], ""))
+                self._answer()
 
-            def _say(self) -> None:
-                status, answer = giver.answer
+            def _answer(self) -> None:
+                status, answer = token_server.answer
                 body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
@@ -96,15 +93,15 @@ class TokenGiver:
         self._thread.join()
 
 
-class Front(grpc.GenericRpcHandler):
-    """Single calls only.
+class SecuredServer(grpc.GenericRpcHandler):
+    """Forwards unary calls to the emulator.
 
-    :ivar says: status and text that a call is answered with, by its name.
-    :ivar calls: how many came, by name.
+    :ivar errors: status and text to answer calls with, by the name of the call.
+    :ivar calls: number of calls by name.
     """
 
     def __init__(self, emulator: str, authority: Authority) -> None:
-        self.says: dict[str, tuple[grpc.StatusCode, str]] = {}
+        self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}
         self.token = TOKEN
         self.calls: Counter[str] = Counter()
         self._channel: Any = grpc.aio.insecure_channel(emulator)
@@ -132,8 +129,8 @@ class Front(grpc.GenericRpcHandler):
             self.calls[name] += 1
             if ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "Request had invalid authentication credentials.")
-            if name in self.says:
-                await context.abort(*self.says[name])
+            if name in self.errors:
+                await context.abort(*self.errors[name])
             try:
                 response: bytes = await self._channel.unary_unary(path)(request, timeout=context.time_remaining())
             except grpc.aio.AioRpcError as error:
@@ -144,8 +141,8 @@ class Front(grpc.GenericRpcHandler):
         return answer
 
 
-def account_file(directory: Path, giver: TokenGiver) -> Path:
-    """A service account's file of credentials, whose tokens the giver gives."""
+def account_file(directory: Path, token_server: TokenServer) -> Path:
+    """The credentials file of a service account, whose tokens the server issues."""
     key = generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     file = directory / "account.json"
     account = {
@@ -154,14 +151,14 @@ def account_file(directory: Path, giver: TokenGiver) -> Path:
         "private_key_id": "1",
         "private_key": key.decode(),
         "client_email": "app@anybroker-tests.iam.gserviceaccount.com",
-        "token_uri": f"{giver.url}/token",
+        "token_uri": f"{token_server.url}/token",
     }
     file.write_text(json.dumps(account), encoding="utf-8")
     return file
 
 
 def login_file(directory: Path) -> Path:
-    """What gcloud's login leaves behind for applications. Its tokens come from oauth2.googleapis.com."""
+    """The credentials file of a gcloud login, whose tokens come from oauth2.googleapis.com."""
     file = directory / "login.json"
     login = {
         "type": "authorized_user",

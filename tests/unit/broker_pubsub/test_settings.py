@@ -1,4 +1,4 @@
-"""Settings come from the URL, fit together, and name what is wrong."""
+"""Settings from URLs and the environment, invalid combinations, and missing credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_host_is_the_project(monkeypatch: pytest.MonkeyPatch):
     assert PubSubSettings.from_url("pubsub://my-project").server == "pubsub.googleapis.com:443"
 
 
-def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_variables_of_google_are_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "localhost:1234")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "their-project")
     settings = PubSubSettings.from_url("pubsub:")
@@ -26,7 +26,7 @@ def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("pubsub://my-project?lease_seconds=5", "the service accepts 10 to 600"),
         ("pubsub://my-project?lease_seconds=20.5", "whole seconds"),
@@ -43,9 +43,9 @@ def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
         ("pubsub://my-project,other", "one project, but 'my-project,other'"),
     ],
 )
-def test_what_does_not_fit_is_refused(url: str, told: str, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_settings_are_refused(url: str, message: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
-    with pytest.raises(InvalidSetting, match=told):
+    with pytest.raises(InvalidSetting, match=message):
         PubSubSettings.from_url(url)
 
 
@@ -57,7 +57,7 @@ def test_a_missing_project_is_reported_before_any_io(monkeypatch: pytest.MonkeyP
         broker.connect("pubsub://my-project?emulator=x")
 
 
-async def test_a_credentials_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_missing_credentials_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
     missing = tmp_path / "none.json"
     with pytest.raises(InvalidSetting, match=r"credentials_file.*none\.json"):
