@@ -274,8 +274,8 @@ class Engine:
 
     def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
         """Those still ours that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
-        if in_flight.lose_over is not None:
-            in_flight.lose_over(messages)
+        if in_flight.expire_leases is not None:
+            in_flight.expire_leases(messages)
         admitted: list[Message[Any]] = []
         lease_ends = self._loop.time() + self.options.max_lease
         bound, decode = self._delivery_bound, self._decode

@@ -25,7 +25,7 @@ from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import KeepsTries, MessageSource, RetryTopic, Settlement
+from broker.driver.contract import MessageSource, RetryTopic, Settlement, StoresAttempts
 from broker.driver.leases import ReportsLeaseLeft
 from broker.driver.retry_message import letter_of
 from broker.driver.tasks import TaskSet
@@ -229,8 +229,8 @@ class FailurePolicy:
             if message.begin_settling(Outcome.NACK):
                 await _wait_for(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
             return
-        if self.in_flight.lose_over is not None:
-            self.in_flight.lose_over((message,))
+        if self.in_flight.expire_leases is not None:
+            self.in_flight.expire_leases((message,))
         if delay is None:
             delay = min(self.retry.delay(1), self._kept_for(message))
         else:
@@ -446,17 +446,17 @@ class FailurePolicy:
         return max(0.0, source.lease_left(message)) if isinstance(source, ReportsLeaseLeft) else inf
 
     def _keep(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
-        """Has the source store the tries and the delay (`KeepsTries`); None if the source cannot.
+        """Has the source store the tries and the delay (`StoresAttempts`); None if the source cannot.
 
         Awaiting the result raises LeaseLost if the message was lost, and SettleError if the write failed: the message
         waits in memory all the same.
         """
         source = self.in_flight.source
-        return self._kept(source, message, delay) if isinstance(source, KeepsTries) else None
+        return self._kept(source, message, delay) if isinstance(source, StoresAttempts) else None
 
-    async def _kept(self, source: KeepsTries, message: Message[Any], delay: float) -> None:
+    async def _kept(self, source: StoresAttempts, message: Message[Any], delay: float) -> None:
         try:
-            error = await source.keep(message, delay)
+            error = await source.store_attempt(message, delay)
         except BrokerError as raised:
             error = raised
         except Exception as failure:

@@ -29,7 +29,7 @@ from broker.consuming.retry.policy import Attempts
 from broker.consuming.settle_loop import SettleLoop
 from broker.consuming.transactional_acks import Transacted
 from broker.driver.contract import MessageSource, RedeliversInOrder, Settlement
-from broker.driver.leases import LosesOver
+from broker.driver.leases import ExpiresLeases
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import (
     Event,
@@ -276,7 +276,7 @@ class InFlight:
         self._owner = owner
         self._admit = admit
         self.transacted = Transacted(self, handler_failed)
-        self.lose_over = source.lose_over if isinstance(source, LosesOver) else None
+        self.expire_leases = source.expire_leases if isinstance(source, ExpiresLeases) else None
         self.capabilities = capabilities
         self.awaits_acks = bool(self.options.confirm_acks) or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
@@ -412,9 +412,9 @@ class InFlight:
             messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
         self._lose(messages, "the broker took it back")
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         """These come again, and were never here (`SourceListener`)."""
-        self.ready.passed_over(messages)
+        self.ready.expired(messages)
         for message in messages:
             self._lost(message, "it could not be handed over in time")
 

@@ -56,7 +56,7 @@ class Ready(Protocol):
         """The lease of the message ended; return the later messages of its key, to give back too."""
         ...
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         """These were not handed over and come again: later messages of their keys wait for them."""
         ...
 
@@ -106,7 +106,7 @@ class ArrivalOrder:
     def abandon(self, message: Message[Any]) -> list[Message[Any]]:
         return []
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         return
 
     def forget(self, message: Message[Any]) -> None:
@@ -349,7 +349,7 @@ class Lanes:
             lane.spilled[message.id].doubted = message.state in _DOUBTED
         return followers
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         now = self._clock()
         for message in messages:
             key = message.key

@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.driver.assignments import Held, taken_away
-from broker.driver.contract import Finished, KeepsFinished, RecordSource, TopicPartition
+from broker.driver.assignments import AssignedPartition, partition_lost
+from broker.driver.contract import CommitsRanges, Progress, RecordSource, TopicPartition
 from broker.errors import BackendError, BrokerError
 from broker.hooks import Hooks, PositionsCommitted, Warned, logger
 
 __all__ = ["Committer", "Positions"]
 
-Positions = Mapping[TopicPartition, tuple[Held, int]]
+Positions = Mapping[TopicPartition, tuple[AssignedPartition, int]]
 """For each partition the assignment that the commit is for, and the next offset to read."""
 
 _Errors = Mapping[TopicPartition, BrokerError]
@@ -29,7 +29,7 @@ class _Round:
     __slots__ = ("answered", "positions")
 
     def __init__(self, answered: asyncio.Future[_Errors]) -> None:
-        self.positions: dict[TopicPartition, tuple[Held, int]] = {}
+        self.positions: dict[TopicPartition, tuple[AssignedPartition, int]] = {}
         self.answered: Final = answered
 
 
@@ -41,11 +41,11 @@ class Committer:
     """
 
     def __init__(
-        self, source: RecordSource, hooks: Hooks, finished: Callable[[Held, int], Finished] | None = None
+        self, source: RecordSource, hooks: Hooks, finished: Callable[[AssignedPartition, int], Progress] | None = None
     ) -> None:
         self._source = source
         self._finished = finished
-        self._keeper = source if finished is not None and isinstance(source, KeepsFinished) else None
+        self._ranges = source if finished is not None and isinstance(source, CommitsRanges) else None
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._next: _Round | None = None
@@ -57,7 +57,9 @@ class Committer:
         :raises LeaseLost: a partition is no longer ours; the others were carried out.
         :raises BrokerError: the broker did not take one; the others were carried out.
         """
-        wanted = {partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].unsaved}
+        wanted = {
+            partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].ranges_changed
+        }
         if not wanted:
             return
         answered = self._join(wanted)
@@ -80,10 +82,10 @@ class Committer:
         current = self._next
         if current is None:
             current = self._next = _Round(self._loop.create_future())
-        for partition, (held, position) in wanted.items():
+        for partition, (assigned, position) in wanted.items():
             other = current.positions.get(partition)
-            if other is None or other[0] is not held or other[1] < position:
-                current.positions[partition] = (held, position)
+            if other is None or other[0] is not assigned or other[1] < position:
+                current.positions[partition] = (assigned, position)
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="broker-commit")
         return current.answered
@@ -103,29 +105,29 @@ class Committer:
     async def _carry_out(self, positions: Positions) -> _Errors:
         errors: dict[TopicPartition, BrokerError] = {}
         asked: dict[TopicPartition, int] = {}
-        for partition, (held, position) in positions.items():
-            if held.gone:
-                errors[partition] = taken_away(partition)
-            elif position > held.committed or held.unsaved:
+        for partition, (assigned, position) in positions.items():
+            if assigned.lost:
+                errors[partition] = partition_lost(partition)
+            elif position > assigned.committed or assigned.ranges_changed:
                 asked[partition] = position
         if not asked:
             return errors
-        done: dict[TopicPartition, Finished] = {}
-        if self._finished is not None and self._keeper is not None:
+        done: dict[TopicPartition, Progress] = {}
+        if self._finished is not None and self._ranges is not None:
             for partition, position in asked.items():
-                held = positions[partition][0]
-                done[partition] = self._finished(held, position)
+                assigned = positions[partition][0]
+                done[partition] = self._finished(assigned, position)
                 asked[partition] = done[partition].position
-                held.unsaved = False
+                assigned.ranges_changed = False
         results = await self._ask(asked, done)
         for partition, position in asked.items():
-            held = positions[partition][0]
+            assigned = positions[partition][0]
             error = results.get(partition)
             if error is None:
-                held.committed = max(held.committed, position)
+                assigned.committed = max(assigned.committed, position)
             else:
                 errors[partition] = error
-                held.unsaved = partition in done
+                assigned.ranges_changed = partition in done
         if self._hooks.listening:
             stored: dict[tuple[str, int], int] = {at: asked[at] for at in asked if at not in errors}
             if stored:
@@ -133,11 +135,11 @@ class Committer:
         return errors
 
     async def _ask(
-        self, asked: Mapping[TopicPartition, int], done: Mapping[TopicPartition, Finished]
+        self, asked: Mapping[TopicPartition, int], done: Mapping[TopicPartition, Progress]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         try:
-            if self._keeper is not None and done:
-                return await self._keeper.commit_finished(done)
+            if self._ranges is not None and done:
+                return await self._ranges.commit_ranges(done)
             return await self._source.commit(asked)
         except BrokerError as error:
             return dict.fromkeys(asked, error)

@@ -53,15 +53,14 @@ __all__ = [
     "AdminSpi",
     "Backend",
     "Bounds",
+    "CommitsRanges",
     "FetchesRuns",
-    "Finished",
     "HasTopicIdentity",
-    "KeepsFinished",
-    "KeepsTries",
     "Lag",
     "LogReaderSpi",
     "MessageSource",
     "MessageSubscription",
+    "Progress",
     "PublishTarget",
     "RecordListener",
     "RecordSource",
@@ -74,6 +73,7 @@ __all__ = [
     "SourceListener",
     "Span",
     "Start",
+    "StoresAttempts",
     "SubscriptionInfo",
     "TopicInfo",
     "TopicPartition",
@@ -229,7 +229,7 @@ class SourceListener(Protocol):
         """These messages are lost: the broker delivers them again, to this or another consumer."""
         ...
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         """The leases of these ended before hand-over. They come again; later messages of their keys wait for them."""
         ...
 
@@ -287,11 +287,11 @@ class RedeliversInOrder(Protocol):
 
 
 @runtime_checkable
-class KeepsTries(Protocol):
+class StoresAttempts(Protocol):
     """A source of messages that writes down what the core does with them from memory, which else dies with it;
     optional."""
 
-    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+    async def store_attempt(self, message: Message[Any], delay: float) -> BrokerError | None:
         """`message.delivery_attempt` deliveries count, and the next is not before so many seconds; 0 if the last of
         these is now. The message stays ours, and its lease renewed. None, or why that could not be written."""
         ...
@@ -330,7 +330,7 @@ class FetchesRuns(Protocol):
         ...
 
 
-class Finished(NamedTuple):
+class Progress(NamedTuple):
     """How far a partition is done: all below `position`, and these ranges above it, half-open and rising."""
 
     position: int
@@ -338,15 +338,15 @@ class Finished(NamedTuple):
 
 
 @runtime_checkable
-class KeepsFinished(Protocol):
+class CommitsRanges(Protocol):
     """A record source that can store what is finished above a committed position; optional."""
 
-    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+    def finished_ranges(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """The ranges that were stored with the position from which the present assignment began."""
         ...
 
-    async def commit_finished(
-        self, positions: Mapping[TopicPartition, Finished]
+    async def commit_ranges(
+        self, positions: Mapping[TopicPartition, Progress]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         """`commit`, and as much as there is room for of what is finished above; the lowest ranges first."""
         ...

@@ -1,7 +1,7 @@
 """Leases on the side of a message source: optional protocols, the clock, and the renewal of fetched messages.
 
-The core looks whether a source implements `LosesOver` or `ReportsLeaseLeft`, and calls them on the loop. The core
-renews only what it was given: `WaitingLeases` renews what a source has received and no `fetch` has returned.
+The core looks whether a source implements `ExpiresLeases` or `ReportsLeaseLeft`, and calls them on the loop. The core
+renews only what it was given: `LeaseRenewer` renews what a source has received and no `fetch` has returned.
 `lease_time` is safe from any thread.
 """
 
@@ -19,14 +19,14 @@ from typing import Any, Final, Protocol, runtime_checkable
 from broker.errors import BrokerError
 from broker.messages import Message
 
-__all__ = ["LosesOver", "ReportsLeaseLeft", "WaitingLeases", "lease_time"]
+__all__ = ["ExpiresLeases", "LeaseRenewer", "ReportsLeaseLeft", "lease_time"]
 
 
 @runtime_checkable
-class LosesOver(Protocol):
+class ExpiresLeases(Protocol):
     """A source that knows when leases end, also of what was not renewed in time; optional."""
 
-    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expire_leases(self, messages: Sequence[Message[Any]]) -> None:
         """Called before hand-over: report messages whose leases are over, and others with them, to `listener.lost`.
 
         Called for each hand-over, of one message or many; must be quick and do no I/O.
@@ -60,7 +60,7 @@ _RENEWALS: Final = 3
 """Within the time of a lease, so that two may fail."""
 
 
-class WaitingLeases:
+class LeaseRenewer:
     """One per source, on its event loop.
 
     :param name: of the source, for the log.

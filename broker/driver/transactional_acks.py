@@ -13,7 +13,7 @@ from broker.driver.contract import MessageSource, RecordSource
 from broker.errors import BrokerError
 from broker.messages import Message
 
-__all__ = ["AcksMessages", "ChecksConsumers"]
+__all__ = ["ChecksConsumers", "TransactionalAcks"]
 
 
 @runtime_checkable
@@ -26,7 +26,7 @@ class ChecksConsumers(Protocol):
 
 
 @runtime_checkable
-class AcksMessages(Protocol):
+class TransactionalAcks(Protocol):
     """A `TransactionSpi` in which messages can be acked."""
 
     def check_source(self, source: MessageSource) -> None:
@@ -40,6 +40,6 @@ class AcksMessages(Protocol):
         """
         ...
 
-    def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
+    def acks_aborted(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
         """What `add_acks` wrote was not committed, and never will be: these are held again as before."""
         ...

@@ -11,7 +11,7 @@ from typing import Any, Final
 from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.transactional_acks import Transacted
 from broker.driver.contract import TransactionSpi
-from broker.driver.transactional_acks import AcksMessages
+from broker.driver.transactional_acks import TransactionalAcks
 from broker.errors import BrokerError, ConfigurationError, LeaseLost, SettleError, TransactionAborted, Unsupported
 from broker.messages import Message
 
@@ -60,7 +60,7 @@ class TransactedAcks:
         if lost:
             raise _lost(lost[0], None)
         for owner, messages in list(self._messages.items()):
-            assert isinstance(self._spi, AcksMessages)
+            assert isinstance(self._spi, TransactionalAcks)
             results = await self._spi.add_acks(owner.source, messages)
             gone = {m: error for m, error in zip(messages, results, strict=True) if isinstance(error, LeaseLost)}
             for message, error in gone.items():
@@ -85,8 +85,8 @@ class TransactedAcks:
             elif self._decided and not isinstance(error, TransactionAborted):
                 owner.over(messages, _unsure(error))
             else:
-                assert isinstance(self._spi, AcksMessages)
-                self._spi.acks_undone(owner.source, owner.ours(messages))
+                assert isinstance(self._spi, TransactionalAcks)
+                self._spi.acks_aborted(owner.source, owner.ours(messages))
                 owner.undone(messages, error)
 
     def _owner_of(self, message: object) -> Transacted:
@@ -94,7 +94,7 @@ class TransactedAcks:
             raise ConfigurationError(
                 f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
             )
-        if not isinstance(self._spi, AcksMessages):
+        if not isinstance(self._spi, TransactionalAcks):
             raise Unsupported(
                 f"The transactions of backend {self._backend!r} ack no messages", advice=_SETTLE_OTHERWISE
             )

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from broker.driver.assignments import Assignments, taken_away
+from broker.driver.assignments import Assignments, partition_lost
 from broker.driver.commits import Committer, Positions
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, ReportsIdle, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
@@ -80,10 +80,10 @@ class GroupMember:
         :raises LeaseLost: a partition with uncommitted records went away since the last call.
         """
         self._check_no_transaction()
-        taken, self._assignments.taken = self._assignments.taken, []
+        taken, self._assignments.lost_uncommitted = self._assignments.lost_uncommitted, []
         await self._committer.commit(self._assignments.handed_over())
         if taken:
-            raise taken_away(taken[0])
+            raise partition_lost(taken[0])
 
     async def commit_records(self, records: Sequence[Record[Any]], owner: Any) -> None:
         """Settle these records and every lower offset of their partitions.
@@ -126,7 +126,7 @@ class GroupMember:
 
         If that cannot be done, the consumer ends with the error: to go on would leave records out.
         """
-        self._assignments.taken.clear()
+        self._assignments.lost_uncommitted.clear()
         try:
             await self._rewind(self._assignments.current())
         except BrokerError as error:
@@ -178,7 +178,7 @@ class GroupMember:
         """
         self._check_no_transaction()
         self._transaction = asyncio.get_running_loop().create_future()
-        self._assignments.taken.clear()
+        self._assignments.lost_uncommitted.clear()
         return self._source
 
     def positions_in_transaction(self) -> Positions:
@@ -186,8 +186,8 @@ class GroupMember:
 
         :raises LeaseLost: a partition with such records went away since the transaction began.
         """
-        if self._assignments.taken:
-            raise taken_away(self._assignments.taken[0])
+        if self._assignments.lost_uncommitted:
+            raise partition_lost(self._assignments.lost_uncommitted[0])
         return self._assignments.handed_over()
 
     def leave_transaction(self, committed: Positions | None = None) -> None:

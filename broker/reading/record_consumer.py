@@ -24,7 +24,7 @@ from broker.checks import check_count, check_patience
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
-from broker.driver.assignments import Assignments, as_positions
+from broker.driver.assignments import Assignments, check_positions
 from broker.driver.contract import Backend, RecordSubscription, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
@@ -511,7 +511,7 @@ class RecordConsumer(Generic[T]):
         :raises Unsupported: the backend cannot seek.
         :raises ConfigurationError: it is no mapping of partitions to offsets.
         """
-        await self.member.seek(as_positions(positions))
+        await self.member.seek(check_positions(positions))
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Hand over nothing of these, or of all partitions, until `resume`. :raises LeaseLost: one is not assigned."""

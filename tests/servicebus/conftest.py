@@ -26,7 +26,7 @@ class Listener:
     def lost(self, messages: object) -> None:
         raise AssertionError("nothing is lost here")
 
-    def passed_over(self, messages: object) -> None: ...
+    def expired(self, messages: object) -> None: ...
 
     def event(self, event: Event) -> None:
         pass

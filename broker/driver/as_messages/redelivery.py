@@ -54,7 +54,7 @@ class Redelivery:
         wait = min(letter.due - time.time(), part.delay)
         if wait <= 0:
             return delivery_of(delivery, part.topic, part)
-        part.undue += 1
+        part.not_due += 1
         self._put(delivery, part, wait)
         return None
 
@@ -68,10 +68,10 @@ class Redelivery:
         while heap and heap[0][0] <= now and len(messages) < max_messages and max_bytes > 0:
             _, offset, _, delivery, part = heappop(heap)
             message = delivery_of(delivery, part.topic, part)
-            part.out[offset] = message
+            part.unsettled[offset] = message
             part.waiting -= 1
             if not delivery.returns:
-                part.undue -= 1
+                part.not_due -= 1
             max_bytes -= message.size
             messages.append(message)
         self._await_due()

@@ -27,7 +27,7 @@ class Leasing(ScriptedSource):
         self.over: set[str] = set()
         self.left = LEASE
 
-    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expire_leases(self, messages: Sequence[Message[Any]]) -> None:
         assert self.listener is not None
         if over := [message for message in messages if message.id in self.over]:
             self.listener.lost(over)

@@ -29,7 +29,7 @@ class KeepingSource(ScriptedSource):
         self.begins.set()
         self.failures: list[BrokerError | Exception] = []
 
-    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+    async def store_attempt(self, message: Message[Any], delay: float) -> BrokerError | None:
         self.noted.append((message.id, message.retries, delay))
         await self.answers.wait()
         if not delay:

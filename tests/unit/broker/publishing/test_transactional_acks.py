@@ -49,7 +49,7 @@ class AckingProducer(FakeProducer):
         self.acked += [message.id for message in messages]
         return [LeaseLost(f"{message.id} is lost") if message.id in self.lost else None for message in messages]
 
-    def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
+    def acks_aborted(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
         self.held_again += [message.id for message in messages]
 
 

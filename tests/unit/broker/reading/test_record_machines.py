@@ -245,7 +245,7 @@ class MessagesMachine(OnALoop):
             self.out.remove(message)
             self.stale.append(message)
 
-    def passed_over(self, messages: Any) -> None: ...
+    def expired(self, messages: Any) -> None: ...
 
     def event(self, event: Any) -> None:
         return
