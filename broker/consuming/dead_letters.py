@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
-from broker.driver.backoff import Backoff, pause
+from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, HasPlace, Place
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError

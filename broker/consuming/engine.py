@@ -21,7 +21,8 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import MessageSource, ReportsIdle, SourceListener
+from broker.driver.contract import MessageSource, SourceListener
+from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState

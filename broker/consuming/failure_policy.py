@@ -25,10 +25,10 @@ from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import MessageSource, RetryTopic, Settlement, StoresAttempts
-from broker.driver.leases import ReportsLeaseLeft
-from broker.driver.retry_message import letter_of
-from broker.driver.tasks import TaskSet
+from broker.driver.concurrency import TaskSet
+from broker.driver.contract import MessageSource, RetryTopic, Settlement
+from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
+from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
 from broker.messages import Message, Outcome, SettleState

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from broker.driver.backoff import Backoff, pause
+from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import MessageSource
 from broker.errors import BackendError, BrokerError
 from broker.messages import Message

@@ -28,8 +28,8 @@ from broker.consuming.ordering import Lanes, Ready
 from broker.consuming.retry.policy import Attempts
 from broker.consuming.settle_loop import SettleLoop
 from broker.consuming.transactional_acks import Transacted
-from broker.driver.contract import MessageSource, RedeliversInOrder, Settlement
-from broker.driver.leases import ExpiresLeases
+from broker.driver.contract import MessageSource, Settlement
+from broker.driver.optional import ExpiresLeases, RedeliversInOrder
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import (
     Event,

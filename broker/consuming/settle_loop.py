@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.driver.backoff import Backoff, pause
+from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import MessageSource, Settlement
 from broker.errors import BackendError, BrokerError, SettleError
 

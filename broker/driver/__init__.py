@@ -7,32 +7,23 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
-from broker.driver.backoff import Backoff, jitter, pause
+from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
     Backend,
     Bounds,
-    CommitsRanges,
-    FetchesRuns,
-    HasTopicIdentity,
     Lag,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,
-    Progress,
     PublishTarget,
     RecordListener,
     RecordSource,
     RecordSubscription,
-    RedeliversInOrder,
-    ReportsIdle,
-    ReportsSpans,
     RetryTopic,
     Settlement,
     SourceListener,
-    Span,
     Start,
-    StoresAttempts,
     SubscriptionInfo,
     TopicInfo,
     TopicPartition,
@@ -40,14 +31,25 @@ from broker.driver.contract import (
     View,
     check_start,
 )
-from broker.driver.fetching import Waker, take_from
+from broker.driver.fetching import LeaseRenewer, Waker, lease_time, take_from
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupMember, GroupReset, PositionChange
-from broker.driver.leases import ExpiresLeases, LeaseRenewer, ReportsLeaseLeft, lease_time
 from broker.driver.limits import MessageLimits, message_size
+from broker.driver.optional import (
+    ChecksConsumers,
+    CommitsRanges,
+    ExpiresLeases,
+    FetchesRuns,
+    HasTopicIdentity,
+    Progress,
+    RedeliversInOrder,
+    ReportsIdle,
+    ReportsLeaseLeft,
+    ReportsSpans,
+    Span,
+    StoresAttempts,
+    TransactionalAcks,
+)
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
-from broker.driver.shared import SharedResource
-from broker.driver.tasks import TaskSet
-from broker.driver.transactional_acks import ChecksConsumers, TransactionalAcks
 from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, UNSET, Place, is_letter
 from broker.hooks import (
     Connected,

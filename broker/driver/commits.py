@@ -1,4 +1,4 @@
-"""Carries out commits: one call to the source at a time, later requests joined into the next call.
+"""Commits positions: one call to the source at a time; later requests are joined into the next call.
 
 *Concurrency.* Calls may overlap; positions of a partition reach the broker in rising order, and never fall.
 *Cancellation.* A requested commit is carried out even if its caller is cancelled; a failure without a
@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from broker.driver.assignments import AssignedPartition, partition_lost
-from broker.driver.contract import CommitsRanges, Progress, RecordSource, TopicPartition
+from broker.driver.contract import RecordSource, TopicPartition
+from broker.driver.optional import CommitsRanges, Progress
 from broker.errors import BackendError, BrokerError
 from broker.hooks import Hooks, PositionsCommitted, Warned, logger
 
@@ -36,26 +37,25 @@ class _Round:
 class Committer:
     """The commits of one record source.
 
-    :param finished: how far an assignment is done when its commit of a position is sent, for a source that can store
-        what is finished above.
+    :param progress: returns the progress of an assignment when its commit is sent, for a source that commits ranges.
     """
 
     def __init__(
-        self, source: RecordSource, hooks: Hooks, finished: Callable[[AssignedPartition, int], Progress] | None = None
+        self, source: RecordSource, hooks: Hooks, progress: Callable[[AssignedPartition, int], Progress] | None = None
     ) -> None:
         self._source = source
-        self._finished = finished
-        self._ranges = source if finished is not None and isinstance(source, CommitsRanges) else None
+        self._progress = progress
+        self._ranges = source if progress is not None and isinstance(source, CommitsRanges) else None
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._next: _Round | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def commit(self, positions: Positions) -> None:
-        """Store these positions; those at or below what is stored already are left out.
+        """Store these positions, except those that are stored already.
 
-        :raises LeaseLost: a partition is no longer ours; the others were carried out.
-        :raises BrokerError: the broker did not take one; the others were carried out.
+        :raises LeaseLost: a partition was lost; the others were committed.
+        :raises BrokerError: a commit failed; the others were committed.
         """
         wanted = {
             partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].ranges_changed
@@ -104,52 +104,52 @@ class Committer:
 
     async def _carry_out(self, positions: Positions) -> _Errors:
         errors: dict[TopicPartition, BrokerError] = {}
-        asked: dict[TopicPartition, int] = {}
+        sent: dict[TopicPartition, int] = {}
         for partition, (assigned, position) in positions.items():
             if assigned.lost:
                 errors[partition] = partition_lost(partition)
             elif position > assigned.committed or assigned.ranges_changed:
-                asked[partition] = position
-        if not asked:
+                sent[partition] = position
+        if not sent:
             return errors
-        done: dict[TopicPartition, Progress] = {}
-        if self._finished is not None and self._ranges is not None:
-            for partition, position in asked.items():
+        progress: dict[TopicPartition, Progress] = {}
+        if self._progress is not None and self._ranges is not None:
+            for partition, position in sent.items():
                 assigned = positions[partition][0]
-                done[partition] = self._finished(assigned, position)
-                asked[partition] = done[partition].position
+                progress[partition] = self._progress(assigned, position)
+                sent[partition] = progress[partition].position
                 assigned.ranges_changed = False
-        results = await self._ask(asked, done)
-        for partition, position in asked.items():
+        results = await self._send(sent, progress)
+        for partition, position in sent.items():
             assigned = positions[partition][0]
             error = results.get(partition)
             if error is None:
                 assigned.committed = max(assigned.committed, position)
             else:
                 errors[partition] = error
-                assigned.ranges_changed = partition in done
+                assigned.ranges_changed = partition in progress
         if self._hooks.listening:
-            stored: dict[tuple[str, int], int] = {at: asked[at] for at in asked if at not in errors}
+            stored: dict[tuple[str, int], int] = {at: sent[at] for at in sent if at not in errors}
             if stored:
                 self._hooks.emit(PositionsCommitted(positions=stored))
         return errors
 
-    async def _ask(
-        self, asked: Mapping[TopicPartition, int], done: Mapping[TopicPartition, Progress]
+    async def _send(
+        self, sent: Mapping[TopicPartition, int], progress: Mapping[TopicPartition, Progress]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         try:
-            if self._ranges is not None and done:
-                return await self._ranges.commit_ranges(done)
-            return await self._source.commit(asked)
+            if self._ranges is not None and progress:
+                return await self._ranges.commit_ranges(progress)
+            return await self._source.commit(sent)
         except BrokerError as error:
-            return dict.fromkeys(asked, error)
+            return dict.fromkeys(sent, error)
         except Exception as error:
-            return dict.fromkeys(asked, BackendError(f"The backend failed to commit: {error}", native=error))
+            return dict.fromkeys(sent, BackendError(f"The backend failed to commit: {error}", native=error))
 
     def _report(self, errors: _Errors, wanted: Positions) -> None:
         for partition in wanted:
             if partition in errors:
-                text = f"A commit of {partition.topic}[{partition.partition}] failed unheard: {errors[partition]}"
+                text = f"A background commit of {partition.topic}[{partition.partition}] failed: {errors[partition]}"
                 logger.warning(text)
                 if self._hooks.listening:
                     self._hooks.emit(Warned(text=text))

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 from broker.capabilities import PublishCapabilities
-from broker.driver.backoff import Backoff
+from broker.driver.concurrency import Backoff
 from broker.driver.limits import MessageLimits, PipelineSettings
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage

@@ -11,7 +11,7 @@ from typing import Any, Final
 from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.transactional_acks import Transacted
 from broker.driver.contract import TransactionSpi
-from broker.driver.transactional_acks import TransactionalAcks
+from broker.driver.optional import TransactionalAcks
 from broker.errors import BrokerError, ConfigurationError, LeaseLost, SettleError, TransactionAborted, Unsupported
 from broker.messages import Message
 

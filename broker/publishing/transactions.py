@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn, cast, overload
 from broker.capabilities import Capabilities
 from broker.driver.contract import Backend, TransactionSpi
 from broker.driver.limits import MessageLimits
-from broker.driver.transactional_acks import ChecksConsumers
+from broker.driver.optional import ChecksConsumers
 from broker.errors import (
     BackendError,
     BrokerError,

@@ -13,9 +13,9 @@ from collections.abc import Container
 from typing import Any
 
 from broker.consuming.dead_letters import DeadLetterWriter
-from broker.driver.as_messages.views import message_of
 from broker.driver.assignments import Assignments
 from broker.driver.contract import Backend, PublishTarget, TopicPartition
+from broker.driver.record_messages import message_of
 from broker.errors import BrokerError, DecodeError
 from broker.hooks import DeadLettered, Hooks
 from broker.outbound import OutboundMessage

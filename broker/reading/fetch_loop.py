@@ -17,8 +17,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from broker.driver.backoff import Backoff
-from broker.driver.contract import FetchesRuns, RecordSource, TopicPartition
+from broker.driver.concurrency import Backoff
+from broker.driver.contract import RecordSource, TopicPartition
+from broker.driver.optional import FetchesRuns
 from broker.errors import BackendError, BrokerError
 from broker.hooks import FetchFailed, Hooks, RecordsReceived, logger
 from broker.records import Record, RecordRun

@@ -13,7 +13,8 @@ from typing import Any
 
 from broker.driver.assignments import Assignments, partition_lost
 from broker.driver.commits import Committer, Positions
-from broker.driver.contract import Backend, RecordSource, RecordSubscription, ReportsIdle, TopicPartition
+from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
+from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.reading.fetch_loop import RecordFetchLoop

@@ -14,7 +14,7 @@ from typing import Any
 from broker.consuming.dead_letters import LetterWriter, describe
 from broker.consuming.retry.topics import RetryRoutes
 from broker.driver.contract import RetryTopic
-from broker.driver.retry_message import letter_of, make_retry_letter, place_of
+from broker.driver.record_messages import letter_of, make_retry_letter, place_of
 from broker.errors import BrokerError, InvalidMessage
 from broker.hooks import Hooks, RetryScheduled, RetryWriteFailed
 from broker.messages import Message

@@ -12,8 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from broker.driver.as_messages.partition import MessagePartition
-from broker.driver.as_messages.views import delivery_of
-from broker.driver.retry_message import Delivery, read_retry_letter, record_of
+from broker.driver.record_messages import Delivery, delivery_of, read_retry_letter, record_of
 from broker.messages import Message, Outcome
 from broker.records import Record
 

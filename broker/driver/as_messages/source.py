@@ -21,23 +21,21 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.driver.as_messages.partition import MessagePartition, done
+from broker.driver.as_messages.partition import MessagePartition, progress_of
 from broker.driver.as_messages.redelivery import Redelivery
-from broker.driver.as_messages.views import FIRST
 from broker.driver.assignments import partition_lost
 from broker.driver.commits import Committer
 from broker.driver.contract import (
     Backend,
-    CommitsRanges,
     RecordSource,
     RecordSubscription,
-    ReportsIdle,
     RetryTopic,
     Settlement,
     SourceListener,
     TopicPartition,
 )
-from broker.driver.retry_message import Delivery, record_of
+from broker.driver.optional import CommitsRanges, ReportsIdle
+from broker.driver.record_messages import FIRST, Delivery, record_of
 from broker.errors import BrokerError, Closed, LeaseLost, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message, Outcome, SettleState
@@ -100,7 +98,7 @@ class RecordsAsMessages:
             )
         self._source: RecordSource = await backend.join(subscription, self)
         self._ranges = self._source if isinstance(self._source, CommitsRanges) else None
-        self._committer = Committer(self._source, self._hooks, done)
+        self._committer = Committer(self._source, self._hooks, progress_of)
         if not self._partitions:
             self._assign(self._source.assignment())
         return self

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.driver.leases import LeaseRenewer
+from broker.driver.fetching import LeaseRenewer
 from broker.errors import BrokerError, ConnectionFailed
 from broker.messages import Message
 from tests.unit.broker.consuming.warp import WarpLoop

@@ -10,7 +10,7 @@ from confluent_kafka import AcknowledgeType
 from confluent_kafka import Message as NativeMessage
 
 from broker.driver.contract import MessageSubscription, Settlement
-from broker.driver.leases import lease_time
+from broker.driver.fetching import lease_time
 from broker.errors import BackendError, BrokerError, ConnectionFailed, LeaseLost, NotAuthorized, SettleError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from broker.driver.retry_message import read_retry_letter
+from broker.driver.record_messages import read_retry_letter
 from broker.errors import BackendError, InvalidMessage
 from broker.hooks import DeadLettered, Event, RetryWriteFailed
 from broker.messages import Message
