@@ -74,7 +74,7 @@ class Engine:
         self._ended = False
         self._idle = False
         self._fatal: BrokerError | None = None
-        self._fatal_cause: BrokerError | None = None
+        self.fatal_cause: BrokerError | None = None
         self.ended = asyncio.Event()
         self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class Engine:
         self.takers.wanted += wanted
         timer = None if timeout is None else self._loop.call_later(timeout, _resolve, waiter, TimeoutError())
         for in_flight in self._in_flight:
-            in_flight.poke()
+            in_flight.fetch_loop.poke()
         try:
             await waiter
         except TimeoutError:
@@ -188,7 +188,7 @@ class Engine:
             return True
         if self._idle:
             return False
-        raise Closed("The consumer is closed", advice="Open a new one") from self._fatal_cause
+        raise Closed("The consumer is closed", advice="Open a new one") from self.fatal_cause
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
@@ -213,7 +213,7 @@ class Engine:
     def fail(self, error: BrokerError) -> None:
         """A source ended with this error."""
         if not self._ended:
-            self._fatal = self._fatal_cause = error
+            self._fatal = self.fatal_cause = error
             self.end()
 
     def end(self) -> None:

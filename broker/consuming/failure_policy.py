@@ -287,7 +287,7 @@ class FailurePolicy:
         if self._waits_here(delay):
             self._hold(message, delay)
         else:
-            self.in_flight.carry_out_soon(self._nacked(message, delay, error))
+            self.in_flight.settle_loop.put(self._nacked(message, delay, error))
 
     def _waits_here(self, delay: float) -> bool:
         in_process = self.in_flight.options.ordered_by_key or delay > self.in_flight.capabilities.native_delay

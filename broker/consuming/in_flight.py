@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +29,7 @@ from broker.consuming.ordering import Lanes, Ready
 from broker.consuming.retry.policy import Attempts
 from broker.consuming.settle_loop import SettleLoop
 from broker.consuming.transactional_acks import Transacted
+from broker.driver.concurrency import Backoff
 from broker.driver.contract import MessageSource, Settlement
 from broker.driver.optional import ExpiresLeases, RedeliversInOrder
 from broker.errors import BrokerError, LeaseLost
@@ -55,14 +57,17 @@ __all__ = [
 
 logger = logging.getLogger("broker")
 
-_SHOWN = 5
+_SHOWN: Final = 5
+_FETCH_SECONDS: Final = 5.0
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
 
 
 class Flow:
     """Counts what was fetched and is not settled, buffered messages included; implements `HeldMessages`.
 
-    The number of messages is never exceeded; the bytes may be by one message, whose size is not known before
-    it is fetched.
+    The number of messages never exceeds `max_messages`; the bytes exceed `max_bytes` by one message at most, whose size
+    is not known before it is fetched.
     """
 
     __slots__ = ("bytes", "count", "max_bytes", "max_messages", "topic")
@@ -74,41 +79,10 @@ class Flow:
         self.count = 0
         self.bytes = 0
 
-    @property
-    def room(self) -> int:
-        """How many more messages may be fetched now."""
-        return self.max_messages - self.count if self.bytes < self.max_bytes else 0
-
-    @property
-    def byte_room(self) -> int:
-        return self.max_bytes - self.bytes
-
-    def taken(self, count: int, size: int) -> None:
-        """So many were fetched."""
-        self.count += count
-        self.bytes += size
-
-    def freed(self, count: int, size: int) -> None:
-        """So many are settled, or lost."""
-        self.count -= count
-        self.bytes -= size
-
-
-def _blocked(topic: str, held: Iterable[Message[Any]], flow: Flow, seconds: float) -> FlowBlocked | None:
-    """No fetch for so long: warn if messages were handed over and no handler works on them."""
-    # Buffered messages were not handed over, so no handler forgot them.
-    forgotten = (m for m in held if m.lease_ends is not None and m.state is SettleState.OPEN and not m.in_use)
-    oldest = [message for message, _ in zip(forgotten, range(_SHOWN), strict=False)]
-    if not oldest:
-        return None
-    logger.warning(
-        "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
-        topic,
-        seconds,
-        flow.count,
-        ", ".join(repr(message.id) for message in oldest),
-    )
-    return FlowBlocked(outstanding=flow.count, oldest=oldest, seconds=seconds)
+    def room(self) -> tuple[int, int]:
+        """How many more messages and bytes may be fetched now."""
+        left = self.max_bytes - self.bytes
+        return (self.max_messages - self.count if left > 0 else 0), left
 
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
@@ -196,11 +170,6 @@ class Takers:
         self.quiet: asyncio.Future[None] | None = None
         """Set while a close waits for handlers; resolved by each settlement."""
 
-    @property
-    def concurrency(self) -> int:
-        """How many messages are handled at once, as far as is known; at least 1."""
-        return len(self.workers) or 1
-
     def active(self) -> None:
         """Restart the idle time."""
         self.active_at = self._loop.time()
@@ -282,16 +251,18 @@ class InFlight:
         if self._lanes is not None:
             self._lanes.in_order = isinstance(source, RedeliversInOrder) and source.redelivers_in_order
         self._hide_held = self.hooks.show_held(self._flow)
-        self._settle_loop = SettleLoop(source, self.concluded)
-        self._fetch_loop = FetchLoop(
-            source,
+        self.settle_loop = SettleLoop(source, self.concluded)
+        self.fetch_loop = FetchLoop(
+            source.fetch,
+            source.interrupt,
             demand=self._demand,
             deliver=self._deliver,
             retrying=self._retrying,
             failed=self._failed,
-            blocked=self._blocked,
-            blocked_after=self.options.blocked_after,
+            backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE),
+            wait=_FETCH_SECONDS,
         )
+        self._watch = self._loop.call_later(self.options.blocked_after / 4, self._check_blocked)
         self._lease_keeper = (
             None
             if capabilities.lease is LeaseMode.NONE
@@ -312,19 +283,16 @@ class InFlight:
     async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
         """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
         if surely or self.awaits_acks:
-            await self._settle_loop.put_and_wait((settlement,))
+            await self.settle_loop.put_and_wait((settlement,))
         else:
-            self._settle_loop.put(settlement)
-
-    def carry_out_soon(self, settlement: Settlement) -> None:
-        self._settle_loop.put(settlement)
+            self.settle_loop.put(settlement)
 
     def ack_soon(self, message: Message[Any]) -> None:
         """Ack what a handler that has returned left open; a refusal is an event, since no caller awaits it."""
         if message.state is _OPEN:
             message.state = _SETTLING
             message.outcome = _ACK
-            self._settle_loop.put(Settlement(message, _ACK))
+            self.settle_loop.put(Settlement(message, _ACK))
         else:
             self.returned(message)
 
@@ -340,8 +308,8 @@ class InFlight:
             message.outcome = _ACK
         settlements = [Settlement(message, _ACK) for message in messages]
         if self.awaits_acks and settlements:
-            return self._settle_loop.put_and_wait(settlements)
-        self._settle_loop.put_all(settlements)
+            return self.settle_loop.put_and_wait(settlements)
+        self.settle_loop.put(*settlements)
         return None
 
     def release(self, messages: Sequence[Message[Any]], delay: float | None = None) -> None:
@@ -352,7 +320,7 @@ class InFlight:
                 message.outcome = _RELEASE
                 if not self.capabilities.release_keeps_attempt:
                     self.attempts.released(message)
-                self._settle_loop.put(Settlement(message, _RELEASE, delay))
+                self.settle_loop.put(Settlement(message, _RELEASE, delay))
 
     def again(self, message: Message[Any]) -> Message[Any]:
         """A fresh copy of a failed message, to be handed over from memory; it takes the old one's place."""
@@ -388,7 +356,8 @@ class InFlight:
                     lanes.done(message)
                 if forgets and settlement.outcome is not Outcome.NACK:
                     attempts.forget(message)
-        self._flow.freed(count, size)
+        self._flow.count -= count
+        self._flow.bytes -= size
         if self.hooks.listening:
             _emit_settled(self.hooks, self.topic, settlements, results)
         self._refill()
@@ -426,13 +395,14 @@ class InFlight:
         self._lose(expired, f"max_lease of {self.options.max_lease:g} s passed")
         for message in expired:
             # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
-            self._settle_loop.put(Settlement(message, Outcome.NACK))
+            self.settle_loop.put(Settlement(message, Outcome.NACK))
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:
             bytes_held = self.held.pop(message, None)
             if bytes_held is not None:
-                self._flow.freed(1, bytes_held)
+                self._flow.count -= 1
+                self._flow.bytes -= bytes_held
             if message.state is _SETTLED or message.state is _LOST:
                 continue
             # Before its state is reported: an ack in flight may still be carried out.
@@ -464,29 +434,32 @@ class InFlight:
 
     def handed_over(self, count: int) -> None:
         """The consumer took so many; it may be time to fetch."""
-        self._prefetch.requested(count, self._takers.concurrency)
+        self._prefetch.requested(count, len(self._takers.workers) or 1)
         self._refill()
 
     def _refill(self) -> None:
-        if self._fetch_loop.waiting and 2 * len(self.ready) <= self._prefetch.target:
-            self._fetch_loop.poke()
-
-    def poke(self) -> None:
-        self._fetch_loop.poke()
+        """Fetch again if the buffer is half empty."""
+        if self.fetch_loop.waiting and 2 * len(self.ready) <= self._prefetch.target:
+            self.fetch_loop.poke()
 
     def _demand(self) -> tuple[int, int]:
         target = self._prefetch.update(self._loop.time())
         ready = len(self.ready)
         wanted = max(self._takers.wanted, target if 2 * ready <= target else 0) - ready
-        return min(wanted, self._flow.room), self._flow.byte_room
+        room, byte_room = self._flow.room()
+        return min(wanted, room), byte_room
 
     def _deliver(self, messages: Sequence[Message[Any]]) -> None:
+        if not messages:
+            return
         owner = self._owner
         for message in messages:
             message.owner = owner
         sizes = [message.size for message in messages]
         self.held.update(zip(messages, sizes, strict=True))
-        self._flow.taken(len(messages), size := sum(sizes))
+        size = sum(sizes)
+        self._flow.count += len(messages)
+        self._flow.bytes += size
         if self.hooks.listening:
             _emit_received(self.hooks, self.topic, messages, size)
         self._takers.active()
@@ -510,21 +483,44 @@ class InFlight:
         logger.warning("Fetching from %r failed, next try in %.2f s: %s", self.topic, pause, error)
         self.hooks.emit(FetchFailed(topic=self.topic, error=error, pause=pause))
 
-    def _blocked(self, seconds: float) -> None:
-        if self._flow.room <= 0 and (event := _blocked(self.topic, self.held, self._flow, seconds)) is not None:
-            self.hooks.emit(event)
+    def _check_blocked(self) -> None:
+        """Warn if flow control stops the fetch and no handler works on the oldest messages; runs periodically."""
+        blocked_after = self.options.blocked_after
+        self._watch = self._loop.call_later(blocked_after / 4, self._check_blocked)
+        since = self.fetch_loop.no_demand_since
+        if since is None or (seconds := self._loop.time() - since) < blocked_after:
+            return
+        self.fetch_loop.no_demand_since = self._loop.time()
+        if self._flow.room()[0] > 0:
+            return
+        # Buffered messages were not handed over, so no handler forgot them.
+        forgotten = (m for m in self.held if m.lease_ends is not None and m.state is _OPEN and not m.in_use)
+        oldest = list(islice(forgotten, _SHOWN))
+        if not oldest:
+            return
+        outstanding = self._flow.count
+        logger.warning(
+            "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
+            self.topic,
+            seconds,
+            outstanding,
+            ", ".join(repr(message.id) for message in oldest),
+        )
+        self.hooks.emit(FlowBlocked(outstanding=outstanding, oldest=oldest, seconds=seconds))
 
     def stop_fetching(self) -> None:
-        self._fetch_loop.stop()
+        self._watch.cancel()
+        self.fetch_loop.stop()
 
     async def fetching_stopped(self, timeout: float) -> None:
-        """Wait until what the last fetch had was delivered."""
-        await self._fetch_loop.stopped(timeout)
+        """Wait until what the last fetch had was delivered; cut off a source that ignores `interrupt`."""
+        await self.fetch_loop.stopped(timeout)
+        self.fetch_loop.cancel()
 
     async def close(self, deadline: float) -> None:
         """Carry out the requested settlements, then close the source; call `stop_fetching` before."""
         self.transacted.close()
-        await self._settle_loop.close(deadline)
+        await self.settle_loop.close(deadline)
         if self._lease_keeper is not None:
             await self._lease_keeper.close()
         for message in self.held:

@@ -17,7 +17,7 @@ from broker.driver.contract import Backend, RecordSource, RecordSubscription, To
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.reading.fetch_loop import RecordFetchLoop
+from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record
 
 __all__ = ["GroupMember", "OnRevoking"]
@@ -31,14 +31,14 @@ class GroupMember:
     def __init__(
         self,
         assignments: Assignments,
-        pump: RecordFetchLoop,
+        fetcher: RecordFetcher,
         *,
         hooks: Hooks,
         on_revoking: OnRevoking | None,
         forget: Callable[[Sequence[TopicPartition]], None] | None,
     ) -> None:
         self._assignments = assignments
-        self._pump = pump
+        self._fetcher = fetcher
         self._hooks = hooks
         self._on_revoking = on_revoking
         self._forget = forget
@@ -52,11 +52,11 @@ class GroupMember:
         self._committer = Committer(self._source, self._hooks)
         if not self._assignments.current() and (held := self._source.assignment()):
             self._assignments.assign(held)
-            self._pump.joined()
+            self._fetcher.joined()
         if isinstance(self._source, ReportsIdle):
             # It knows by itself whether the group has answered.
-            self._pump.joined()
-        self._pump.start(self._source)
+            self._fetcher.joined()
+        self._fetcher.start(self._source)
 
     async def leave(self) -> None:
         """Close the source; nothing is committed."""
@@ -131,7 +131,7 @@ class GroupMember:
         try:
             await self._rewind(self._assignments.current())
         except BrokerError as error:
-            self._pump.fail(error)
+            self._fetcher.fail(error)
 
     async def _rewind(self, partitions: Sequence[TopicPartition]) -> None:
         try:
@@ -143,9 +143,9 @@ class GroupMember:
                     await self._rewind((partition,))
 
     async def _seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        async with self._pump.paused_intake():
+        async with self._fetcher.interrupted():
             await self._source.seek(positions)
-            self._pump.drop(positions)
+            self._fetcher.buffer.drop(positions)
             if self._forget is not None:
                 self._forget(list(positions))
             for partition, position in positions.items():
@@ -159,7 +159,7 @@ class GroupMember:
         """
         self._assignments.own(partitions, self._group)
         self._source.pause(partitions)
-        self._pump.hold_back(partitions)
+        self._fetcher.buffer.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo `pause`.
@@ -167,7 +167,7 @@ class GroupMember:
         :raises LeaseLost: one is not assigned to this member; nothing is resumed.
         """
         self._assignments.own(partitions, self._group)
-        self._pump.let_go(partitions)
+        self._fetcher.resume(partitions)
         self._source.resume(partitions)
 
     # -- transactions --------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class GroupMember:
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self._assignments.assign(partitions)
-        self._pump.joined()
+        self._fetcher.joined()
         if self._hooks.listening:
             current = tuple(self._assignments.current())
             self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
@@ -252,7 +252,7 @@ class GroupMember:
         self.event(Warned(text=text))
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
-        self._pump.drop(partitions)
-        self._pump.let_go(partitions)
+        self._fetcher.buffer.drop(partitions)
+        self._fetcher.resume(partitions)
         if self._forget is not None:
             self._forget(partitions)

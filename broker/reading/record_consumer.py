@@ -16,11 +16,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self
+from typing import Any, Final, Generic, Self
 
 from typing_extensions import TypeVar
 
 from broker.checks import check_count, check_patience
+from broker.consuming.consumer import MessageConsumer, Steps
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
@@ -31,46 +32,12 @@ from broker.hooks import Hooks
 from broker.protocols import Codec
 from broker.reading.as_messages import Commits, MakeMessages, serve
 from broker.reading.decoding import RecordDecoder, open_decoder
-from broker.reading.fetch_loop import RecordFetchLoop
 from broker.reading.group_member import GroupMember, OnRevoking
 from broker.reading.options import check_record_options
+from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, RecordBatch, RecordOwner
 
-if TYPE_CHECKING:
-    from broker.consuming.consumer import MessageConsumer
-
-__all__ = ["RecordConsumer", "RecordReading", "Steps"]
-
-
-S = TypeVar("S")
-
-
-class Steps(AsyncIterator[S]):
-    """Iterates until a step has nothing, or the consumer was closed.
-
-    :param step: the next item; None, or an empty one, when there is none in time.
-    :param closed: whether a `Closed` raised by the step is the end, and not a mistake of the caller.
-    """
-
-    __slots__ = ("_closed", "_step")
-
-    def __init__(self, step: Callable[[], Awaitable[S | None]], closed: Callable[[], bool]) -> None:
-        self._step = step
-        self._closed = closed
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> S:
-        try:
-            item = await self._step()
-        except Closed:
-            if self._closed():
-                raise StopAsyncIteration from None
-            raise
-        if not item:
-            raise StopAsyncIteration
-        return item
+__all__ = ["RecordConsumer", "RecordReading"]
 
 
 _RECORDS_BETWEEN_YIELDS: Final = 256
@@ -85,7 +52,7 @@ class RecordReading:
     def __init__(
         self,
         owner: RecordOwner,
-        pump: RecordFetchLoop,
+        fetcher: RecordFetcher,
         assignments: Assignments,
         decoder: RecordDecoder | None,
         *,
@@ -94,7 +61,8 @@ class RecordReading:
         is_idle: Callable[[float], Awaitable[bool]],
     ) -> None:
         self._owner = owner
-        self._pump = pump
+        self._fetcher = fetcher
+        self._buffer = fetcher.buffer
         self._assignments = assignments
         self._decoder = decoder
         self._check = check
@@ -107,11 +75,11 @@ class RecordReading:
 
     async def one(self, timeout: float | None) -> Record[Any] | None:
         """The next record; None if there was none in time."""
-        if self._decoder is None and len(self._pump) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
+        if self._decoder is None and len(self._buffer) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
             self._check()
         elif not await self._available(timeout):
             return None
-        record = self._pump.pop_one()
+        record = self._buffer.pop_one()
         self._assignments.hand_over_one(record, self._owner)
         self._since_yield += 1
         return record
@@ -120,11 +88,11 @@ class RecordReading:
         """The next records, at most `limit`; none if there were none in time."""
         if not await self._available(timeout):
             return []
-        if self._decoder is None and self._pump.unmade:
-            runs = self._assignments.hand_over_runs(self._pump.pop_runs(limit), self._owner)
+        if self._decoder is None and self._buffer.unmade:
+            runs = self._assignments.hand_over_runs(self._buffer.pop_runs(limit), self._owner)
             self._since_yield += len(runs)
             return runs
-        records = self._pump.pop(limit)
+        records = self._buffer.pop(limit)
         if self._decoder is not None:
             self._decoder.decode_following(records)
         self._assignments.hand_over(records, self._owner)
@@ -137,22 +105,22 @@ class RecordReading:
             # A consumer that finds its buffer full never suspends: let the fetch loop and other tasks run.
             self._since_yield = 0
             await asyncio.sleep(0)
-        pump = self._pump
+        fetcher = self._fetcher
         started: float | None = None
         idle = False
         while True:
             self._check()
             if self._decoder is None:
-                if len(pump):
+                if len(self._buffer):
                     return True
                 head = None
             else:
-                head = pump.peek()
+                head = self._buffer.peek()
                 if head is not None and self._decoder.decode_next(head):
                     return True
-            if head is None and pump.error is not None:
-                self.ended = pump.error
-                raise pump.error
+            if head is None and fetcher.error is not None:
+                self.ended = fetcher.error
+                raise fetcher.error
             now = self._time()
             first, started = started is None, now if started is None else started
             if head is not None and self._decoder is not None:
@@ -172,18 +140,18 @@ class RecordReading:
                 await self._decoder.buried(left)
             else:
                 self._since_yield = 0
-                await pump.arrival(left)
+                await fetcher.arrival(left)
 
     def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
         """Seconds that a call which began at `started` may still wait; None is for ever."""
         if timeout is not None:
             return started + timeout - now
-        if self._stop_when_idle is None or self._pump.idle_since is None:
+        if self._stop_when_idle is None or self._fetcher.idle_since is None:
             return None
         return self._silent_since(started) + self._stop_when_idle - now
 
     def _silent_since(self, started: float) -> float:
-        return max(started, self._pump.idle_since or started)
+        return max(started, self._fetcher.idle_since or started)
 
 
 T = TypeVar("T", default=bytes)
@@ -273,7 +241,7 @@ class RecordConsumer(Generic[T]):
                 advice="Use bus.messages(...), or a backend with a log",
             )
         self._loop = asyncio.get_running_loop()
-        self._pump = RecordFetchLoop(
+        self._fetcher = RecordFetcher(
             admits=lambda partition: self._assignments.admit(partition) is not None,
             topic=",".join(self._subscription.topics),
             hooks=self._hooks,
@@ -285,13 +253,13 @@ class RecordConsumer(Generic[T]):
             self._on_decode_error,
             backend=self._backend,
             group=str(self._subscription.group),
-            pump=self._pump,
+            fetcher=self._fetcher,
             assignments=self._assignments,
             hooks=self._hooks,
         )
         self._member = GroupMember(
             self._assignments,
-            self._pump,
+            self._fetcher,
             hooks=self._hooks,
             on_revoking=self._on_revoking,
             forget=None if self._decoder is None else self._decoder.forget,
@@ -308,7 +276,7 @@ class RecordConsumer(Generic[T]):
         self._state = _State.OPEN
         self._reading = RecordReading(
             self,
-            self._pump,
+            self._fetcher,
             self._assignments,
             self._decoder,
             check=self._check_open,
@@ -342,7 +310,8 @@ class RecordConsumer(Generic[T]):
         try:
             if self._decoder is not None:
                 self._decoder.stop()
-            await self._pump.stop(deadline)
+            self._fetcher.stop()
+            await self._fetcher.stopped(deadline)
             await self._member.drain(deadline)
             async with asyncio.timeout(max(_LEAST_CLOSE, deadline - self._loop.time())):
                 await self._member.leave()
@@ -352,8 +321,8 @@ class RecordConsumer(Generic[T]):
             self._member.warn(f"Leaving group {self._subscription.group!r} failed: {str(error) or 'no answer in time'}")
         finally:
             self._state = _State.CLOSED
-            self._pump.abandon()
-            self._pump.clear()
+            self._fetcher.cancel()
+            self._fetcher.buffer.clear()
 
     def as_messages(
         self,
@@ -419,7 +388,7 @@ class RecordConsumer(Generic[T]):
     @property
     def healthy(self) -> bool:
         """Whether it is open and its last fetch got an answer from the broker."""
-        return self._state is _State.OPEN and self._pump.error is None and not self._pump.failing
+        return self._state is _State.OPEN and self._fetcher.error is None and not self._fetcher.failing
 
     # -- reading -------------------------------------------------------------------------------------------
 

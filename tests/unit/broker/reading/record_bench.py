@@ -41,7 +41,7 @@ class Bench:
                 await asyncio.sleep(0)
 
     async def buffered(self, count: int) -> None:
-        await self.until(lambda: len(self.consumer._pump) == count)
+        await self.until(lambda: len(self.consumer._fetcher.buffer) == count)
 
     async def commit_under_way(self) -> tuple[asyncio.Task[None], asyncio.Event]:
         """The commit of one more record, which the source has, and what lets the source answer."""
