@@ -16,21 +16,23 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import check_count, check_patience
+from broker.capabilities import MessageCapabilities
+from broker.checks import check_count, check_patience, check_seconds
 from broker.consuming.consumer import MessageConsumer, Steps
-from broker.consuming.options import ConsumerOptions
+from broker.consuming.engine import OpenSource
+from broker.consuming.options import ConsumerOptions, check_policies
 from broker.consuming.retry.policy import Drop, Retry
-from broker.consuming.retry.topics import RetryTopics
+from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
+from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import Assignments, check_positions
-from broker.driver.contract import Backend, RecordSubscription, TopicPartition
+from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
-from broker.reading.as_messages import Commits, MakeMessages, serve
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.group_member import GroupMember, OnRevoking
 from broker.reading.options import check_record_options
@@ -165,6 +167,23 @@ class _State(IntEnum):
     OPEN = 2
     CLOSING = 3
     CLOSED = 4
+
+
+class MakeMessages(Protocol):
+    """Makes a message consumer over any sources, each given with the topic that names it."""
+
+    def __call__(
+        self,
+        sources: Sequence[tuple[str, OpenSource]],
+        family: MessageCapabilities,
+        options: ConsumerOptions,
+        *,
+        retry: Retry,
+        dead_letter: str | Drop | None,
+        codec: Codec[Any] | None,
+        subscription: str,
+        retry_routes: RetryRoutes | None,
+    ) -> MessageConsumer[Any]: ...
 
 
 class RecordConsumer(Generic[T]):
@@ -358,11 +377,30 @@ class RecordConsumer(Generic[T]):
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
         if self._make_messages is None:
             raise Unsupported("This consumer was made without a bus", advice="Make it with bus.records(...)")
-        consumer = serve(
-            self._make_messages,
-            self._backend,
-            self._subscription,
-            self._hooks,
+        check_count("max_gap", max_gap)
+        check_count("commit_every", commit_every)
+        check_seconds("commit_interval", commit_interval)
+        check_policies(retry, retry_topics, dead_letter, self._codec)
+        backend, subscription, hooks = self._backend, self._subscription, self._hooks
+        routes = None
+        if retry_topics is not None:
+            retry = one_try_each(retry, retry_topics)
+            routes = routes_of(retry_topics, subscription.topics, subscription.group)
+
+        async def open_source(listener: SourceListener) -> RecordsAsMessages:
+            source = RecordsAsMessages(
+                listener,
+                hooks=hooks,
+                max_gap=max_gap,
+                commit_every=commit_every,
+                commit_interval=commit_interval,
+                retry_topics=() if routes is None else routes.every(),
+            )
+            return await source.join(backend, subscription)
+
+        consumer = self._make_messages(
+            [(", ".join(subscription.topics), open_source)],
+            message_capabilities(backend.capabilities),
             ConsumerOptions(
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
@@ -371,11 +409,11 @@ class RecordConsumer(Generic[T]):
                 stop_when_idle=self._stop_when_idle if stop_when_idle is None else stop_when_idle,
                 close_timeout=self._close_timeout if close_timeout is None else close_timeout,
             ),
-            commits=Commits(max_gap, commit_every, commit_interval),
-            retry=retry,
-            retry_topics=retry_topics,
+            retry=Retry() if retry is None else retry,
             dead_letter=dead_letter,
             codec=self._codec,
+            subscription=str(subscription.group),
+            retry_routes=routes,
         )
         self._state = _State.CLOSED
         return consumer
