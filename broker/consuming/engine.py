@@ -243,7 +243,7 @@ class Engine:
         if self._winding_down is not None:
             await self._winding_down
         for in_flight in self._in_flight:
-            in_flight.release([m for m in in_flight.held if m.state is _OPEN and not m.in_use])
+            in_flight.release([m for m in in_flight.messages if m.state is _OPEN and not m.in_use])
         while (busy := self._busy()) is not None and (left := deadline - self._loop.time()) > 0:
             self.takers.quiet = self._loop.create_future()
             await asyncio.wait({self.takers.quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -254,13 +254,13 @@ class Engine:
             await asyncio.wait(late, timeout=0.1)
         await asyncio.gather(*(policy.close(deadline) for policy in self.policies))
         for in_flight in self._in_flight:
-            in_flight.release([message for message in in_flight.held if message.state is _OPEN])
+            in_flight.release([message for message in in_flight.messages if message.state is _OPEN])
         await asyncio.gather(*(in_flight.close(deadline + 0.5) for in_flight in self._in_flight))
 
     def _busy(self) -> set[asyncio.Task[None]] | None:
         """The workers that still run, perhaps none, if anything is still being handled; else None."""
         workers = {worker for worker in self.takers.workers if not worker.done()}
-        if workers or any(message.in_use for in_flight in self._in_flight for message in in_flight.held):
+        if workers or any(message.in_use for in_flight in self._in_flight for message in in_flight.messages):
             return workers
         return None
 
@@ -271,7 +271,7 @@ class Engine:
         for in_flight in self._in_flight:
             in_flight.ready.drain()
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
-            in_flight.release([m for m in in_flight.held if m.state is _OPEN and m.lease_ends is None])
+            in_flight.release([m for m in in_flight.messages if m.state is _OPEN and m.lease_ends is None])
 
     def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
         """Those still ours that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
@@ -315,7 +315,7 @@ class Engine:
         allowed = self.options.stop_when_idle
         if allowed is None or self._ended:
             return
-        if any(in_flight.held for in_flight in self._in_flight):
+        if any(in_flight.messages for in_flight in self._in_flight):
             self._arm_idle_timer(allowed)
             return
         idle = self._loop.time() - self.takers.active_at

@@ -28,7 +28,7 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import Lanes, Ready
 from broker.consuming.retry.policy import Attempts
 from broker.consuming.settle_loop import SettleLoop
-from broker.consuming.transactional_acks import Transacted
+from broker.consuming.transactional_acks import TransactedMessages
 from broker.driver.concurrency import Backoff
 from broker.driver.contract import MessageSource, Settlement
 from broker.driver.optional import ExpiresLeases, RedeliversInOrder
@@ -64,7 +64,7 @@ _LONGEST_PAUSE: Final = 5.0
 
 
 class Flow:
-    """Counts what was fetched and is not settled, buffered messages included; implements `HeldMessages`.
+    """Counts what was fetched and is not settled, buffered messages included; implements `InFlightMessages`.
 
     The number of messages never exceeds `max_messages`; the bytes exceed `max_bytes` by one message at most, whose size
     is not known before it is fetched.
@@ -220,8 +220,8 @@ class InFlight:
         self._takers = takers
         self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
-        self.held: dict[Message[Any], int] = {}
-        """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
+        self.messages: dict[Message[Any], int] = {}
+        """What was fetched and not settled, in order, with the size of each for flow control."""
         self._flow = Flow(topic, max_messages, max_bytes)
         self._prefetch = Prefetch(min(options.prefetch or max_messages, max_messages))
         self._loop = asyncio.get_running_loop()
@@ -244,13 +244,13 @@ class InFlight:
         self.source = source
         self._owner = owner
         self._admit = admit
-        self.transacted = Transacted(self, handler_failed)
+        self.transacted = TransactedMessages(self, handler_failed)
         self.expire_leases = source.expire_leases if isinstance(source, ExpiresLeases) else None
         self.capabilities = capabilities
         self.awaits_acks = bool(self.options.confirm_acks) or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
             self._lanes.in_order = isinstance(source, RedeliversInOrder) and source.redelivers_in_order
-        self._hide_held = self.hooks.show_held(self._flow)
+        self._hide = self.hooks.show_in_flight(self._flow)
         self.settle_loop = SettleLoop(source, self.concluded)
         self.fetch_loop = FetchLoop(
             source.fetch,
@@ -271,7 +271,7 @@ class InFlight:
                 mode=capabilities.lease,
                 lease_seconds=capabilities.lease_seconds,
                 max_lease=self.options.max_lease,
-                held=self.held,
+                messages=self.messages,
                 expired=self._expired,
                 lost=self.lost,
                 hooks=self.hooks,
@@ -327,8 +327,8 @@ class InFlight:
         copy: Message[Any] = msgspec.structs.replace(
             message, state=_OPEN, outcome=None, lease_ends=None, retries=message.retries + 1, in_use=False
         )
-        if message in self.held:
-            self.held[copy] = self.held.pop(message)
+        if message in self.messages:
+            self.messages[copy] = self.messages.pop(message)
         self.ready.replace(message, copy)
         message.state = _SETTLED
         return copy
@@ -338,12 +338,12 @@ class InFlight:
         size = count = 0
         attempts = self.attempts
         forgets = bool(attempts)
-        lanes, held = self._lanes, self.held
+        lanes, in_flight = self._lanes, self.messages
         for settlement, error in zip(settlements, results, strict=True):
             message = settlement.message
-            bytes_held = held.pop(message, None)
-            if bytes_held is not None:
-                size += bytes_held
+            size_counted = in_flight.pop(message, None)
+            if size_counted is not None:
+                size += size_counted
                 count += 1
             if error is not None:
                 self._refused(message, error)
@@ -375,17 +375,17 @@ class InFlight:
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         """These are no longer ours (`SourceListener`)."""
-        replaced = {id(message.raw) for message in messages if message not in self.held}
+        replaced = {id(message.raw) for message in messages if message not in self.messages}
         if replaced:
             # The source knows the originals; what waits for its next try in memory is a copy of one.
-            messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
+            messages = [*messages, *(message for message in self.messages if id(message.raw) in replaced)]
         self._lose(messages, "the broker took it back")
 
     def expired(self, messages: Sequence[Message[Any]]) -> None:
-        """These come again, and were never here (`SourceListener`)."""
+        """The leases of these expired before hand-over (`SourceListener`)."""
         self.ready.expired(messages)
         for message in messages:
-            self._lost(message, "it could not be handed over in time")
+            self._lost(message, "its lease expired before hand-over")
 
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
         expired = [each for each in messages if each.state is _OPEN or self.transacted.waits(each)]
@@ -399,10 +399,10 @@ class InFlight:
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:
-            bytes_held = self.held.pop(message, None)
-            if bytes_held is not None:
+            size_counted = self.messages.pop(message, None)
+            if size_counted is not None:
                 self._flow.count -= 1
-                self._flow.bytes -= bytes_held
+                self._flow.bytes -= size_counted
             if message.state is _SETTLED or message.state is _LOST:
                 continue
             # Before its state is reported: an ack in flight may still be carried out.
@@ -456,7 +456,7 @@ class InFlight:
         for message in messages:
             message.owner = owner
         sizes = [message.size for message in messages]
-        self.held.update(zip(messages, sizes, strict=True))
+        self.messages.update(zip(messages, sizes, strict=True))
         size = sum(sizes)
         self._flow.count += len(messages)
         self._flow.bytes += size
@@ -494,7 +494,7 @@ class InFlight:
         if self._flow.room()[0] > 0:
             return
         # Buffered messages were not handed over, so no handler forgot them.
-        forgotten = (m for m in self.held if m.lease_ends is not None and m.state is _OPEN and not m.in_use)
+        forgotten = (m for m in self.messages if m.lease_ends is not None and m.state is _OPEN and not m.in_use)
         oldest = list(islice(forgotten, _SHOWN))
         if not oldest:
             return
@@ -523,13 +523,13 @@ class InFlight:
         await self.settle_loop.close(deadline)
         if self._lease_keeper is not None:
             await self._lease_keeper.close()
-        for message in self.held:
+        for message in self.messages:
             if message.state is _OPEN:
                 message.state = _LOST
             elif message.state is _SETTLING:
                 message.state = SettleState.UNKNOWN
-        self.held.clear()
-        self._hide_held()
+        self.messages.clear()
+        self._hide()
         # A source that hangs must not hold up the consumer: close returns within its deadline.
         closing = self._loop.create_task(self.source.close(), name="broker-source-close")
         _, late = await asyncio.wait({closing}, timeout=max(1.0, deadline - self._loop.time()))

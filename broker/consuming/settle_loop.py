@@ -129,5 +129,6 @@ class SettleLoop:
 
 def _unanswered() -> SettleError:
     return SettleError(
-        "The consumer was closed before the broker answered", advice="The message may come again; raise close_timeout"
+        "The consumer was closed before the broker answered",
+        advice="The message may be redelivered; raise close_timeout",
     )

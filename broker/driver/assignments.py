@@ -1,4 +1,4 @@
-"""What a member of a group holds: its partitions, how far each was handed over, and how far committed.
+"""The partitions of a group member, with the position and the committed position of each.
 
 Pure and synchronous: no I/O, no clock, no lock. Positions are "the next offset to read". Each assignment of a partition
 has a generation of its own, so that a commit for an earlier generation is recognised after the partition came back.
@@ -18,8 +18,8 @@ __all__ = ["AssignedPartition", "Assignments", "check_partitions", "check_positi
 
 _FOREIGN: Final = -1
 """No assignment has this generation."""
-_TOLD: Final = 10
-"""An error names so many partitions, and counts the others."""
+_NAMED: Final = 10
+"""The number of partitions that an error names; it counts the others."""
 
 
 class AssignedPartition:
@@ -27,9 +27,9 @@ class AssignedPartition:
 
     :ivar position: the position after the last record that was handed over or skipped; None before the first.
     :ivar committed: the highest position that the broker has confirmed to this member, -1 if none.
-    :ivar revoking: it is about to be given up: nothing more is handed over, commits still count.
-    :ivar lost: another member has it: commits are refused.
-    :ivar ranges_changed: something above the committed position was finished since the last commit, and can be stored.
+    :ivar revoking: the partition is being revoked: its records are no longer handed over, commits are still possible.
+    :ivar lost: another member may have the partition: commits are refused.
+    :ivar ranges_changed: a range above the committed position was finished since the last commit.
     """
 
     __slots__ = (
@@ -209,9 +209,9 @@ class Assignments:
     def positions_of(
         self, records: Iterable[Record[Any]], owner: Any
     ) -> tuple[dict[TopicPartition, tuple[AssignedPartition, int]], LeaseLost | None]:
-        """The positions that settle these records, and the error if some partition was taken away since.
+        """The positions that settle these records, and the error if some partition was lost since.
 
-        Records of another consumer count as taken away: each numbers its assignments from 1.
+        Records of another consumer count as lost: each numbers its assignments from 1.
 
         :param owner: whom `hand_over` bound the records of this member to.
         """
@@ -272,10 +272,10 @@ def partition_lost(partition: TopicPartition) -> LeaseLost:
 
 
 def not_assigned(partition: TopicPartition, group: str, assigned: Iterable[TopicPartition]) -> LeaseLost:
-    """The error of whatever is asked of a partition that this member, which holds these, has not."""
+    """The error of a call for a partition that is not assigned to this member, which has the `assigned` ones."""
     names = [f"{topic!r}[{number}]" for topic, number in sorted(assigned)]
-    more = len(names) - _TOLD
-    has = ", ".join(names[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _NAMED
+    has = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     return LeaseLost(
         f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member of group "
         f"{group!r}, which has {has or 'none'}",

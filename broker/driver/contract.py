@@ -233,7 +233,7 @@ class MessageSource(Protocol):
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """Settle these; one entry each: None, or the error. LeaseLost means that the message comes again. Without
+        """Settle these; one entry each: None, or the error. LeaseLost means that the message is redelivered. Without
         confirmed acks None means sent."""
         ...
 
@@ -357,7 +357,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
-        """Connect. :raises ConnectionFailed, AuthenticationFailed: after one honest try."""
+        """Connect. :raises ConnectionFailed, AuthenticationFailed: after one try."""
         ...
 
     def publish_target(self, topic: str) -> PublishTarget: ...

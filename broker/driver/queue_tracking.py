@@ -74,7 +74,7 @@ class OpenLease:
     :ivar state: `held` by a worker; `waiting`, given back, for its time; or `due`, to be sent again by a tracker.
     :ivar attempt: how many deliveries of it count.
     :ivar age: seconds since its first delivery.
-    :ivar due_in: seconds until it comes again; below 0 if it should have.
+    :ivar due_in: seconds until the redelivery; below 0 if it is late.
     :ivar holder: who has it, as that one calls itself.
     :ivar reason: why it was given back.
     :ivar size: bytes of its markers.
@@ -100,7 +100,7 @@ class QueuedMessage:
     :ivar topic: where the message lies, with `partition` and `offset`.
     :ivar state: `ready` if no consumer has it; else the state of an `OpenLease`.
     :ivar attempt: how many deliveries of it count; 0 if it had none.
-    :ivar due_in: seconds until it comes again, below 0 if it should have; None if it is ready.
+    :ivar due_in: seconds until the redelivery, below 0 if it is late; None if it is ready.
     :ivar id: as consumers see it.
     """
 

@@ -98,7 +98,7 @@ class RecordDecoder:
             self.stop()
 
     def stop(self) -> None:
-        """Give up the dead letter that is being written, if any; its record is read again some day."""
+        """Give up the dead letter that is being written, if any; its record is read again."""
         self._poison = None
         if self._burying is not None:
             self._burying.cancel()
@@ -127,9 +127,9 @@ class RecordDecoder:
         await writer.write(message, reason=reason, error=error, attempts=None, subscription=self._group)
         self._poison = None
         if self._fetcher.buffer.discard(record):
-            held = self._assignments.get(TopicPartition(record.topic, record.partition))
-            if held is not None:
-                held.skip(record.offset)
+            assigned = self._assignments.get(TopicPartition(record.topic, record.partition))
+            if assigned is not None:
+                assigned.skip(record.offset)
         if self._hooks.listening:
             self._hooks.emit(DeadLettered(message=message, target=self._target_name, reason=reason))
 

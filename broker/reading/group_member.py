@@ -50,8 +50,8 @@ class GroupMember:
         self._group = str(subscription.group)
         self._source: RecordSource = await backend.join(subscription, self)
         self._committer = Committer(self._source, self._hooks)
-        if not self._assignments.current() and (held := self._source.assignment()):
-            self._assignments.assign(held)
+        if not self._assignments.current() and (assigned := self._source.assignment()):
+            self._assignments.assign(assigned)
             self._fetcher.joined()
         if isinstance(self._source, ReportsIdle):
             # It knows by itself whether the group has answered.
@@ -81,16 +81,16 @@ class GroupMember:
         :raises LeaseLost: a partition with uncommitted records went away since the last call.
         """
         self._check_no_transaction()
-        taken, self._assignments.lost_uncommitted = self._assignments.lost_uncommitted, []
+        lost, self._assignments.lost_uncommitted = self._assignments.lost_uncommitted, []
         await self._committer.commit(self._assignments.handed_over())
-        if taken:
-            raise partition_lost(taken[0])
+        if lost:
+            raise partition_lost(lost[0])
 
     async def commit_records(self, records: Sequence[Record[Any]], owner: Any) -> None:
         """Settle these records and every lower offset of their partitions.
 
         :param owner: whom the records of this member are bound to.
-        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        :raises LeaseLost: a partition was lost since they were handed over; the others are committed.
         """
         self._check_no_transaction()
         positions, lost = self._assignments.positions_of(records, owner)
@@ -149,8 +149,8 @@ class GroupMember:
             if self._forget is not None:
                 self._forget(list(positions))
             for partition, position in positions.items():
-                if (held := self._assignments.get(partition)) is not None:
-                    held.sought(position)
+                if (assigned := self._assignments.get(partition)) is not None:
+                    assigned.sought(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Hand over nothing of these.
@@ -193,8 +193,8 @@ class GroupMember:
 
     def leave_transaction(self, committed: Positions | None = None) -> None:
         """The transaction is over; with positions, they were committed with it."""
-        for held, position in (committed or {}).values():
-            held.committed = max(held.committed, position)
+        for assigned, position in (committed or {}).values():
+            assigned.committed = max(assigned.committed, position)
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             transaction.set_result(None)
@@ -225,7 +225,7 @@ class GroupMember:
             async with asyncio.timeout_at(deadline):
                 if self._on_revoking is not None:
                     await self._on_revoking(partitions)
-                if self._transaction is not None and any(held.has_uncommitted for held in going):
+                if self._transaction is not None and any(assigned.has_uncommitted for assigned in going):
                     await asyncio.wait((self._transaction,))
             await self.drain(deadline)
         except TimeoutError:

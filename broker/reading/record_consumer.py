@@ -1,4 +1,4 @@
-"""`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits when asked.
+"""`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits on request.
 
 Commits are explicit: `close` commits nothing. The next owner of a partition reads again what was handed over and not
 committed. When partitions are revoked, their buffered records are dropped. Positions can be committed until the
@@ -48,7 +48,7 @@ _LOOK_AGAIN: Final = 0.5
 
 class RecordReading:
     """:param check: raises Closed if nothing may be handed over any more.
-    :param is_idle: asked after `stop_when_idle` seconds without a record: whether there is none.
+    :param is_idle: called after `stop_when_idle` seconds without a record; whether the member is idle.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RecordReading:
             if left is not None and left <= 0 and not first:
                 if idle or timeout is not None:
                     return False
-                # Whatever comes while this is asked is found before it counts.
+                # A record that arrives meanwhile is found before this counts.
                 idle = await self._is_idle(now - self._silent_since(started))
                 if idle:
                     continue
@@ -483,7 +483,7 @@ class RecordConsumer(Generic[T]):
     async def commit(self) -> None:
         """Settle everything handed over so far.
 
-        :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
+        :raises LeaseLost: a partition with uncommitted records was lost since the last call; the others are
             committed.
         :raises BrokerError: the broker did not take a commit; it can be repeated.
         :raises Unsupported: a transaction of this consumer is open: the positions ride in it.
@@ -494,7 +494,7 @@ class RecordConsumer(Generic[T]):
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
         """Settle these records and every lower offset of their partitions; a position never falls.
 
-        :raises LeaseLost: a partition was taken away since they were handed over, or they are another consumer's; the
+        :raises LeaseLost: a partition was lost since they were handed over, or they are another consumer's; the
             others are committed.
         :raises BrokerError, Unsupported: as for `commit`.
         """

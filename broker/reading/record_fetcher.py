@@ -94,19 +94,19 @@ class RecordBuffer:
 
     def pop_runs(self, limit: int) -> list[RecordRun]:
         """Take out the next runs, of at most `limit` records together, where they are `unmade`."""
-        taken: list[RecordRun] = []
+        popped: list[RecordRun] = []
         runs = self._runs
         while runs and limit > 0:
             run = runs.popleft()
             if len(run) > limit:
                 run, rest = run.split(limit)
                 runs.appendleft(rest)
-            taken.append(run)
+            popped.append(run)
             limit -= len(run)
             self._unmade -= len(run)
             self.size -= run.size
         self._shrunk()
-        return taken
+        return popped
 
     def pop(self, limit: int) -> list[Record[Any]]:
         """Take out the next records, at most `limit`; none if there are none."""
@@ -149,7 +149,7 @@ class RecordBuffer:
     # -- partitions that go, or rest -----------------------------------------------------------------------
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what is here of these, held back or not."""
+        """Forget the records of these, paused or not."""
         dropped = set(partitions)
         for partition in dropped & self._paused.keys():
             self._paused[partition] = []
@@ -157,7 +157,7 @@ class RecordBuffer:
         self._shrunk()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all records."""
         self._paused = {partition: [] for partition in self._paused}
         self._records.clear()
         self._runs.clear()
@@ -165,7 +165,7 @@ class RecordBuffer:
         self._shrunk()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Let nothing of these out until `resume`; what is here of them is kept aside."""
+        """Return no records of these until `resume`; buffered ones are kept aside."""
         added = {partition for partition in partitions if partition not in self._paused}
         for partition in added:
             self._paused[partition] = []
@@ -198,13 +198,13 @@ class RecordBuffer:
         if not partitions or not len(self):
             return []
         self._make_all()
-        taken: list[Record[Any]] = []
+        removed: list[Record[Any]] = []
         kept: deque[Record[Any]] = deque()
         for record in self._records:
-            (taken if (record.topic, record.partition) in partitions else kept).append(record)
+            (removed if (record.topic, record.partition) in partitions else kept).append(record)
         self._records = kept
-        self.size -= _size_of(taken)
-        return taken
+        self.size -= _size_of(removed)
+        return removed
 
 
 def _size_of(records: Sequence[Record[Any]]) -> int:

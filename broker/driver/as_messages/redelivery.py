@@ -1,4 +1,4 @@
-"""What a message source over records hands over from memory: records that come again, and those that are not due yet.
+"""Redelivers records from memory: failed and released ones after a delay, those of retry topics when they are due.
 
 Used on one event loop, by one source. Nothing here fails or waits; what is forgotten is read again from the log.
 """
@@ -46,7 +46,7 @@ class Redelivery:
         """The message that waited on a retry topic in this record, if it is due; else it is kept until then."""
         letter = read_retry_letter(record.attributes)
         if letter is None:
-            # A stranger's, which waits for nothing.
+            # Another program wrote it, without a due time.
             return delivery_of(Delivery(record, 1, 0), part.topic, part)
         delivery = Delivery(record, letter.attempts + 1, 0, letter)
         # Clocks differ, but nothing has to wait here for longer than its topic says.

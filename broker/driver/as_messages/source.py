@@ -45,7 +45,7 @@ __all__ = ["RecordsAsMessages", "message_capabilities"]
 
 _LONGEST_COMMIT: Final = 10.0
 _FULL: Final = 0.75
-"""How full the source's room for finished records may be before nothing more is taken of their partition."""
+"""The fullness at which a partition is paused."""
 
 
 class RecordsAsMessages:
@@ -145,8 +145,8 @@ class RecordsAsMessages:
             elif not part.revoking:
                 self._redelivery.put(message, part, outcome, settlement.delay or 0.0)
         self._settled.set()
-        for held in touched:
-            self._update_pause(held)
+        for partition in touched:
+            self._update_pause(partition)
         self._schedule_commit()
         return results
 
@@ -170,7 +170,7 @@ class RecordsAsMessages:
                     await asyncio.wait((self._committing,))
                 await self._commit(self._partitions.values())
         except (BrokerError, TimeoutError) as error:
-            self._warn(f"The last commit failed, its records come again: {str(error) or 'no answer in time'}")
+            self._warn(f"The last commit failed, its records are redelivered: {str(error) or 'no answer in time'}")
         finally:
             await self._source.close()
             self._forget(list(self._partitions.values()))
@@ -220,7 +220,7 @@ class RecordsAsMessages:
         if part.revoking:
             return
         if part.tracker.first_unfinished is None:
-            # Nothing is in hand whose end would make room.
+            # No unfinished message could make room.
             part.range_fullness = 0.0
         if not part.over_limit and (part.gap > self._max_gap or part.range_fullness > _FULL):
             part.over_limit = True
@@ -257,13 +257,13 @@ class RecordsAsMessages:
             self._commit_timer = None
         if self._committing is None and not self._closing:
             self._finished = 0
-            self._committing = self._loop.create_task(self._commit_and_mind(), name="broker-as-messages-commit")
+            self._committing = self._loop.create_task(self._commit_and_schedule(), name="broker-as-messages-commit")
 
-    async def _commit_and_mind(self) -> None:
+    async def _commit_and_schedule(self) -> None:
         try:
             await self._commit(self._partitions.values())
         except LeaseLost as error:
-            logger.info("A partition was gone before its commit: %s", error)
+            logger.info("A partition was lost before its commit: %s", error)
         except BrokerError as error:
             if error.retriable:
                 self._warn(f"A commit failed and is repeated: {error}")
@@ -284,7 +284,7 @@ class RecordsAsMessages:
             for part, _ in positions.values():
                 part.tracker.committed(part.committed)
                 if self._ranges is not None:
-                    # What is full of what an earlier owner had finished gets emptier by reading on.
+                    # The ranges of an earlier owner shrink as the partition is read.
                     part.range_fullness = 0.0 if part.restored else self._ranges.fullness(part.partition)
                     self._update_pause(part)
 
@@ -313,7 +313,7 @@ class RecordsAsMessages:
         now = self._loop.time()
         try:
             if not self._closing:
-                # Some of the time is kept for the commit.
+                # Part of the time is for the commit.
                 async with asyncio.timeout_at(deadline - min(1.0, max(0.0, deadline - now) / 4)):
                     while any(part.unsettled for part in going):
                         self._settled.clear()

@@ -131,10 +131,10 @@ async def test_a_close_gives_back_and_leaves_nothing_in_flight(broker_bus: broke
         async for _ in inbox:
             break
         assert in_flight(metrics)[0] > 0
-        (held,) = broker_bus.hooks.held
-        assert (held.topic, held.count) == ("orders", in_flight(metrics)[0])
+        (source,) = broker_bus.hooks.in_flight
+        assert (source.topic, source.count) == ("orders", in_flight(metrics)[0])
     assert in_flight(metrics) == (0, 0)
-    assert not broker_bus.hooks.held
+    assert not broker_bus.hooks.in_flight
     assert number(metrics, "released_messages_total") == received(metrics)[0] > 0
     assert number(metrics, "acked_messages_total") == 0
 
