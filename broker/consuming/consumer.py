@@ -158,7 +158,7 @@ class MessageConsumer(Generic[T]):
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether one of this consumer's handlers runs in the task."""
-        return self._engine is not None and task in self._engine.takers.workers
+        return self._engine is not None and task in self._engine.receivers.workers
 
     async def __aenter__(self) -> Self:
         await self.open()

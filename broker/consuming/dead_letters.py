@@ -177,11 +177,11 @@ class DeadLetterWriter:
         self._publish = publish
         self._limits = limits
         self._hooks = hooks
-        self._pump = LetterWriter()
+        self._writer = LetterWriter()
 
     def close(self) -> None:
         """Repeat no failed write from now on; one that is under way may still succeed."""
-        self._pump.close()
+        self._writer.close()
 
     async def write(
         self,
@@ -214,7 +214,7 @@ class DeadLetterWriter:
             self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
 
         shapes = [partial(make, brief=brief, bare=bare) for brief, bare in _SHAPES]
-        await self._pump.write(shapes, self._publish, failed, stubborn=True)
+        await self._writer.write(shapes, self._publish, failed, stubborn=True)
 
 
 def _place(original: Envelope) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """One source of a consumer: the messages that were fetched and not settled.
 
 `InFlight` owns every message of its source from the fetch to the settlement. It runs the loops that fetch, settle and
-renew leases; bounds messages and bytes (`Flow`); and wakes the callers that wait (`Takers`). Calls go in one direction:
-the engine calls the failure policy, which calls `InFlight`.
+renew leases; bounds messages and bytes (`Flow`); and wakes the callers that wait (`Receivers`). Calls go in one
+direction: the engine calls the failure policy, which calls `InFlight`.
 
 *Concurrency.* One event loop. *Cancellation.* A settlement that was requested is carried out, also if its caller is
 cancelled. *Failure.* A refused settlement is a `SettleFailed` event; a fatal fetch error goes to the engine.
@@ -49,13 +49,22 @@ from broker.messages import Message, MessageOwner, Outcome, SettleState
 __all__ = [
     "Flow",
     "InFlight",
-    "Takers",
+    "Receivers",
     "enter",
     "leave",
 ]
 
 
 logger = logging.getLogger("broker")
+
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_ACK = Outcome.ACK
+_NACK = Outcome.NACK
+_RELEASE = Outcome.RELEASE
+_OPEN = SettleState.OPEN
+_SETTLING = SettleState.SETTLING
+_SETTLED = SettleState.SETTLED
+_LOST = SettleState.LOST
 
 _SHOWN: Final = 5
 _FETCH_SECONDS: Final = 5.0
@@ -83,12 +92,6 @@ class Flow:
         """How many more messages and bytes may be fetched now."""
         left = self.max_bytes - self.bytes
         return (self.max_messages - self.count if left > 0 else 0), left
-
-
-# Attributes of an enum class cost a slow look-up each; these are read per message.
-_ACK = Outcome.ACK
-_NACK = Outcome.NACK
-_RELEASE = Outcome.RELEASE
 
 
 def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], size: int) -> None:
@@ -145,14 +148,7 @@ def leave(message: Message[Any], error: BaseException | None) -> None:
             logger.exception("An interceptor failed after message %r was handled", message.id)
 
 
-# Attributes of an enum class cost a slow look-up each; these are read per message.
-_OPEN = SettleState.OPEN
-_SETTLING = SettleState.SETTLING
-_SETTLED = SettleState.SETTLED
-_LOST = SettleState.LOST
-
-
-class Takers:
+class Receivers:
     """The callers that wait for messages of one consumer, and its workers; shared by all sources of the consumer.
 
     :ivar wanted: how many messages the waiting callers want.
@@ -202,7 +198,7 @@ class InFlight:
         self,
         topic: str,
         *,
-        takers: Takers,
+        receivers: Receivers,
         ready: Ready,
         options: ConsumerOptions,
         hooks: Hooks,
@@ -217,7 +213,7 @@ class InFlight:
         self.hooks = hooks
         self.attempts = attempts
         self.max_messages = max_messages
-        self._takers = takers
+        self._receivers = receivers
         self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
         self.messages: dict[Message[Any], int] = {}
@@ -299,7 +295,7 @@ class InFlight:
     def returned(self, message: Message[Any]) -> None:
         """The handler has returned: if the message was settled before, the next of its key may follow."""
         if self._lanes is not None and self._lanes.returned(message):
-            self._takers.settled(len(self.ready))
+            self._receivers.settled(len(self.ready))
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
         """Ack these, which are open, as one batch; a future where the broker answers."""
@@ -361,7 +357,7 @@ class InFlight:
         if self.hooks.listening:
             _emit_settled(self.hooks, self.topic, settlements, results)
         self._refill()
-        self._takers.settled(len(self.ready))
+        self._receivers.settled(len(self.ready))
 
     def _refused(self, message: Message[Any], error: BrokerError) -> None:
         if message.state is not _LOST:
@@ -412,7 +408,7 @@ class InFlight:
                 self.ready.forget(message)
             self._lost(message, reason)
         self._refill()
-        self._takers.settled(len(self.ready))
+        self._receivers.settled(len(self.ready))
 
     def _lost(self, message: Message[Any], reason: str) -> None:
         message.state = _LOST
@@ -429,12 +425,12 @@ class InFlight:
     def event(self, event: Event) -> None:
         """Pass on what the source reports (`SourceListener`)."""
         if isinstance(event, PartitionsAssigned):
-            self._takers.active()
+            self._receivers.active()
         self.hooks.emit(event)
 
     def handed_over(self, count: int) -> None:
         """The consumer took so many; it may be time to fetch."""
-        self._prefetch.requested(count, len(self._takers.workers) or 1)
+        self._prefetch.requested(count, len(self._receivers.workers) or 1)
         self._refill()
 
     def _refill(self) -> None:
@@ -445,7 +441,7 @@ class InFlight:
     def _demand(self) -> tuple[int, int]:
         target = self._prefetch.update(self._loop.time())
         ready = len(self.ready)
-        wanted = max(self._takers.wanted, target if 2 * ready <= target else 0) - ready
+        wanted = max(self._receivers.wanted, target if 2 * ready <= target else 0) - ready
         room, byte_room = self._flow.room()
         return min(wanted, room), byte_room
 
@@ -462,14 +458,14 @@ class InFlight:
         self._flow.bytes += size
         if self.hooks.listening:
             _emit_received(self.hooks, self.topic, messages, size)
-        self._takers.active()
+        self._receivers.active()
         if self._admit is not None:
             messages = self._admit(messages)
         refused = self.ready.put_all(messages)
         for message, delay in refused:
             self.release((message,), min(delay, self.capabilities.native_delay))
-        if self._takers.waiters:
-            self._takers.wake(len(messages) - len(refused))
+        if self._receivers.waiters:
+            self._receivers.wake(len(messages) - len(refused))
 
     def deliver_again(self, message: Message[Any]) -> None:
         """Hand a message over again that waited in memory."""
@@ -477,7 +473,7 @@ class InFlight:
         if self.hooks.listening:
             # `received_at` stays the time of the first delivery.
             self.hooks.emit(Received(topic=self.topic, messages=(message,), bytes=0))
-        self._takers.wake(1)
+        self._receivers.wake(1)
 
     def _retrying(self, error: BrokerError, pause: float) -> None:
         logger.warning("Fetching from %r failed, next try in %.2f s: %s", self.topic, pause, error)

@@ -122,7 +122,7 @@ class TransactionalPublisherFacade:
     def end(self, transaction: OpenTransaction, error: BaseException | None) -> asyncio.Task[None]:
         """Leave a transaction; the task goes on when the caller is cancelled."""
         self._ending = asyncio.get_running_loop().create_task(transaction.end(error), name="broker-transaction-end")
-        self._ending.add_done_callback(_look_at)
+        self._ending.add_done_callback(_retrieve_exception)
         return self._ending
 
     def ended(self, error: BaseException | None = None) -> None:
@@ -399,7 +399,7 @@ def _outbound(payloads: Sequence[bytes | OutboundMessage]) -> list[OutboundMessa
     return [p if isinstance(p, OutboundMessage) else OutboundMessage(p) for p in payloads]
 
 
-def _look_at(ending: asyncio.Task[None]) -> None:
+def _retrieve_exception(ending: asyncio.Task[None]) -> None:
     """A cancelled caller does not get the outcome; asyncio must not log it as never retrieved."""
     if not ending.cancelled():
         ending.exception()

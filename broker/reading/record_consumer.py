@@ -43,7 +43,7 @@ __all__ = ["RecordConsumer", "RecordReading"]
 
 
 _RECORDS_BETWEEN_YIELDS: Final = 256
-_LOOK_AGAIN: Final = 0.5
+_IDLE_RECHECK: Final = 0.5
 
 
 class RecordReading:
@@ -136,7 +136,7 @@ class RecordReading:
                 idle = await self._is_idle(now - self._silent_since(started))
                 if idle:
                     continue
-                left = _LOOK_AGAIN
+                left = _IDLE_RECHECK
             idle = False
             if head is not None and self._decoder is not None:
                 await self._decoder.buried(left)
