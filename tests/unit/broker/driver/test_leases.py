@@ -19,7 +19,7 @@ LEASE = 30.0
 
 
 class Renewed:
-    """A source that keeps what waits in a list and writes down when it was asked to renew what."""
+    """A source with a list of received messages that records the renewals."""
 
     def __init__(self, lease: float = LEASE) -> None:
         self.waiting: list[Message[Any]] = []

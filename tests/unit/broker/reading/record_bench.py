@@ -1,4 +1,4 @@
-"""A record consumer over a scripted source, open, with what it told the hooks."""
+"""A record consumer over a scripted source, open, with the events of its hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P1 = TopicPartition("orders", 1)
 
 
 class Bench:
-    """An open consumer over a scripted source, and what it told the hooks."""
+    """An open consumer over a scripted source, and the events of its hooks."""
 
     def __init__(self, consumer: RecordConsumer[Any], source: FakeSource, backend: FakeBackend) -> None:
         self.consumer = consumer

@@ -46,7 +46,7 @@ async def test_joining_is_not_idleness_and_its_end_is_heard() -> None:
         assert await asyncio.wait_for(iterating, 5) == []
 
 
-async def test_idleness_begins_anew_with_partitions_that_come_later() -> None:
+async def test_idle_time_restarts_with_partitions_that_come_later() -> None:
     async with bench(stop_when_idle=0.05) as b:
         fetcher, now = b.consumer._fetcher, asyncio.get_running_loop().time
         b.source.listener.assigned([TopicPartition("orders", 0)])

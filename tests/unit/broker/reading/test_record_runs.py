@@ -1,4 +1,4 @@
-"""Records that are made when somebody looks at them: all that holds of a record consumer holds with them too."""
+"""Records that are created on demand: the tests of a record consumer hold for them too."""
 
 from __future__ import annotations
 
