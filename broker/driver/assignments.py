@@ -56,19 +56,19 @@ class AssignedPartition:
         self.skipped_to = -1
 
     def skip(self, offset: int) -> None:
-        """A record was dealt with without being handed over: the commit of the one before it covers it too."""
+        """Skip a record, such as a dead-lettered one: the commit of the record before it covers it too."""
         position = -1 if self.position is None else self.position
         if self.skipped_to != position or position < 0:
             self.skipped_after = position
         self.skipped_to = self.position = offset + 1
 
     def covers(self, position: int) -> int:
-        """The position to commit when the record before `position` is done."""
+        """The position to commit for `position`: behind skipped records that follow directly."""
         return self.skipped_to if position == self.skipped_after else position
 
     @property
     def skipped_alone(self) -> int | None:
-        """A position that only skipped records separate from what is committed, or from the first read."""
+        """A position to commit that only skipped records separate from the committed one, or from the start."""
         return self.skipped_to if self.skipped_to > self.committed and self.committed >= self.skipped_after else None
 
     @property
@@ -77,7 +77,7 @@ class AssignedPartition:
         return self.position is not None and self.position > self.committed
 
     def sought(self, position: int | None) -> None:
-        """It is read on from here, None being the committed position; what was handed over below it still counts."""
+        """Seek to the position, None being the committed one; records handed over below it can still be committed."""
         if position is None or self.position is None or min(self.position, position) <= self.committed:
             self.position = None
         else:
@@ -96,7 +96,7 @@ class Assignments:
         self._generation = 0
         self._recent: AssignedPartition | None = None
         self.lost_uncommitted: list[TopicPartition] = []
-        """Partitions that went away with something handed over and not committed; reading clears it."""
+        """Partitions that were lost with uncommitted records, until the next commit reports them."""
 
     def __iter__(self) -> Iterator[AssignedPartition]:
         return iter(self._assigned.values())
@@ -112,14 +112,14 @@ class Assignments:
         return [partition for partition, assigned in self._assigned.items() if not assigned.revoking]
 
     def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
-        """These partitions, ours or not; None means the current ones.
+        """These partitions, assigned or not; None means the current ones.
 
         :raises ConfigurationError: they are no partitions.
         """
         return self.current() if partitions is None else check_partitions(partitions)
 
     def own(self, partitions: Iterable[TopicPartition], group: str) -> None:
-        """:raises LeaseLost: one of these is not ours."""
+        """:raises LeaseLost: one of these is not assigned."""
         for partition in partitions:
             if partition not in self._assigned:
                 raise not_assigned(partition, group, self.current())
@@ -153,7 +153,7 @@ class Assignments:
                 self._given_up.add(assigned.partition)
 
     def admit(self, partition: TopicPartition) -> AssignedPartition | None:
-        """The assignment that a fetched record belongs to; None if it is no longer, or about not to be, ours."""
+        """The assignment that a fetched record belongs to; None if it is lost or being revoked."""
         assigned = self._assigned.get(partition)
         if assigned is None:
             if partition in self._given_up:
@@ -163,7 +163,7 @@ class Assignments:
         return None if assigned.revoking else assigned
 
     def hand_over(self, records: Sequence[Record[Any]], owner: Any) -> None:
-        """Bind records to the consumer and to the assignments that they come from, and note how far these are."""
+        """Bind records to the consumer and to their assignments, and move the positions of these."""
         assigned: AssignedPartition | None = None
         topic, partition, generation = "", -1, 0
         last: Record[Any] | None = None
@@ -191,7 +191,7 @@ class Assignments:
         return RecordsOfRuns(bound, owner)
 
     def hand_over_one(self, record: Record[Any], owner: Any) -> None:
-        """`hand_over` of a single record, the quick way."""
+        """`hand_over` of one record, on the fast path."""
         assigned = self._recent
         if (
             assigned is None
@@ -209,11 +209,11 @@ class Assignments:
     def positions_of(
         self, records: Iterable[Record[Any]], owner: Any
     ) -> tuple[dict[TopicPartition, tuple[AssignedPartition, int]], LeaseLost | None]:
-        """The positions that settle these records, and the error if some partition was lost since.
+        """The positions that settle these records, and the error if a partition was lost since.
 
         Records of another consumer count as lost: each numbers its assignments from 1.
 
-        :param owner: whom `hand_over` bound the records of this member to.
+        :param owner: the consumer to which `hand_over` bound the records.
         """
         highest: dict[tuple[str, int, int], int] = {}
         topic, partition, generation, top = "", -1, -1, -1
@@ -255,7 +255,7 @@ class Assignments:
         }
 
     def skipped_alone(self) -> Mapping[TopicPartition, tuple[AssignedPartition, int]]:
-        """Partitions whose position may move on although nothing of them was handed over since the last commit."""
+        """The positions that only skipped records move, of partitions without another uncommitted record."""
         return {
             assigned.partition: (assigned, position)
             for assigned in self._assigned.values()
@@ -264,7 +264,7 @@ class Assignments:
 
 
 def partition_lost(partition: TopicPartition) -> LeaseLost:
-    """The error of a commit for a partition that is no longer ours."""
+    """The error of a commit for a partition that was lost."""
     return LeaseLost(
         f"Partition {partition.partition} of topic {partition.topic!r} was taken away before the commit",
         advice="Its new owner reads from the last commit on; make the work repeatable",
@@ -284,7 +284,7 @@ def not_assigned(partition: TopicPartition, group: str, assigned: Iterable[Topic
 
 
 def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
-    """The partitions that any pairs name.
+    """The pairs as partitions.
 
     :raises ConfigurationError: they are no partitions.
     """
@@ -294,7 +294,7 @@ def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartiti
 
 
 def check_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:
-    """The positions by partition, whatever pairs name them.
+    """The positions by partition, given with pairs as keys.
 
     :raises ConfigurationError: it is no mapping of partitions to offsets.
     """

@@ -4,13 +4,13 @@
 do not end with a caller. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the
 next one; any other is raised by the next `fetch`.
 
-Acking or rejecting a record finishes its offset. Of each partition the highest contiguous finished offset is committed,
+Acking or rejecting a record finishes its offset. The highest contiguous finished offset of each partition is committed,
 and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
-close. A source that `CommitsRanges` also stores what is finished above, and a restart repeats none of that. A nacked or
-released record is delivered again from memory. When more than `max_gap` records are finished or waiting above an
-unfinished one, or the source's room for them gets short, the partition is paused until there is less of that. Records
-of a retry topic are shown as the messages that wait in them, when these are due; until then their partition is paused,
-so that at most one fetch of each is in memory.
+close. A source that `CommitsRanges` also stores the finished ranges above, and a restart does not repeat these. A
+nacked or released record is redelivered from memory. When more than `max_gap` records are finished or waiting above an
+unfinished one, or the source's room for ranges is nearly used up, the partition is paused until half of that is left.
+A record of a retry topic becomes the message that waits in it, when it is due; until then its partition is paused, so
+that at most one fetch of each is in memory.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class RecordsAsMessages:
         return results
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Nothing expires here: a record is ours while its partition is."""
+        """Leases do not expire: a record is ours while its partition is assigned."""
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
@@ -189,7 +189,7 @@ class RecordsAsMessages:
                 if part is not None and part.restored is None:
                     part.restored = [] if self._ranges is None else list(self._ranges.finished_ranges(part.partition))
             offset = record.offset
-            # A record that this assignment has had before is being worked on, or is done.
+            # This assignment has fetched the record before.
             if part is None or part.revoking or offset <= last:
                 continue
             part.tracker.started(offset)
@@ -289,7 +289,7 @@ class RecordsAsMessages:
                     self._update_pause(part)
 
     def _position(self, part: MessagePartition) -> int | None:
-        """What there is to commit of a partition."""
+        """The position to commit; None if there is none."""
         at = part.tracker.committable()
         return part.tracker.resume_at if at is None and part.ranges_changed and self._ranges is not None else at
 
@@ -349,14 +349,14 @@ class RecordsAsMessages:
             self._partitions[partition] = MessagePartition(partition, self._generation, retry_topic)
 
     def _lose(self, parts: Sequence[MessagePartition]) -> None:
-        """These are not ours any more, and neither is what the consumer holds of them."""
+        """These partitions are lost, with their unsettled messages."""
         unsettled = [message for part in parts for message in part.unsettled.values()]
         self._forget(parts)
         if unsettled:
             self._listener.lost(unsettled)
 
     def _take_back_unused(self, parts: Sequence[MessagePartition]) -> None:
-        """Drop what was not handed over: it belongs to the next owner, and a revocation must not wait for it."""
+        """Drop messages that were not handed over: a revocation must not wait for them."""
         unused: list[Message[Any]] = []
         for part in parts:
             mine = [m for m in part.unsettled.values() if m.lease_ends is None and m.state is SettleState.OPEN]
