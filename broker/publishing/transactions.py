@@ -37,7 +37,7 @@ from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
 from broker.publishing.transactional_acks import TransactedAcks, checked
-from broker.reading.group_member import GroupMember
+from broker.reading.membership import Membership
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 
@@ -92,7 +92,7 @@ class TransactionalPublisherFacade:
                 await asyncio.wait((self._ending,), timeout=_LONGEST_END)
             await self.spi.close()
 
-    async def begin(self, member: GroupMember | None) -> OpenTransaction:
+    async def begin(self, member: Membership | None) -> OpenTransaction:
         """Enter a transaction."""
         if self._current is not None and self._ending is not None:
             # A block that was cancelled has left it to this.
@@ -135,7 +135,7 @@ class TransactionalPublisherFacade:
 class OpenTransaction:
     """Implements `Transaction`."""
 
-    def __init__(self, publisher: TransactionalPublisherFacade, member: GroupMember | None) -> None:
+    def __init__(self, publisher: TransactionalPublisherFacade, member: Membership | None) -> None:
         self._publisher = publisher
         self._spi = publisher.spi
         self._member = member

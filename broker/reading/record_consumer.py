@@ -34,7 +34,7 @@ from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
 from broker.reading.decoding import RecordDecoder, open_decoder
-from broker.reading.group_member import GroupMember, OnRevoking
+from broker.reading.membership import Membership, OnRevoking
 from broker.reading.options import check_record_options
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, RecordBatch, RecordOwner
@@ -276,7 +276,7 @@ class RecordConsumer(Generic[T]):
             assignments=self._assignments,
             hooks=self._hooks,
         )
-        self._member = GroupMember(
+        self._member = Membership(
             self._assignments,
             self._fetcher,
             hooks=self._hooks,
@@ -533,7 +533,7 @@ class RecordConsumer(Generic[T]):
         return self._assignments.current()
 
     @property
-    def member(self) -> GroupMember:
+    def member(self) -> Membership:
         """The place in the group, for a transactional publisher.
 
         :raises Closed: the consumer is not open.

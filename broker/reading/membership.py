@@ -20,12 +20,12 @@ from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, Parti
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record
 
-__all__ = ["GroupMember", "OnRevoking"]
+__all__ = ["Membership", "OnRevoking"]
 
 OnRevoking = Callable[[Sequence[TopicPartition]], Awaitable[object]]
 
 
-class GroupMember:
+class Membership:
     """:param forget: called with partitions whose buffered records were dropped."""
 
     def __init__(
