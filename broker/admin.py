@@ -11,8 +11,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from broker.checks import check_callable, check_count, is_whole, refused
-from broker.driver.contract import AdminSpi, HasTopicIdentity, Lag, Start, SubscriptionInfo, TopicInfo, check_start
+from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
+from broker.driver.optional import HasTopicIdentity
 from broker.errors import ConfigurationError, Unsupported
 from broker.names import check_name, known_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive

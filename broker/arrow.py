@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from broker.envelopes import Envelope
 from broker.errors import ConfigurationError, MissingClient
 
-__all__ = ["COLUMNS", "asked", "check_columns", "record_schema", "records_to_arrow"]
+__all__ = ["COLUMNS", "check_columns", "column_of", "record_schema", "records_to_arrow"]
 
 
 @cache
@@ -74,7 +74,7 @@ class Run(Protocol):
     def column(self, name: str) -> Sequence[Any] | None: ...
 
 
-def asked(name: str) -> Callable[[Sequence[Any]], list[Any]]:
+def column_of(name: str) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that reads the attribute `name` of many records or messages.
 
     If their view has a method of the plural name, one call reads all; it returns times as microseconds since 1970.
@@ -92,11 +92,11 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[Row]], list[Any]]]] = {
     "partition": lambda rows: [row.partition for row in rows],
     "offset": lambda rows: [row.offset for row in rows],
     "id": lambda rows: [row.id for row in rows],
-    "key": asked("key"),
+    "key": column_of("key"),
     "data": lambda rows: [row.data for row in rows],
     "attributes": lambda rows: [row.attributes for row in rows],
-    "publish_time": asked("publish_time"),
-    "broker_time": asked("broker_time"),
+    "publish_time": column_of("publish_time"),
+    "broker_time": column_of("broker_time"),
 }
 
 COLUMNS: Final = tuple(_COLUMNS)

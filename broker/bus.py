@@ -31,8 +31,8 @@ from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
 from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
-from broker.reading.group_member import OnRevoking
 from broker.reading.log_reader import LogReaderFacade
+from broker.reading.membership import OnRevoking
 from broker.reading.options import RecordOptions
 from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target

@@ -1,11 +1,11 @@
-"""`Envelope`, the part that messages and records share, and `View`, through which a backend reads its raw messages."""
+"""What messages and records share: `Envelope`, `Batch`, and `View`, through which a backend reads its raw messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 __all__ = [
     "DEAD_LETTER_PREFIX",
@@ -13,6 +13,7 @@ __all__ = [
     "RESERVED_PREFIX",
     "RETRY_LETTER_PREFIX",
     "UNSET",
+    "Batch",
     "Envelope",
     "HasPlace",
     "Place",
@@ -20,6 +21,7 @@ __all__ = [
     "brief",
     "is_letter",
 ]
+
 
 RESERVED_PREFIX: Final = "anybroker-"
 """Prefix of attributes for fields that a broker lacks (key, times). Applications never see or set them."""
@@ -97,3 +99,31 @@ def is_letter(attributes: Mapping[str, str]) -> bool:
 def brief(data: bytes | None) -> str:
     """A body, shortened for people."""
     return repr(data) if data is None or len(data) <= 32 else f"{data[:32]!r}… ({len(data)} bytes)"
+
+
+S = TypeVar("S")
+
+
+class Batch(Sequence[S], Generic[S]):
+    """An immutable sequence of messages or records. A slice is a plain sequence. Any thread may read a batch."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[S]) -> None:
+        self._items = items
+
+    @overload
+    def __getitem__(self, index: int) -> S: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[S]: ...
+    def __getitem__(self, index: int | slice) -> S | Sequence[S]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self._items)}>"

@@ -25,8 +25,8 @@ __all__ = [
     "FetchFailed",
     "FlowBlocked",
     "HandlerFailed",
-    "HeldMessages",
     "Hooks",
+    "InFlightMessages",
     "LeaseExpired",
     "LeasesNotRenewed",
     "PartitionsAssigned",
@@ -264,7 +264,7 @@ class Warned(Event):
     text: str
 
 
-class HeldMessages(Protocol):
+class InFlightMessages(Protocol):
     """The fetched and unsettled messages of one source of a consumer; may be read from any thread."""
 
     @property
@@ -284,13 +284,13 @@ class Hooks:
     Test `hooks.listening` before building an event: without listeners no event is needed.
     """
 
-    __slots__ = ("_handling", "_held", "_listeners", "_publishing", "listening")
+    __slots__ = ("_handling", "_in_flight", "_listeners", "_publishing", "listening")
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], object]] = []
         self._publishing: list[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]] = []
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
-        self._held: list[HeldMessages] = []
+        self._in_flight: list[InFlightMessages] = []
         self.listening = False
 
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
@@ -324,15 +324,15 @@ class Hooks:
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
 
-    def show_held(self, held: HeldMessages) -> Callable[[], None]:
-        """Show the messages that a consumer holds in `held`; returns the function that removes them."""
-        self._held.append(held)
-        return lambda: self._held.remove(held)
+    def show_in_flight(self, messages: InFlightMessages) -> Callable[[], None]:
+        """Show the messages that a consumer holds in `in_flight`; returns the function that removes them."""
+        self._in_flight.append(messages)
+        return lambda: self._in_flight.remove(messages)
 
     @property
-    def held(self) -> Sequence[HeldMessages]:
+    def in_flight(self) -> Sequence[InFlightMessages]:
         """The messages that open consumers hold, one entry for each source; may be read from any thread."""
-        return tuple(self._held)
+        return tuple(self._in_flight)
 
     @property
     def publishing(self) -> Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]]:

@@ -15,9 +15,8 @@ from typing import Any, Generic, Protocol, Self
 import msgspec
 from typing_extensions import TypeVar
 
-from broker.batches import Batch
 from broker.checks import refused
-from broker.envelopes import UNSET, View, brief
+from broker.envelopes import UNSET, Batch, View, brief
 from broker.errors import AlreadySettled, LeaseLost
 
 __all__ = ["BatchOwner", "Message", "MessageBatch", "MessageOwner", "Outcome", "SettleState"]

@@ -179,12 +179,12 @@ class Metrics:
         """
         found: dict[Series, float | Histogram] = {}
         with self._lock:
-            held = self._held()
+            in_flight = self._in_flight()
             for name in _PUBLISHING:
                 _add_all(found, name, self._publishing.topics)
             for name in _CONSUMING:
                 if name in _GAUGES:
-                    for topic, amounts in held.items():
+                    for topic, amounts in in_flight.items():
                         found[Series.of(_PREFIX + name, topic=topic)] = amounts[_GAUGES.index(name)]
                 elif name == _BY_DELIVERY:
                     for topic, counts in self._consuming.topics.items():
@@ -237,11 +237,11 @@ class Metrics:
         counts.add("nacked_messages_total", event.nacked)
         counts.add("released_messages_total", event.released)
         end_to_end = counts.histograms["end_to_end_seconds"]
-        held = counts.histograms["received_to_acked_seconds"]
+        durations = counts.histograms["received_to_acked_seconds"]
         now, wall_clock = time.monotonic(), time.time()
         for message in event.handled:
             if (received_at := message.received_at) is not None:
-                held.add(now - received_at)
+                durations.add(now - received_at)
             if (published := message.publish_time) is not None:
                 # The clocks of producer and consumer may differ.
                 end_to_end.add(max(0.0, wall_clock - published.timestamp()))
@@ -291,16 +291,16 @@ class Metrics:
 
         return count
 
-    def _held(self) -> dict[str, tuple[int, int]]:
-        """Held messages and bytes by topic."""
-        open_ones = [held for hooks in self._hooks for held in hooks.held]
-        for held in open_ones:
-            self._consuming.of(held.topic)
+    def _in_flight(self) -> dict[str, tuple[int, int]]:
+        """Messages in flight and their bytes, by topic."""
+        sources = [source for hooks in self._hooks for source in hooks.in_flight]
+        for source in sources:
+            self._consuming.of(source.topic)
         totals: dict[str, tuple[int, int]] = dict.fromkeys(self._consuming.topics, (0, 0))
-        for held in open_ones:
-            label = self._consuming.label(held.topic)
+        for source in sources:
+            label = self._consuming.label(source.topic)
             messages, size = totals[label]
-            totals[label] = (messages + held.count, size + held.bytes)
+            totals[label] = (messages + source.count, size + source.bytes)
         return totals
 
 

@@ -8,14 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from broker.checks import is_finite
-from broker.envelopes import (
-    DEAD_LETTER_PREFIX,
-    NO_ATTRIBUTES,
-    RESERVED_PREFIX,
-    RETRY_LETTER_PREFIX,
-    Envelope,
-    brief,
-)
+from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, RETRY_LETTER_PREFIX, Envelope, brief
 from broker.errors import InvalidMessage
 
 __all__ = ["OutboundMessage", "check_batch"]

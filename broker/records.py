@@ -17,8 +17,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from broker.arrow import COLUMNS, check_columns, records_to_arrow
-from broker.batches import Batch
-from broker.envelopes import UNSET, View, brief
+from broker.envelopes import UNSET, Batch, View, brief
 from broker.errors import ConfigurationError, DecodeError
 
 __all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns", "undecodable"]

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
-from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker, Warned
+from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, Warned
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NULL, MessageView, NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
@@ -93,7 +93,7 @@ class JetStreamMessageSource:
         self._fetching = False
         self._failure: BrokerError | None = None
         self._park_timer: asyncio.TimerHandle | None = None
-        self._leases = WaitingLeases(name, lease_seconds, lambda: self._buffer, self._settler.extend)
+        self._leases = LeaseRenewer(name, lease_seconds, lambda: self._buffer, self._settler.extend)
         self._tasks = TaskSet("broker-jetstream-consumer", lambda error: logger.error("%s: %r", name, error))
         self._closed = False
         self._remove_callback = connection.on_connected(self._reconnected)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError
 
 from broker import BrokerError, Closed, Record, TopicPartition
-from broker.driver import Ephemeral, Finished, PositionReset, RecordListener, RecordSubscription, Waker, logger
+from broker.driver import Ephemeral, PositionReset, Progress, RecordListener, RecordSubscription, Waker, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.group_requests import delete_ephemeral_group
 from broker_kafka.cluster.list_offsets import check_in_log, partitions_of
@@ -42,7 +42,7 @@ _REVOKE_SECONDS: Final = 30.0
 
 
 class KafkaRecordSource(Member[Assignment]):
-    """Implements `RecordSource`, `FetchesRuns`, `KeepsFinished` and `ReportsIdle`. Positions live in Kafka.
+    """Implements `RecordSource`, `FetchesRuns`, `CommitsRanges` and `ReportsIdle`. Positions live in Kafka.
 
     :param on_close: called when a close is over.
     """
@@ -171,10 +171,10 @@ class KafkaRecordSource(Member[Assignment]):
         self._check_open()
         return await self._commits.commit({partition: StoredOffset(*at) for partition, at in positions.items()})
 
-    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
-        return self._metadata.finished(partition)
+    def finished_ranges(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+        return self._metadata.finished_ranges(partition)
 
-    async def commit_finished(self, positions: Mapping[TopicPartition, Finished]) -> CommitResults:
+    async def commit_ranges(self, positions: Mapping[TopicPartition, Progress]) -> CommitResults:
         self._check_open()
         results = await self._commits.commit(self._metadata.encoded(positions))
         large = {each: positions[each] for each, error in results.items() if self._metadata.is_too_large(error)}
@@ -182,7 +182,7 @@ class KafkaRecordSource(Member[Assignment]):
             return results
         # This broker is configured to take less than the default.
         self._metadata.limit //= 2
-        return {**results, **await self.commit_finished(large)}
+        return {**results, **await self.commit_ranges(large)}
 
     def fullness(self, partition: TopicPartition) -> float:
         return self._metadata.fullness(partition)
@@ -332,12 +332,12 @@ class _FinishedRanges:
         if stored is not None:
             self._stored[partition] = stored
 
-    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+    def finished_ranges(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """The ranges above the position from which the assignment began."""
         stored = self._stored.get(partition)
         return [] if stored is None else decode(stored.offset, stored.metadata)
 
-    def encoded(self, positions: Mapping[TopicPartition, Finished]) -> dict[TopicPartition, StoredOffset]:
+    def encoded(self, positions: Mapping[TopicPartition, Progress]) -> dict[TopicPartition, StoredOffset]:
         """What to store."""
         stored: dict[TopicPartition, StoredOffset] = {}
         for partition, (position, ranges) in positions.items():

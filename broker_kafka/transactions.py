@@ -94,7 +94,7 @@ class _TransactionThread(ProducerThread):
 
 
 class KafkaTransaction:
-    """Implements `TransactionSpi`, and `AcksMessages` and `ChecksConsumers`.
+    """Implements `TransactionSpi`, and `TransactionalAcks` and `ChecksConsumers`.
 
     :param on_close: called after the close.
     """
@@ -196,7 +196,7 @@ class KafkaTransaction:
         produce = partial(self._publish, receipts=False, placed=True)
         return await _leases_of(source, self._connection).write_ends(messages, produce)
 
-    def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
+    def acks_aborted(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
         _leases_of(source, self._connection).discard_ends(messages)
 
     async def commit(self) -> None:

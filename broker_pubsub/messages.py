@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BrokerError, Closed, Message
-from broker.driver import Settlement, SourceListener, TaskSet, WaitingLeases, Waker, logger, take_from
+from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, logger, take_from
 from broker_pubsub import subscriptions
 from broker_pubsub.codec import NULL, PubSubView
 from broker_pubsub.connection import Connection
@@ -69,7 +69,7 @@ class PubSubMessageSource:
         self._fetching = False
         self._failure: BrokerError | None = None
         self._cancel_timer: asyncio.TimerHandle | None = None
-        self._leases = WaitingLeases(self._name, self._lease, lambda: self._buffer, self._settler.extend)
+        self._leases = LeaseRenewer(self._name, self._lease, lambda: self._buffer, self._settler.extend)
         self._tasks = TaskSet("broker-pubsub-lease", lambda error: logger.error("%s: %r", self._name, error))
         self._closed = False
 

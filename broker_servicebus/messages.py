@@ -17,7 +17,7 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusReceivedMessage
 
 from broker import BrokerError, Closed, Message, Outcome
-from broker.driver import Settlement, TaskSet, WaitingLeases, logger, take_from
+from broker.driver import LeaseRenewer, Settlement, TaskSet, logger, take_from
 from broker_servicebus.codec import VIEW, Raw, body_of, size_of
 from broker_servicebus.connection import Connection
 from broker_servicebus.receiving import ReceiverLink
@@ -94,7 +94,7 @@ class ServiceBusMessageSource:
         self._releases = connection.fast and not connection.settings.receive_and_delete
         self._release_timer: asyncio.TimerHandle | None = None
         self._tasks = TaskSet("broker-servicebus-release", lambda error: logger.debug("%s: releasing: %s", name, error))
-        self._leases = WaitingLeases(name, self._lease_seconds, lambda: self._buffer, self._settler.extend)
+        self._leases = LeaseRenewer(name, self._lease_seconds, lambda: self._buffer, self._settler.extend)
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 

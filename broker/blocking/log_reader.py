@@ -8,7 +8,8 @@ from typing import Any
 
 from broker.blocking.portal import Portal
 from broker.blocking.settling import BlockingRecordBatch
-from broker.driver.contract import Bounds, Span
+from broker.driver.contract import Bounds
+from broker.driver.optional import Span
 from broker.reading import log_reader as asynchronous
 
 __all__ = ["LogReader"]

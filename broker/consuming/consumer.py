@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self
+from typing import Any, Generic, NoReturn, Protocol, Self
 
 from typing_extensions import TypeVar
 
@@ -23,9 +23,37 @@ from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
-__all__ = ["Closable", "MessageConsumer", "Service"]
+__all__ = ["Closable", "MessageConsumer", "Service", "Steps"]
 
 T = TypeVar("T", default=bytes)
+
+
+S = TypeVar("S")
+
+
+class Steps(AsyncIterator[S]):
+    """Iterates until a step returns nothing, or the consumer is closed.
+
+    :param step: returns the next item; None, or an empty one, ends the iteration.
+    :param is_over: whether `Closed`, raised by a step, ends the iteration; else it is raised.
+    """
+
+    __slots__ = ("_is_over", "_step")
+
+    def __init__(self, step: Callable[[], Awaitable[S | None]], is_over: Callable[[], bool]) -> None:
+        self._step = step
+        self._is_over = is_over
+
+    async def __anext__(self) -> S:
+        try:
+            item = await self._step()
+        except Closed:
+            if self._is_over():
+                raise StopAsyncIteration from None
+            raise
+        if not item:
+            raise StopAsyncIteration
+        return item
 
 
 class Closable(Protocol):
@@ -130,7 +158,7 @@ class MessageConsumer(Generic[T]):
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether one of this consumer's handlers runs in the task."""
-        return self._engine is not None and task in self._engine.takers.workers
+        return self._engine is not None and task in self._engine.receivers.workers
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -149,7 +177,7 @@ class MessageConsumer(Generic[T]):
         :raises Closed: the consumer was closed.
         :raises BrokerError: a fatal error, once.
         """
-        engine = self._opened()
+        engine = self._engine or self._not_open()
         if timeout is not None:
             check_patience("timeout", timeout)
         message = engine.take()
@@ -167,7 +195,7 @@ class MessageConsumer(Generic[T]):
         return None
 
     def __aiter__(self) -> AsyncIterator[Message[T]]:
-        return _Messages(self)
+        return Steps(self.next_message, self._is_over)
 
     # -- by batch ----------------------------------------------------------------------------------------
 
@@ -177,7 +205,7 @@ class MessageConsumer(Generic[T]):
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         :raises Closed: the consumer was closed.
         """
-        engine = self._opened()
+        engine = self._engine or self._not_open()
         self._check_batch(max_messages)
         check_patience("timeout", timeout)
         batch = engine.take_batch(max_messages)
@@ -196,7 +224,7 @@ class MessageConsumer(Generic[T]):
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
         self._check_batch(max_messages)
-        return _Batches(self, max_messages)
+        return Steps(lambda: self.next_batch(max_messages), self._is_over)
 
     # -- by handler --------------------------------------------------------------------------------------
 
@@ -228,19 +256,21 @@ class MessageConsumer(Generic[T]):
         return Service(self, handler, concurrency)
 
     async def _work(self, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-        engine = self._opened()
+        engine = self._engine or self._not_open()
         if not self._never_ran:
             await work(engine, self._name, concurrency, partial(handle, engine))
 
     def _is_closed(self) -> Closed:
         return Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")
 
-    def _opened(self) -> Engine:
-        if self._engine is None:
-            raise Closed(
-                f"The consumer of {self._name} is not open", advice="Use it as `async with bus.messages(...) as inbox:`"
-            )
-        return self._engine
+    def _is_over(self) -> bool:
+        """Whether the consumer was opened, and did not end with an error."""
+        return self._engine is not None and self._engine.fatal_cause is None
+
+    def _not_open(self) -> NoReturn:
+        raise Closed(
+            f"The consumer of {self._name} is not open", advice="Use it as `async with bus.messages(...) as inbox:`"
+        )
 
     def _check_batch(self, max_messages: int) -> None:
         if not is_whole(max_messages) or not 1 <= max_messages <= self._max_outstanding:
@@ -261,40 +291,3 @@ class Service:
         """Open the consumer, receive until it is stopped, close it."""
         async with self.consumer:
             await self.consumer.receive(self._handler, concurrency=self._concurrency)
-
-
-class _Messages(AsyncIterator[Message[T]]):
-    __slots__ = ("_consumer",)
-
-    def __init__(self, consumer: MessageConsumer[T]) -> None:
-        self._consumer = consumer
-
-    async def __anext__(self) -> Message[T]:
-        try:
-            message = await self._consumer.next_message()
-        except Closed as closed:
-            if closed.__cause__ is not None:
-                raise
-            raise StopAsyncIteration from None
-        if message is None:
-            raise StopAsyncIteration
-        return message
-
-
-class _Batches(AsyncIterator[MessageBatch[T]]):
-    __slots__ = ("_consumer", "_max_messages")
-
-    def __init__(self, consumer: MessageConsumer[T], max_messages: int) -> None:
-        self._consumer = consumer
-        self._max_messages = max_messages
-
-    async def __anext__(self) -> MessageBatch[T]:
-        try:
-            batch = await self._consumer.next_batch(self._max_messages)
-        except Closed as closed:
-            if closed.__cause__ is not None:
-                raise
-            raise StopAsyncIteration from None
-        if not batch:
-            raise StopAsyncIteration
-        return batch

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
-from broker.driver.backoff import Backoff, pause
+from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, HasPlace, Place
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
@@ -177,11 +177,11 @@ class DeadLetterWriter:
         self._publish = publish
         self._limits = limits
         self._hooks = hooks
-        self._pump = LetterWriter()
+        self._writer = LetterWriter()
 
     def close(self) -> None:
         """Repeat no failed write from now on; one that is under way may still succeed."""
-        self._pump.close()
+        self._writer.close()
 
     async def write(
         self,
@@ -214,7 +214,7 @@ class DeadLetterWriter:
             self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
 
         shapes = [partial(make, brief=brief, bare=bare) for brief, bare in _SHAPES]
-        await self._pump.write(shapes, self._publish, failed, stubborn=True)
+        await self._writer.write(shapes, self._publish, failed, stubborn=True)
 
 
 def _place(original: Envelope) -> dict[str, str]:
@@ -275,13 +275,13 @@ class LetterTopic:
     """One dead-letter topic, for one consumer; used on one event loop."""
 
     def __init__(self, backend: Backend, topic: Callable[[str], Topic[bytes]], name: str) -> None:
-        """:param topic: the bus's; asked for each time, because the application may close its topics."""
+        """:param topic: `bus.topic`; called for each letter, because the application may close its topics."""
         self._backend = backend
         self._topic = topic
         self._name = name
         messages = backend.capabilities.messages
         self._forgets = messages is not None and not messages.history
-        self._kept = False
+        self._retained = False
 
     async def open(self) -> None:
         """Check that letters can be written, before the first message is handled.
@@ -290,42 +290,42 @@ class LetterTopic:
         :raises BrokerError: the check failed.
         """
         await self._backend.admin().describe_topic(self._name)
-        await self._keep()
+        await self._ensure_retained()
 
     async def publish(self, letter: OutboundMessage) -> None:
-        """Return when the letter is on the broker, and kept.
+        """Return when the letter is on the broker, and a subscription retains it.
 
         :raises BrokerError: the letter is not on the broker, or its outcome is unknown.
         """
-        await self._keep()
+        await self._ensure_retained()
         try:
             await self._topic(self._name).publish(letter)
         except NotFound:
-            self._kept = False
+            self._retained = False
             raise
 
-    async def _keep(self) -> None:
-        if self._kept or not self._forgets:
+    async def _ensure_retained(self) -> None:
+        if self._retained or not self._forgets:
             return
         if REDRIVE_SUBSCRIPTION not in await self._backend.admin().list_subscriptions(self._name):
             # The same options as a redrive uses: a broker may fix them at creation.
-            asked = MessageSubscription(
+            subscription = MessageSubscription(
                 topic=self._name,
                 subscription=REDRIVE_SUBSCRIPTION,
                 confirm_acks=confirms(self._backend.capabilities.messages),
                 max_outstanding=1,
             )
-            source = await self._backend.subscribe(asked, _Unheard())
+            source = await self._backend.subscribe(subscription, _NoListener())
             await source.close()
-        self._kept = True
+        self._retained = True
 
 
-class _Unheard:
+class _NoListener:
     """A SourceListener for a source that fetches nothing."""
 
     def lost(self, messages: Sequence[Message[Any]]) -> None: ...
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+    def expired(self, messages: Sequence[Message[Any]]) -> None: ...
 
     def event(self, event: Event) -> None: ...
 

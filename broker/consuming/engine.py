@@ -16,12 +16,13 @@ from typing import Any, Final
 from broker.capabilities import MessageCapabilities
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.failure_policy import FailurePolicy
-from broker.consuming.in_flight import InFlight, Takers
+from broker.consuming.in_flight import InFlight, Receivers
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import MessageSource, ReportsIdle, SourceListener
+from broker.driver.contract import MessageSource, SourceListener
+from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
@@ -32,7 +33,7 @@ __all__ = ["Engine", "OpenSource", "policy_of"]
 OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
 
 _OPEN = SettleState.OPEN
-_LOOK_AGAIN: Final = 0.5
+_IDLE_RECHECK: Final = 0.5
 
 
 class Engine:
@@ -63,7 +64,7 @@ class Engine:
         self._dead_letter = dead_letter
         self._subscription = subscription
         self._retry_writer = retry_writer
-        self.takers = Takers()
+        self.receivers = Receivers()
         self._decode = None if codec is None else codec.decode
         self._delivery_bound = retry.delivery_bound
         self._last_delivery = capabilities.delivery_limit if isinstance(dead_letter, DeadLetterWriter) else None
@@ -73,7 +74,7 @@ class Engine:
         self._ended = False
         self._idle = False
         self._fatal: BrokerError | None = None
-        self._fatal_cause: BrokerError | None = None
+        self.fatal_cause: BrokerError | None = None
         self.ended = asyncio.Event()
         self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -81,7 +82,7 @@ class Engine:
         """Keeps the consumer alive, for its bus, as long as a task of this engine runs."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_sources: list[ReportsIdle] = []
-        self._asking: asyncio.Task[None] | None = None
+        self._idle_check: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open all sources, or none."""
@@ -92,7 +93,7 @@ class Engine:
             for topic, open_source in self._sources:
                 in_flight = InFlight(
                     topic,
-                    takers=self.takers,
+                    receivers=self.receivers,
                     ready=self._make_ready(share),
                     options=self.options,
                     hooks=self.hooks,
@@ -113,7 +114,7 @@ class Engine:
             policy.start(source, self.capabilities)
             if isinstance(source, ReportsIdle):
                 self._idle_sources.append(source)
-        self.takers.active()
+        self.receivers.active()
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
 
@@ -152,26 +153,26 @@ class Engine:
     async def wait(self, wanted: int, timeout: float | None) -> bool:
         """Wait until something may be there to take, or the consumer ends; False when `timeout` passed first."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self.takers.waiters.append(waiter)
-        self.takers.wanted += wanted
+        self.receivers.waiters.append(waiter)
+        self.receivers.wanted += wanted
         timer = None if timeout is None else self._loop.call_later(timeout, _resolve, waiter, TimeoutError())
         for in_flight in self._in_flight:
-            in_flight.poke()
+            in_flight.fetch_loop.poke()
         try:
             await waiter
         except TimeoutError:
             return False
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.takers.wake(1)
+                self.receivers.wake(1)
             raise
         finally:
-            self.takers.wanted -= wanted
+            self.receivers.wanted -= wanted
             if timer is not None:
                 timer.cancel()
             # A wake takes waiters out, also those that turn out to be cancelled.
             with suppress(ValueError):
-                self.takers.waiters.remove(waiter)
+                self.receivers.waiters.remove(waiter)
         return True
 
     def check(self) -> bool:
@@ -187,7 +188,7 @@ class Engine:
             return True
         if self._idle:
             return False
-        raise Closed("The consumer is closed", advice="Open a new one") from self._fatal_cause
+        raise Closed("The consumer is closed", advice="Open a new one") from self.fatal_cause
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
@@ -212,7 +213,7 @@ class Engine:
     def fail(self, error: BrokerError) -> None:
         """A source ended with this error."""
         if not self._ended:
-            self._fatal = self._fatal_cause = error
+            self._fatal = self.fatal_cause = error
             self.end()
 
     def end(self) -> None:
@@ -223,11 +224,11 @@ class Engine:
         self.ended.set()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         for in_flight in self._in_flight:
             in_flight.stop_fetching()
-        self.takers.wake(len(self.takers.waiters))
+        self.receivers.wake(len(self.receivers.waiters))
         self._winding_down = self._loop.create_task(self._wind_down(), name="broker-consumer-wind-down")
 
     async def close(self) -> None:
@@ -242,24 +243,24 @@ class Engine:
         if self._winding_down is not None:
             await self._winding_down
         for in_flight in self._in_flight:
-            in_flight.release([m for m in in_flight.held if m.state is _OPEN and not m.in_use])
+            in_flight.release([m for m in in_flight.messages if m.state is _OPEN and not m.in_use])
         while (busy := self._busy()) is not None and (left := deadline - self._loop.time()) > 0:
-            self.takers.quiet = self._loop.create_future()
-            await asyncio.wait({self.takers.quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        late = [worker for worker in self.takers.workers if not worker.done()]
+            self.receivers.quiet = self._loop.create_future()
+            await asyncio.wait({self.receivers.quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        late = [worker for worker in self.receivers.workers if not worker.done()]
         for worker in late:
             worker.cancel()
         if late:
             await asyncio.wait(late, timeout=0.1)
         await asyncio.gather(*(policy.close(deadline) for policy in self.policies))
         for in_flight in self._in_flight:
-            in_flight.release([message for message in in_flight.held if message.state is _OPEN])
+            in_flight.release([message for message in in_flight.messages if message.state is _OPEN])
         await asyncio.gather(*(in_flight.close(deadline + 0.5) for in_flight in self._in_flight))
 
     def _busy(self) -> set[asyncio.Task[None]] | None:
         """The workers that still run, perhaps none, if anything is still being handled; else None."""
-        workers = {worker for worker in self.takers.workers if not worker.done()}
-        if workers or any(message.in_use for in_flight in self._in_flight for message in in_flight.held):
+        workers = {worker for worker in self.receivers.workers if not worker.done()}
+        if workers or any(message.in_use for in_flight in self._in_flight for message in in_flight.messages):
             return workers
         return None
 
@@ -270,12 +271,12 @@ class Engine:
         for in_flight in self._in_flight:
             in_flight.ready.drain()
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
-            in_flight.release([m for m in in_flight.held if m.state is _OPEN and m.lease_ends is None])
+            in_flight.release([m for m in in_flight.messages if m.state is _OPEN and m.lease_ends is None])
 
     def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
         """Those still ours that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
-        if in_flight.lose_over is not None:
-            in_flight.lose_over(messages)
+        if in_flight.expire_leases is not None:
+            in_flight.expire_leases(messages)
         admitted: list[Message[Any]] = []
         lease_ends = self._loop.time() + self.options.max_lease
         bound, decode = self._delivery_bound, self._decode
@@ -314,33 +315,33 @@ class Engine:
         allowed = self.options.stop_when_idle
         if allowed is None or self._ended:
             return
-        if any(in_flight.held for in_flight in self._in_flight):
+        if any(in_flight.messages for in_flight in self._in_flight):
             self._arm_idle_timer(allowed)
             return
-        idle = self._loop.time() - self.takers.active_at
+        idle = self._loop.time() - self.receivers.active_at
         if idle < allowed:
             self._arm_idle_timer(allowed - idle)
         elif self._idle_sources:
-            self._asking = self._loop.create_task(self._ask_idle(idle), name="broker-consumer-idle")
+            self._idle_check = self._loop.create_task(self._check_sources_idle(idle), name="broker-consumer-idle")
         else:
             self._end_idle()
 
-    async def _ask_idle(self, seconds: float) -> None:
+    async def _check_sources_idle(self, seconds: float) -> None:
         """End if the sources say that no message means that there is none, and nothing comes meanwhile."""
-        active_at = self.takers.active_at
+        active_at = self.receivers.active_at
         try:
             idle = True
             for source in self._idle_sources:
                 idle = idle and await source.is_idle(seconds)
         except BrokerError as error:
-            self._asking = None
+            self._idle_check = None
             self.fail(error)
             return
-        self._asking = None
-        if idle and active_at == self.takers.active_at:
+        self._idle_check = None
+        if idle and active_at == self.receivers.active_at:
             self._end_idle()
         else:
-            self._arm_idle_timer(_LOOK_AGAIN)
+            self._arm_idle_timer(_IDLE_RECHECK)
 
     def _end_idle(self) -> None:
         self._idle = True

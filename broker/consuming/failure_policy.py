@@ -25,10 +25,10 @@ from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import KeepsTries, MessageSource, RetryTopic, Settlement
-from broker.driver.leases import ReportsLeaseLeft
-from broker.driver.retry_message import letter_of
-from broker.driver.tasks import TaskSet
+from broker.driver.concurrency import TaskSet
+from broker.driver.contract import MessageSource, RetryTopic, Settlement
+from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
+from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
 from broker.messages import Message, Outcome, SettleState
@@ -139,7 +139,7 @@ class FailurePolicy:
                 f"The lease of message {message.id!r} cannot be extended: this broker has no lease renewal",
                 advice="Work in less time than capabilities.messages.lease_seconds, or have the lease made longer",
             )
-        if message in self.in_flight.held:
+        if message in self.in_flight.messages:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
 
     def begin(self, message: Message[Any]) -> None:
@@ -177,7 +177,7 @@ class FailurePolicy:
         target = None
         delay = None
         if retried and failures < self.retry.max_attempts:
-            delay = min(self.retry.delay(failures), self._kept_for(message))
+            delay = min(self.retry.delay(failures), self._lease_left(message))
         elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
             delay = target.delay
         logger.warning(
@@ -195,7 +195,7 @@ class FailurePolicy:
         if target is not None:
             self._tasks.spawn(self._send_on(message, target, reason, error, failures))
         elif delay is not None:
-            self._bring_back(message, delay, error)
+            self._redeliver(message, delay, error)
         else:
             self._give_up_soon(message, reason, error, total)
 
@@ -203,7 +203,7 @@ class FailurePolicy:
         attempts = self._attempts
         done = message.outcome is Outcome.ACK or message.outcome is Outcome.REJECT
         if done and message.state is not SettleState.LOST:
-            # Nothing is to be remembered of a message that does not come again.
+            # A message that is not redelivered needs no memory of its failures.
             failures = attempts.failures(message) + 1
         else:
             failures = attempts.failed(message)
@@ -219,7 +219,7 @@ class FailurePolicy:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
 
     async def nack(self, message: Message[Any], delay: float | None) -> None:
-        """Bring it back after the delay; the policy's first step without one.
+        """Redeliver it after the delay; None is the first delay of the policy.
 
         With retry topics it waits on one of them, and the call returns when it is there.
         """
@@ -229,31 +229,31 @@ class FailurePolicy:
             if message.begin_settling(Outcome.NACK):
                 await _wait_for(self._tasks.spawn(self._send_on(message, target, "nacked", None, 0)), message)
             return
-        if self.in_flight.lose_over is not None:
-            self.in_flight.lose_over((message,))
+        if self.in_flight.expire_leases is not None:
+            self.in_flight.expire_leases((message,))
         if delay is None:
-            delay = min(self.retry.delay(1), self._kept_for(message))
+            delay = min(self.retry.delay(1), self._lease_left(message))
         else:
             self._check_delay(message, delay)
         if not message.begin_settling(Outcome.NACK):
             return
         if not self._waits_here(delay):
             await self.in_flight.carry_out(message, self._nacked(message, delay))
-        elif (kept := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
-            await _wait_for(kept, message)
+        elif (storing := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
+            await _wait_for(storing, message)
 
     async def reject(self, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when its letter is written and it is settled.
 
-        :raises LeaseLost, SettleError: it comes again, or may, beside its letter.
+        :raises LeaseLost, SettleError: it is, or may be, redelivered beside its letter.
         """
         if message.begin_settling(Outcome.REJECT):
-            await _wait_for(self._give_up_soon(message, reason, None, self._tries(message)), message)
+            await _wait_for(self._give_up_soon(message, reason, None, self._failure_count(message)), message)
 
     def give_up_soon(self, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
         if message.begin_settling(Outcome.REJECT):
-            self._give_up_soon(message, reason, error, self._tries(message))
+            self._give_up_soon(message, reason, error, self._failure_count(message))
 
     def give_up_last(self, message: Message[Any]) -> bool:
         """Dead-letter the message if the broker drops it after this delivery unless it is acked."""
@@ -267,7 +267,7 @@ class FailurePolicy:
         return [message for message in messages if not self.give_up_last(message)]
 
     def stop(self) -> None:
-        """Hold nothing more, and repeat no failed write; the caller gives back what was held."""
+        """Stop delaying messages and retrying writes; the caller gives the messages back."""
         self._stopped = True
         self._holder.close()
         if isinstance(self._dead_letter, DeadLetterWriter):
@@ -282,26 +282,26 @@ class FailurePolicy:
         """
         await self._tasks.wait(deadline - asyncio.get_running_loop().time())
 
-    def _bring_back(self, message: Message[Any], delay: float, error: Exception | None = None) -> None:
-        """Hold it here, or have the broker do it; waits for neither."""
+    def _redeliver(self, message: Message[Any], delay: float, error: Exception | None = None) -> None:
+        """Redeliver it after the delay, from memory or by the broker; returns at once."""
         if self._waits_here(delay):
             self._hold(message, delay)
         else:
-            self.in_flight.carry_out_soon(self._nacked(message, delay, error))
+            self.in_flight.settle_loop.put(self._nacked(message, delay, error))
 
     def _waits_here(self, delay: float) -> bool:
         in_process = self.in_flight.options.ordered_by_key or delay > self.in_flight.capabilities.native_delay
         return in_process and self._has_room()
 
     def _hold(self, message: Message[Any], delay: float) -> asyncio.Task[None] | None:
-        """Have it wait in memory; who writes that down, if anybody does."""
-        # A delivery that follows at once is written down by itself.
-        keeping = self._keep(message, delay) if delay else None
+        """Have it wait in memory; return the task that stores the delay, if any."""
+        # A delivery that follows at once is stored by itself.
+        storing = self._store_attempt(message, delay) if delay else None
         copy = self.in_flight.again(message)
         self._holder.hold(copy, delay)
         if self._hooks.listening:
             self._hooks.emit(Settled(topic=self.in_flight.topic, nacked=1))
-        return None if keeping is None else self._tasks.spawn(keeping)
+        return None if storing is None else self._tasks.spawn(storing)
 
     def _check_delay(self, message: Message[Any], delay: float) -> None:
         """Whether the broker, a retry topic or this process can keep such a delay.
@@ -311,17 +311,17 @@ class FailurePolicy:
         """
         check_seconds("delay", delay, zero=True)
         longest = longest_delay(self.in_flight.options, self.in_flight.capabilities)
-        if message.state is SettleState.OPEN and (left := self._kept_for(message)) < min(delay, longest):
+        if message.state is SettleState.OPEN and (left := self._lease_left(message)) < min(delay, longest):
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than what is left of the message's lease ({left:,.2f} s)",
-                advice="Ask for a shorter delay, or for none; this lease is not renewed",
+                advice="Use a shorter delay, or none; this lease is not renewed",
             )
         if self.in_flight.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than this consumer can keep ({longest:,.10g} s)",
-                advice="Ask for a shorter delay"
+                advice="Use a shorter delay"
                 if self.in_flight.capabilities.lease is LeaseMode.FIXED
-                else "Ask for a shorter delay or raise max_lease",
+                else "Use a shorter delay or raise max_lease",
             )
 
     def _has_room(self) -> bool:
@@ -334,11 +334,11 @@ class FailurePolicy:
     def _due(self, message: Message[Any]) -> None:
         if message.state is not SettleState.OPEN:
             return
-        if (keeping := self._keep(message, 0.0)) is None:
+        if (storing := self._store_attempt(message, 0.0)) is None:
             self.in_flight.deliver_again(message)
         else:
             # Like a first delivery, this one counts before the handler gets it, which may kill the process.
-            self._tasks.spawn(keeping).add_done_callback(lambda _: self._deliver_again(message))
+            self._tasks.spawn(storing).add_done_callback(lambda _: self._deliver_again(message))
 
     def _deliver_again(self, message: Message[Any]) -> None:
         if message.state is SettleState.OPEN and not self._stopped:
@@ -365,7 +365,7 @@ class FailurePolicy:
         except InvalidMessage as refused:
             logger.warning("Retry topic %r does not take message %r: %s", target.name, message.id, refused)
             reason = f"{reason}, and {target.name} does not take it: {refused.message}"
-            await self._give_up(message, reason, error, self._tries(message), unwritable=True)
+            await self._give_up(message, reason, error, self._failure_count(message), unwritable=True)
         except BaseException as failure:
             self._not_written(message, failure)
             raise
@@ -387,7 +387,7 @@ class FailurePolicy:
             if self._retry_writer is not None and not unwritable:
                 await self._send_on(message, self._retry_writer.last(message), reason, error, 0)
             else:
-                self._bring_back(message, self.retry.maximum)
+                self._redeliver(message, self.retry.maximum)
             return
         target = None
         outcome = Outcome.REJECT
@@ -411,7 +411,7 @@ class FailurePolicy:
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
         """Emit that it was given up, and that its lease ended before it was settled."""
         error = LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was given up after its lease was lost")
-        logger.warning("%s: it comes again", error.message)
+        logger.warning("%s: it is redelivered", error.message)
         if self._hooks.listening:
             self._hooks.emit(SettleFailed(message=message, error=error))
         return error
@@ -421,46 +421,46 @@ class FailurePolicy:
         letter = letter_of(message)
         return 0 if letter is None else letter.failures
 
-    def _tries(self, message: Message[Any]) -> int | None:
+    def _failure_count(self, message: Message[Any]) -> int | None:
         failures = self._failures_before(message) + self._attempts.failures(message)
         return failures or message.delivery_attempt
 
     def _not_written(self, message: Message[Any], failure: BaseException) -> None:
-        """A letter that cannot be made, or was not written before the close, leaves its original to come again."""
+        """A letter that cannot be made, or was not written before the close, leaves its original to be redelivered."""
         if message.state is not SettleState.SETTLING:
             return
         if self._stopped or not isinstance(failure, Exception):
             message.state = SettleState.OPEN
             return
         logger.error("The letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
-        self._bring_back(message, self.retry.maximum)
+        self._redeliver(message, self.retry.maximum)
 
     def _nacked(self, message: Message[Any], delay: float, error: Exception | None = None) -> Settlement:
         """Has the broker redeliver the message, at most as late as the broker can."""
         text = "" if error is None else describe(error)
         return Settlement(message, Outcome.NACK, min(delay, self.in_flight.capabilities.native_delay), error=text)
 
-    def _kept_for(self, message: Message[Any]) -> float:
+    def _lease_left(self, message: Message[Any]) -> float:
         """The seconds for which the message can wait in memory; infinite where leases are renewed, or unknown."""
         source = self.in_flight.source
         return max(0.0, source.lease_left(message)) if isinstance(source, ReportsLeaseLeft) else inf
 
-    def _keep(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
-        """Has the source store the tries and the delay (`KeepsTries`); None if the source cannot.
+    def _store_attempt(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
+        """Has the source store the attempts and the delay (`StoresAttempts`); None if the source cannot.
 
         Awaiting the result raises LeaseLost if the message was lost, and SettleError if the write failed: the message
         waits in memory all the same.
         """
         source = self.in_flight.source
-        return self._kept(source, message, delay) if isinstance(source, KeepsTries) else None
+        return self._store(source, message, delay) if isinstance(source, StoresAttempts) else None
 
-    async def _kept(self, source: KeepsTries, message: Message[Any], delay: float) -> None:
+    async def _store(self, source: StoresAttempts, message: Message[Any], delay: float) -> None:
         try:
-            error = await source.keep(message, delay)
+            error = await source.store_attempt(message, delay)
         except BrokerError as raised:
             error = raised
         except Exception as failure:
-            error = BackendError(f"The backend failed to write tries down: {failure}", native=failure)
+            error = BackendError(f"The backend failed to store attempts: {failure}", native=failure)
         if error is None:
             return
         if isinstance(error, LeaseLost):
@@ -468,7 +468,7 @@ class FailurePolicy:
             raise error
         emit_not_renewed(self._hooks.emit, [message], [error])
         raise SettleError(
-            f"The tries and the delay of message {message.id!r} of {message.topic!r} may not be stored: "
+            f"The attempts and the delay of message {message.id!r} of {message.topic!r} may not be stored: "
             f"{error.message}",
             native=error.native,
             advice="The message waits in this process; if this process dies, it may be redelivered early and with a "
@@ -489,5 +489,5 @@ async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:
             raise
         raise SettleError(
             f"The consumer was closed before message {message.id!r} of {message.topic!r} was settled",
-            advice="It may come again; raise close_timeout",
+            advice="It may be redelivered; raise close_timeout",
         ) from None

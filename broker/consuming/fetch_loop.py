@@ -1,24 +1,22 @@
-"""Fetches the messages of one source into the buffer, as many as the consumer's throughput calls for.
+"""Fetches from one source: `FetchLoop` for messages and records, and `Prefetch`, the size of a message buffer.
+
+`FetchLoop` is the task that fetches while there is demand. *Cancellation.* A fetch is never cancelled: `stop` and
+`interrupted` end it by `interrupt`, and its result is delivered. *Failure.* A retriable error is reported and the fetch
+is repeated after a growing pause; any other error ends the loop.
 
 `Prefetch` sets the size of the buffer: about two seconds of measured throughput, as in go-cloud. It starts at one
 message and at most doubles per fetch, so that a slow consumer does not hoard messages. Pure; the caller passes the
 time.
-
-`FetchLoop` is the task that fetches while there is demand. *Cancellation.* The fetch is never cancelled: `stop` ends it
-by `interrupt`, and its messages are delivered. *Failure.* A retriable error is reported and the fetch is repeated after
-a growing pause; any other error ends the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
 
-from broker.driver.backoff import Backoff, pause
-from broker.driver.contract import MessageSource
+from broker.driver.concurrency import Backoff, pause
 from broker.errors import BackendError, BrokerError
-from broker.messages import Message
 
 __all__ = ["FetchLoop", "Prefetch"]
 
@@ -79,115 +77,121 @@ class Prefetch:
         return self.target
 
 
-_WAIT: Final = 5.0
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 5.0
+T = TypeVar("T")
 
 
-class FetchLoop:
+class FetchLoop(Generic[T]):
     """One per source.
 
-    :param demand: how many messages and bytes may be fetched now; no messages means wait for `poke`.
-    :param deliver: takes what was fetched; called on the loop.
-    :param retrying: called with a retriable error and the seconds until the next try.
+    :param fetch: `fetch` of the source, whose calls return within `wait` seconds.
+    :param interrupt: `interrupt` of the source.
+    :param demand: returns how many items and bytes may be fetched now; without items the loop waits for `poke`.
+    :param deliver: called on the loop with the result of each fetch, also an empty one.
+    :param retrying: called with a retriable error and the seconds until the next fetch.
     :param failed: called once, with the error that ended the loop.
-    :param blocked: called every `blocked_after` seconds while there has been no demand for at least that long.
+    :param backoff: the pauses after retriable errors.
+    :ivar waiting: the loop waits for `poke`.
+    :ivar no_demand_since: the loop time since which there has been no demand; None if there is demand.
     """
 
     def __init__(
         self,
-        source: MessageSource,
+        fetch: Callable[[int, int, float], Awaitable[Sequence[T]]],
+        interrupt: Callable[[], None],
         *,
         demand: Callable[[], tuple[int, int]],
-        deliver: Callable[[Sequence[Message[Any]]], None],
+        deliver: Callable[[Sequence[T]], None],
         retrying: Callable[[BrokerError, float], None],
         failed: Callable[[BrokerError], None],
-        blocked: Callable[[float], None],
-        blocked_after: float,
+        backoff: Backoff,
+        wait: float,
     ) -> None:
-        self._source = source
+        self._fetch = fetch
+        self._interrupt = interrupt
         self._demand = demand
         self._deliver = deliver
         self._retrying = retrying
         self._failed = failed
-        self._blocked = blocked
-        self._blocked_after = blocked_after
+        self._backoff = backoff
+        self._wait = wait
+        self.waiting = False
+        self.no_demand_since: float | None = None
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.Future[None] | None = None
-        self._no_demand_since: float | None = None
-        self._look_every = blocked_after / 4
-        self._watch = self._loop.call_later(self._look_every, self._look)
+        self._fetch_ended: asyncio.Future[None] | None = None
+        """Set while a fetch runs."""
         self._stopped = asyncio.Event()
         self._task = self._loop.create_task(self._run(), name="broker-fetch-loop")
 
-    @property
-    def waiting(self) -> bool:
-        """Whether it waits for demand, so that a `poke` would matter."""
-        return self._wake is not None
-
     def poke(self) -> None:
         """Demand may have changed."""
+        self.waiting = False
         wake, self._wake = self._wake, None
         if wake is not None and not wake.done():
             wake.set_result(None)
 
+    async def interrupted(self) -> None:
+        """End the running fetch, if any; returns when its result is delivered."""
+        if self._fetch_ended is not None:
+            self._interrupt()
+            await asyncio.wait((self._fetch_ended,))
+
     def stop(self) -> None:
-        """Fetch no more; what a running fetch has is still delivered."""
+        """Start no other fetch; the result of a running one is still delivered."""
         self._stopped.set()
-        self._watch.cancel()
-        self._source.interrupt()
+        self._interrupt()
         self.poke()
 
     async def stopped(self, timeout: float) -> None:
-        """Wait until the last fetch is over; a source that ignores `interrupt` is cut off after `timeout` seconds."""
-        _, late = await asyncio.wait({self._task}, timeout=timeout)
-        if late:
-            self._task.cancel()
+        """Wait until the last fetch is over, at most `timeout` seconds."""
+        await asyncio.wait((self._task,), timeout=timeout)
+
+    def cancel(self) -> None:
+        """Cut off a fetch that ignores `interrupt`."""
+        self._task.cancel()
 
     async def _run(self) -> None:
         try:
-            await self._fetch_until_stopped()
+            while not self._stopped.is_set():
+                max_items, max_bytes = self._demand()
+                if max_items <= 0:
+                    await self._wait_for_demand()
+                    continue
+                self.no_demand_since = None
+                self._fetch_ended = self._loop.create_future()
+                try:
+                    items = await self._fetch(max_items, max_bytes, self._wait)
+                except BrokerError as error:
+                    if self._stopped.is_set():
+                        return
+                    if not error.retriable:
+                        raise
+                    delay = self._backoff.next()
+                    self._retrying(error, delay)
+                    self._end_fetch()
+                    await pause(delay, self._stopped)
+                    continue
+                self._deliver(items)
+                self._end_fetch()
+                self._backoff.reset()
+                if not items:
+                    # A source that answers without suspending must not block the event loop.
+                    await asyncio.sleep(0)
         except BrokerError as error:
             self._failed(error)
         except Exception as error:
             self._failed(BackendError(f"The backend failed to fetch: {error}", native=error))
+        finally:
+            self._end_fetch()
 
-    async def _fetch_until_stopped(self) -> None:
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while not self._stopped.is_set():
-            max_messages, max_bytes = self._demand()
-            if max_messages <= 0:
-                await self._wait_for_demand()
-                continue
-            self._no_demand_since = None
-            try:
-                messages = await self._source.fetch(max_messages, max_bytes, _WAIT)
-            except BrokerError as error:
-                if self._stopped.is_set():
-                    return
-                if not error.retriable:
-                    raise
-                delay = backoff.next()
-                self._retrying(error, delay)
-                await pause(delay, self._stopped)
-                continue
-            backoff.reset()
-            if messages:
-                self._deliver(messages)
-            else:
-                # A source that answers without suspending must not block the event loop.
-                await asyncio.sleep(0)
+    def _end_fetch(self) -> None:
+        ended, self._fetch_ended = self._fetch_ended, None
+        if ended is not None:
+            ended.set_result(None)
 
     async def _wait_for_demand(self) -> None:
         self._wake = wake = self._loop.create_future()
-        if self._no_demand_since is None:
-            self._no_demand_since = self._loop.time()
+        if self.no_demand_since is None:
+            self.no_demand_since = self._loop.time()
+        self.waiting = True
         await wake
-
-    def _look(self) -> None:
-        """Runs periodically, instead of one timer per wait."""
-        now = self._loop.time()
-        if self._no_demand_since is not None and now - self._no_demand_since >= self._blocked_after:
-            self._blocked(now - self._no_demand_since)
-            self._no_demand_since = now
-        self._watch = self._loop.call_later(self._look_every, self._look)

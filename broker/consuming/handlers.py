@@ -118,7 +118,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
     engine.check()
     cancelled = True
     workers = {asyncio.create_task(worker(), name=f"broker-worker-{name}") for _ in range(concurrency)}
-    engine.takers.workers |= workers
+    engine.receivers.workers |= workers
     ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{name}")
     try:
         running = workers
@@ -136,7 +136,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=LAST_CHANCE)
-        engine.takers.workers -= workers
+        engine.receivers.workers -= workers
         error = _first_error(workers)
         if error is not None and cancelled:
             logger.warning("A cancelled receive hides the error that ended a handler", exc_info=error)
@@ -151,7 +151,7 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
     while True:
         message = engine.take()
         if message is None:
-            if not _still(engine):
+            if not _still_runs(engine):
                 return
             await engine.wait(1, None)
             continue
@@ -178,7 +178,7 @@ async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_message
     while True:
         messages = engine.take_batch(max_messages)
         if not messages:
-            if not _still(engine):
+            if not _still_runs(engine):
                 return
             await engine.wait(max_messages, None)
             continue
@@ -200,12 +200,12 @@ async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_message
         _raise(next((end for end in ends if end is not None), None))
 
 
-def _still(engine: Engine) -> bool:
+def _still_runs(engine: Engine) -> bool:
     try:
         return engine.check()
     except Closed as closed:
         # Another worker has raised the fatal error, or the consumer was closed: both end this worker.
-        if closed.__cause__ is None or engine.takers.workers:
+        if closed.__cause__ is None or engine.receivers.workers:
             return False
         raise
 

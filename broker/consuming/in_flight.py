@@ -1,8 +1,8 @@
 """One source of a consumer: the messages that were fetched and not settled.
 
 `InFlight` owns every message of its source from the fetch to the settlement. It runs the loops that fetch, settle and
-renew leases; bounds messages and bytes (`Flow`); and wakes the callers that wait (`Takers`). Calls go in one direction:
-the engine calls the failure policy, which calls `InFlight`.
+renew leases; bounds messages and bytes (`Flow`); and wakes the callers that wait (`Receivers`). Calls go in one
+direction: the engine calls the failure policy, which calls `InFlight`.
 
 *Concurrency.* One event loop. *Cancellation.* A settlement that was requested is carried out, also if its caller is
 cancelled. *Failure.* A refused settlement is a `SettleFailed` event; a fatal fetch error goes to the engine.
@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,9 +28,10 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import Lanes, Ready
 from broker.consuming.retry.policy import Attempts
 from broker.consuming.settle_loop import SettleLoop
-from broker.consuming.transactional_acks import Transacted
-from broker.driver.contract import MessageSource, RedeliversInOrder, Settlement
-from broker.driver.leases import LosesOver
+from broker.consuming.transactional_acks import TransactedMessages
+from broker.driver.concurrency import Backoff
+from broker.driver.contract import MessageSource, Settlement
+from broker.driver.optional import ExpiresLeases, RedeliversInOrder
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import (
     Event,
@@ -47,7 +49,7 @@ from broker.messages import Message, MessageOwner, Outcome, SettleState
 __all__ = [
     "Flow",
     "InFlight",
-    "Takers",
+    "Receivers",
     "enter",
     "leave",
 ]
@@ -55,14 +57,26 @@ __all__ = [
 
 logger = logging.getLogger("broker")
 
-_SHOWN = 5
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_ACK = Outcome.ACK
+_NACK = Outcome.NACK
+_RELEASE = Outcome.RELEASE
+_OPEN = SettleState.OPEN
+_SETTLING = SettleState.SETTLING
+_SETTLED = SettleState.SETTLED
+_LOST = SettleState.LOST
+
+_SHOWN: Final = 5
+_FETCH_SECONDS: Final = 5.0
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
 
 
 class Flow:
-    """Counts what was fetched and is not settled, buffered messages included; implements `HeldMessages`.
+    """Counts what was fetched and is not settled, buffered messages included; implements `InFlightMessages`.
 
-    The number of messages is never exceeded; the bytes may be by one message, whose size is not known before
-    it is fetched.
+    The number of messages never exceeds `max_messages`; the bytes exceed `max_bytes` by one message at most, whose size
+    is not known before it is fetched.
     """
 
     __slots__ = ("bytes", "count", "max_bytes", "max_messages", "topic")
@@ -74,47 +88,10 @@ class Flow:
         self.count = 0
         self.bytes = 0
 
-    @property
-    def room(self) -> int:
-        """How many more messages may be fetched now."""
-        return self.max_messages - self.count if self.bytes < self.max_bytes else 0
-
-    @property
-    def byte_room(self) -> int:
-        return self.max_bytes - self.bytes
-
-    def taken(self, count: int, size: int) -> None:
-        """So many were fetched."""
-        self.count += count
-        self.bytes += size
-
-    def freed(self, count: int, size: int) -> None:
-        """So many are settled, or lost."""
-        self.count -= count
-        self.bytes -= size
-
-
-def _blocked(topic: str, held: Iterable[Message[Any]], flow: Flow, seconds: float) -> FlowBlocked | None:
-    """No fetch for so long: warn if messages were handed over and no handler works on them."""
-    # Buffered messages were not handed over, so no handler forgot them.
-    forgotten = (m for m in held if m.lease_ends is not None and m.state is SettleState.OPEN and not m.in_use)
-    oldest = [message for message, _ in zip(forgotten, range(_SHOWN), strict=False)]
-    if not oldest:
-        return None
-    logger.warning(
-        "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
-        topic,
-        seconds,
-        flow.count,
-        ", ".join(repr(message.id) for message in oldest),
-    )
-    return FlowBlocked(outstanding=flow.count, oldest=oldest, seconds=seconds)
-
-
-# Attributes of an enum class cost a slow look-up each; these are read per message.
-_ACK = Outcome.ACK
-_NACK = Outcome.NACK
-_RELEASE = Outcome.RELEASE
+    def room(self) -> tuple[int, int]:
+        """How many more messages and bytes may be fetched now."""
+        left = self.max_bytes - self.bytes
+        return (self.max_messages - self.count if left > 0 else 0), left
 
 
 def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], size: int) -> None:
@@ -171,14 +148,7 @@ def leave(message: Message[Any], error: BaseException | None) -> None:
             logger.exception("An interceptor failed after message %r was handled", message.id)
 
 
-# Attributes of an enum class cost a slow look-up each; these are read per message.
-_OPEN = SettleState.OPEN
-_SETTLING = SettleState.SETTLING
-_SETTLED = SettleState.SETTLED
-_LOST = SettleState.LOST
-
-
-class Takers:
+class Receivers:
     """The callers that wait for messages of one consumer, and its workers; shared by all sources of the consumer.
 
     :ivar wanted: how many messages the waiting callers want.
@@ -195,11 +165,6 @@ class Takers:
         self.active_at = self._loop.time()
         self.quiet: asyncio.Future[None] | None = None
         """Set while a close waits for handlers; resolved by each settlement."""
-
-    @property
-    def concurrency(self) -> int:
-        """How many messages are handled at once, as far as is known; at least 1."""
-        return len(self.workers) or 1
 
     def active(self) -> None:
         """Restart the idle time."""
@@ -233,7 +198,7 @@ class InFlight:
         self,
         topic: str,
         *,
-        takers: Takers,
+        receivers: Receivers,
         ready: Ready,
         options: ConsumerOptions,
         hooks: Hooks,
@@ -248,11 +213,11 @@ class InFlight:
         self.hooks = hooks
         self.attempts = attempts
         self.max_messages = max_messages
-        self._takers = takers
+        self._receivers = receivers
         self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
-        self.held: dict[Message[Any], int] = {}
-        """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
+        self.messages: dict[Message[Any], int] = {}
+        """What was fetched and not settled, in order, with the size of each for flow control."""
         self._flow = Flow(topic, max_messages, max_bytes)
         self._prefetch = Prefetch(min(options.prefetch or max_messages, max_messages))
         self._loop = asyncio.get_running_loop()
@@ -275,23 +240,25 @@ class InFlight:
         self.source = source
         self._owner = owner
         self._admit = admit
-        self.transacted = Transacted(self, handler_failed)
-        self.lose_over = source.lose_over if isinstance(source, LosesOver) else None
+        self.transacted = TransactedMessages(self, handler_failed)
+        self.expire_leases = source.expire_leases if isinstance(source, ExpiresLeases) else None
         self.capabilities = capabilities
         self.awaits_acks = bool(self.options.confirm_acks) or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
             self._lanes.in_order = isinstance(source, RedeliversInOrder) and source.redelivers_in_order
-        self._hide_held = self.hooks.show_held(self._flow)
-        self._settle_loop = SettleLoop(source, self.concluded)
-        self._fetch_loop = FetchLoop(
-            source,
+        self._hide = self.hooks.show_in_flight(self._flow)
+        self.settle_loop = SettleLoop(source, self.concluded)
+        self.fetch_loop = FetchLoop(
+            source.fetch,
+            source.interrupt,
             demand=self._demand,
             deliver=self._deliver,
             retrying=self._retrying,
             failed=self._failed,
-            blocked=self._blocked,
-            blocked_after=self.options.blocked_after,
+            backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE),
+            wait=_FETCH_SECONDS,
         )
+        self._watch = self._loop.call_later(self.options.blocked_after / 4, self._check_blocked)
         self._lease_keeper = (
             None
             if capabilities.lease is LeaseMode.NONE
@@ -300,7 +267,7 @@ class InFlight:
                 mode=capabilities.lease,
                 lease_seconds=capabilities.lease_seconds,
                 max_lease=self.options.max_lease,
-                held=self.held,
+                messages=self.messages,
                 expired=self._expired,
                 lost=self.lost,
                 hooks=self.hooks,
@@ -312,26 +279,23 @@ class InFlight:
     async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
         """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
         if surely or self.awaits_acks:
-            await self._settle_loop.put_and_wait((settlement,))
+            await self.settle_loop.put_and_wait((settlement,))
         else:
-            self._settle_loop.put(settlement)
-
-    def carry_out_soon(self, settlement: Settlement) -> None:
-        self._settle_loop.put(settlement)
+            self.settle_loop.put(settlement)
 
     def ack_soon(self, message: Message[Any]) -> None:
         """Ack what a handler that has returned left open; a refusal is an event, since no caller awaits it."""
         if message.state is _OPEN:
             message.state = _SETTLING
             message.outcome = _ACK
-            self._settle_loop.put(Settlement(message, _ACK))
+            self.settle_loop.put(Settlement(message, _ACK))
         else:
             self.returned(message)
 
     def returned(self, message: Message[Any]) -> None:
         """The handler has returned: if the message was settled before, the next of its key may follow."""
         if self._lanes is not None and self._lanes.returned(message):
-            self._takers.settled(len(self.ready))
+            self._receivers.settled(len(self.ready))
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
         """Ack these, which are open, as one batch; a future where the broker answers."""
@@ -340,8 +304,8 @@ class InFlight:
             message.outcome = _ACK
         settlements = [Settlement(message, _ACK) for message in messages]
         if self.awaits_acks and settlements:
-            return self._settle_loop.put_and_wait(settlements)
-        self._settle_loop.put_all(settlements)
+            return self.settle_loop.put_and_wait(settlements)
+        self.settle_loop.put(*settlements)
         return None
 
     def release(self, messages: Sequence[Message[Any]], delay: float | None = None) -> None:
@@ -352,15 +316,15 @@ class InFlight:
                 message.outcome = _RELEASE
                 if not self.capabilities.release_keeps_attempt:
                     self.attempts.released(message)
-                self._settle_loop.put(Settlement(message, _RELEASE, delay))
+                self.settle_loop.put(Settlement(message, _RELEASE, delay))
 
     def again(self, message: Message[Any]) -> Message[Any]:
         """A fresh copy of a failed message, to be handed over from memory; it takes the old one's place."""
         copy: Message[Any] = msgspec.structs.replace(
             message, state=_OPEN, outcome=None, lease_ends=None, retries=message.retries + 1, in_use=False
         )
-        if message in self.held:
-            self.held[copy] = self.held.pop(message)
+        if message in self.messages:
+            self.messages[copy] = self.messages.pop(message)
         self.ready.replace(message, copy)
         message.state = _SETTLED
         return copy
@@ -370,12 +334,12 @@ class InFlight:
         size = count = 0
         attempts = self.attempts
         forgets = bool(attempts)
-        lanes, held = self._lanes, self.held
+        lanes, in_flight = self._lanes, self.messages
         for settlement, error in zip(settlements, results, strict=True):
             message = settlement.message
-            bytes_held = held.pop(message, None)
-            if bytes_held is not None:
-                size += bytes_held
+            size_counted = in_flight.pop(message, None)
+            if size_counted is not None:
+                size += size_counted
                 count += 1
             if error is not None:
                 self._refused(message, error)
@@ -388,11 +352,12 @@ class InFlight:
                     lanes.done(message)
                 if forgets and settlement.outcome is not Outcome.NACK:
                     attempts.forget(message)
-        self._flow.freed(count, size)
+        self._flow.count -= count
+        self._flow.bytes -= size
         if self.hooks.listening:
             _emit_settled(self.hooks, self.topic, settlements, results)
         self._refill()
-        self._takers.settled(len(self.ready))
+        self._receivers.settled(len(self.ready))
 
     def _refused(self, message: Message[Any], error: BrokerError) -> None:
         if message.state is not _LOST:
@@ -406,17 +371,17 @@ class InFlight:
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         """These are no longer ours (`SourceListener`)."""
-        replaced = {id(message.raw) for message in messages if message not in self.held}
+        replaced = {id(message.raw) for message in messages if message not in self.messages}
         if replaced:
             # The source knows the originals; what waits for its next try in memory is a copy of one.
-            messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
+            messages = [*messages, *(message for message in self.messages if id(message.raw) in replaced)]
         self._lose(messages, "the broker took it back")
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
-        """These come again, and were never here (`SourceListener`)."""
-        self.ready.passed_over(messages)
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
+        """The leases of these expired before hand-over (`SourceListener`)."""
+        self.ready.expired(messages)
         for message in messages:
-            self._lost(message, "it could not be handed over in time")
+            self._lost(message, "its lease expired before hand-over")
 
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
         expired = [each for each in messages if each.state is _OPEN or self.transacted.waits(each)]
@@ -426,13 +391,14 @@ class InFlight:
         self._lose(expired, f"max_lease of {self.options.max_lease:g} s passed")
         for message in expired:
             # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
-            self._settle_loop.put(Settlement(message, Outcome.NACK))
+            self.settle_loop.put(Settlement(message, Outcome.NACK))
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:
-            bytes_held = self.held.pop(message, None)
-            if bytes_held is not None:
-                self._flow.freed(1, bytes_held)
+            size_counted = self.messages.pop(message, None)
+            if size_counted is not None:
+                self._flow.count -= 1
+                self._flow.bytes -= size_counted
             if message.state is _SETTLED or message.state is _LOST:
                 continue
             # Before its state is reported: an ack in flight may still be carried out.
@@ -442,7 +408,7 @@ class InFlight:
                 self.ready.forget(message)
             self._lost(message, reason)
         self._refill()
-        self._takers.settled(len(self.ready))
+        self._receivers.settled(len(self.ready))
 
     def _lost(self, message: Message[Any], reason: str) -> None:
         message.state = _LOST
@@ -459,44 +425,47 @@ class InFlight:
     def event(self, event: Event) -> None:
         """Pass on what the source reports (`SourceListener`)."""
         if isinstance(event, PartitionsAssigned):
-            self._takers.active()
+            self._receivers.active()
         self.hooks.emit(event)
 
     def handed_over(self, count: int) -> None:
         """The consumer took so many; it may be time to fetch."""
-        self._prefetch.requested(count, self._takers.concurrency)
+        self._prefetch.requested(count, len(self._receivers.workers) or 1)
         self._refill()
 
     def _refill(self) -> None:
-        if self._fetch_loop.waiting and 2 * len(self.ready) <= self._prefetch.target:
-            self._fetch_loop.poke()
-
-    def poke(self) -> None:
-        self._fetch_loop.poke()
+        """Fetch again if the buffer is half empty."""
+        if self.fetch_loop.waiting and 2 * len(self.ready) <= self._prefetch.target:
+            self.fetch_loop.poke()
 
     def _demand(self) -> tuple[int, int]:
         target = self._prefetch.update(self._loop.time())
         ready = len(self.ready)
-        wanted = max(self._takers.wanted, target if 2 * ready <= target else 0) - ready
-        return min(wanted, self._flow.room), self._flow.byte_room
+        wanted = max(self._receivers.wanted, target if 2 * ready <= target else 0) - ready
+        room, byte_room = self._flow.room()
+        return min(wanted, room), byte_room
 
     def _deliver(self, messages: Sequence[Message[Any]]) -> None:
+        if not messages:
+            return
         owner = self._owner
         for message in messages:
             message.owner = owner
         sizes = [message.size for message in messages]
-        self.held.update(zip(messages, sizes, strict=True))
-        self._flow.taken(len(messages), size := sum(sizes))
+        self.messages.update(zip(messages, sizes, strict=True))
+        size = sum(sizes)
+        self._flow.count += len(messages)
+        self._flow.bytes += size
         if self.hooks.listening:
             _emit_received(self.hooks, self.topic, messages, size)
-        self._takers.active()
+        self._receivers.active()
         if self._admit is not None:
             messages = self._admit(messages)
         refused = self.ready.put_all(messages)
         for message, delay in refused:
             self.release((message,), min(delay, self.capabilities.native_delay))
-        if self._takers.waiters:
-            self._takers.wake(len(messages) - len(refused))
+        if self._receivers.waiters:
+            self._receivers.wake(len(messages) - len(refused))
 
     def deliver_again(self, message: Message[Any]) -> None:
         """Hand a message over again that waited in memory."""
@@ -504,36 +473,59 @@ class InFlight:
         if self.hooks.listening:
             # `received_at` stays the time of the first delivery.
             self.hooks.emit(Received(topic=self.topic, messages=(message,), bytes=0))
-        self._takers.wake(1)
+        self._receivers.wake(1)
 
     def _retrying(self, error: BrokerError, pause: float) -> None:
         logger.warning("Fetching from %r failed, next try in %.2f s: %s", self.topic, pause, error)
         self.hooks.emit(FetchFailed(topic=self.topic, error=error, pause=pause))
 
-    def _blocked(self, seconds: float) -> None:
-        if self._flow.room <= 0 and (event := _blocked(self.topic, self.held, self._flow, seconds)) is not None:
-            self.hooks.emit(event)
+    def _check_blocked(self) -> None:
+        """Warn if flow control stops the fetch and no handler works on the oldest messages; runs periodically."""
+        blocked_after = self.options.blocked_after
+        self._watch = self._loop.call_later(blocked_after / 4, self._check_blocked)
+        since = self.fetch_loop.no_demand_since
+        if since is None or (seconds := self._loop.time() - since) < blocked_after:
+            return
+        self.fetch_loop.no_demand_since = self._loop.time()
+        if self._flow.room()[0] > 0:
+            return
+        # Buffered messages were not handed over, so no handler forgot them.
+        forgotten = (m for m in self.messages if m.lease_ends is not None and m.state is _OPEN and not m.in_use)
+        oldest = list(islice(forgotten, _SHOWN))
+        if not oldest:
+            return
+        outstanding = self._flow.count
+        logger.warning(
+            "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
+            self.topic,
+            seconds,
+            outstanding,
+            ", ".join(repr(message.id) for message in oldest),
+        )
+        self.hooks.emit(FlowBlocked(outstanding=outstanding, oldest=oldest, seconds=seconds))
 
     def stop_fetching(self) -> None:
-        self._fetch_loop.stop()
+        self._watch.cancel()
+        self.fetch_loop.stop()
 
     async def fetching_stopped(self, timeout: float) -> None:
-        """Wait until what the last fetch had was delivered."""
-        await self._fetch_loop.stopped(timeout)
+        """Wait until what the last fetch had was delivered; cut off a source that ignores `interrupt`."""
+        await self.fetch_loop.stopped(timeout)
+        self.fetch_loop.cancel()
 
     async def close(self, deadline: float) -> None:
         """Carry out the requested settlements, then close the source; call `stop_fetching` before."""
         self.transacted.close()
-        await self._settle_loop.close(deadline)
+        await self.settle_loop.close(deadline)
         if self._lease_keeper is not None:
             await self._lease_keeper.close()
-        for message in self.held:
+        for message in self.messages:
             if message.state is _OPEN:
                 message.state = _LOST
             elif message.state is _SETTLING:
                 message.state = SettleState.UNKNOWN
-        self.held.clear()
-        self._hide_held()
+        self.messages.clear()
+        self._hide()
         # A source that hangs must not hold up the consumer: close returns within its deadline.
         closing = self._loop.create_task(self.source.close(), name="broker-source-close")
         _, late = await asyncio.wait({closing}, timeout=max(1.0, deadline - self._loop.time()))

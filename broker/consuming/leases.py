@@ -1,7 +1,7 @@
 """Renews the leases of all messages of a source: one ticker, no timer per message.
 
 Renewal begins when a message is fetched. After hand-over a message is renewed for `max_lease` seconds, or for as long
-as `extend` asked; then the consumer gives it back, without waiting for the lease to end on the broker.
+as `extend` requires; then the consumer gives it back, without waiting for the lease to end on the broker.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _IDLE_TICK: Final = 30.0
 class LeaseKeeper:
     """One per source whose messages have leases.
 
-    :param held: the live collection of what is fetched and not settled.
-    :param expired: called with messages whose `max_lease` has passed; takes them out of `held`.
-    :param lost: called with messages that the broker no longer leaves to us.
+    :param messages: the live collection of what is fetched and not settled.
+    :param expired: called with messages whose `max_lease` has passed; removes them from `messages`.
+    :param lost: called with messages whose leases the broker reports as lost.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LeaseKeeper:
         mode: LeaseMode,
         lease_seconds: float | None,
         max_lease: float,
-        held: Collection[Message[Any]],
+        messages: Collection[Message[Any]],
         expired: Callable[[Sequence[Message[Any]]], None],
         lost: Callable[[Sequence[Message[Any]]], None],
         hooks: Hooks,
@@ -45,7 +45,7 @@ class LeaseKeeper:
         self._renews = mode is LeaseMode.RENEW
         self._period = lease_seconds / 3 if self._renews and lease_seconds is not None else _IDLE_TICK
         self._max_lease = max_lease
-        self._held = held
+        self._messages = messages
         self._expired = expired
         self._lost = lost
         self._hooks = hooks
@@ -62,16 +62,18 @@ class LeaseKeeper:
         while True:
             now = self._loop.time()
             # What is handed over after this look cannot expire before now + max_lease.
-            ends = [message.lease_ends for message in self._held if message.lease_ends is not None]
+            ends = [message.lease_ends for message in self._messages if message.lease_ends is not None]
             wake_at = min([renew_at, now + self._max_lease, *ends])
             await asyncio.sleep(max(0.001, wake_at - now))
             now = self._loop.time()
-            over = [message for message in self._held if message.lease_ends is not None and message.lease_ends <= now]
+            over = [
+                message for message in self._messages if message.lease_ends is not None and message.lease_ends <= now
+            ]
             if over:
                 self._expired(over)
             if now >= renew_at:
-                if self._renews and self._held:
-                    await self._renew(list(self._held))
+                if self._renews and self._messages:
+                    await self._renew(list(self._messages))
                 renew_at = now + self._period
 
     async def _renew(self, messages: list[Message[Any]]) -> None:

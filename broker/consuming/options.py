@@ -76,7 +76,7 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
     kept = longest_delay(options, capabilities)
     if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
         raise ConfigurationError(
-            f"The retry policy asks for up to {retry.longest:g} s, above the longest supported delay, {kept:g} s",
+            f"The retry policy has delays of up to {retry.longest:g} s, above the longest supported delay, {kept:g} s",
             advice="Lower Retry.maximum"
             if capabilities.lease is LeaseMode.FIXED
             else "Lower Retry.maximum or raise max_lease",

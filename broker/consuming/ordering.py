@@ -6,8 +6,8 @@ strictly one after the other; messages without a key are unordered.
 - A lane is busy while its head is unsettled, or while a handler still works on a message that was settled or lost. A
   failed head blocks only its own lane.
 - A lane holds at most its share of the outstanding messages, so that a hot key does not starve the others. A message
-  for a full lane is given back, and later messages of its key too, until these come again in order. The delay grows the
-  longer the lane makes no progress.
+  for a full lane is given back, and later messages of its key too, until they are redelivered in order. The delay
+  grows the longer the lane makes no progress.
 - Lanes whose next message waited for its key are served by the arrival of that message; every second hand-over goes to
   a key that did not wait.
 """
@@ -56,8 +56,8 @@ class Ready(Protocol):
         """The lease of the message ended; return the later messages of its key, to give back too."""
         ...
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
-        """These were not handed over and come again: later messages of their keys wait for them."""
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
+        """The leases of these expired before hand-over: later messages of their keys wait for the redelivery."""
         ...
 
     def forget(self, message: Message[Any]) -> None:
@@ -106,7 +106,7 @@ class ArrivalOrder:
     def abandon(self, message: Message[Any]) -> list[Message[Any]]:
         return []
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         return
 
     def forget(self, message: Message[Any]) -> None:
@@ -131,7 +131,7 @@ _LONGEST: Final = 5.0
 
 
 class _Spilled:
-    """A message that was given back and must come again before what follows it."""
+    """A message that was given back and must be redelivered before what follows it."""
 
     __slots__ = ("doubted", "number", "seen")
 
@@ -139,7 +139,7 @@ class _Spilled:
         self.number = number
         self.seen = seen
         self.doubted = False
-        """Whether it may have been settled, and so not come again."""
+        """Whether it may have been settled, and is not redelivered then."""
 
 
 class _Lane:
@@ -148,7 +148,7 @@ class _Lane:
         "arrivals",
         "began",
         "head",
-        "in_hand",
+        "in_handler",
         "moved",
         "numbers",
         "pace",
@@ -160,7 +160,7 @@ class _Lane:
     def __init__(self, now: float) -> None:
         self.head: Message[Any] | None = None
         self.arrival = 0
-        self.in_hand: Message[Any] | None = None
+        self.in_handler: Message[Any] | None = None
         """What was the head, and is settled or lost, while its handler still works."""
         self.waiting: deque[Message[Any]] = deque()
         self.arrivals: deque[int] = deque()
@@ -175,12 +175,12 @@ class _Lane:
         """When it last began, let a message in that had been given back, or was done with one."""
 
     @property
-    def held(self) -> int:
+    def outstanding(self) -> int:
         return len(self.waiting) + (self.head is not None)
 
     @property
     def free(self) -> bool:
-        return self.head is None and self.in_hand is None
+        return self.head is None and self.in_handler is None
 
     def cut(self, at: int) -> list[Message[Any]]:
         """Take out what waits from this place on."""
@@ -197,7 +197,7 @@ class _Lane:
             spilled = self.spilled[message_id] = _Spilled(next(self.numbers), now)
         spilled.seen = now
         first = next(iter(self.spilled.values()))
-        ahead = self.held + spilled.number - first.number
+        ahead = self.outstanding + spilled.number - first.number
         # Some brokers rewrite a message to redeliver it, which is wasted as long as the lane makes no progress.
         return min(_LONGEST, max(_SHORTEST, ahead * self.pace, (now - self.moved) / 2))
 
@@ -207,9 +207,9 @@ class Lanes:
 
     :param share: the most messages that one key may hold; None where the broker cannot take messages back
         with a delay, which leaves a hot key unbounded.
-    :param clock: seconds, monotonic; a message given back that has not come again for a minute is taken to
-        have gone to another consumer, or to have been settled by an ack whose answer was lost.
-    :param lease: the broker's; what is still leased to us cannot come again, so that longer leases are waited for.
+    :param clock: seconds, monotonic; a message that was given back and is not redelivered within a minute counts as
+        delivered to another consumer, or as settled by an ack whose answer was lost.
+    :param lease: the broker's lease in seconds: a message that is still leased to us is not redelivered yet.
     """
 
     def __init__(self, share: int | None, clock: Callable[[], float], lease: float | None = None) -> None:
@@ -243,7 +243,7 @@ class Lanes:
         if lane.spilled:
             if not self._next_of_spilled(lane, message.id):
                 return self._spill(lane, message.topic, key, message.id, self._clock())
-        elif self._share is not None and lane.held >= self._share:
+        elif self._share is not None and lane.outstanding >= self._share:
             return self._spill(lane, message.topic, key, message.id, self._clock())
         lane.waiting.append(message)
         lane.arrivals.append(next(self._numbers))
@@ -267,7 +267,7 @@ class Lanes:
         if lane is not None and lane.head is message:
             lane.head = copy
             if message.in_use:
-                lane.in_hand = message
+                lane.in_handler = message
 
     def take(self) -> Message[Any] | None:
         while self._ready or self._following:
@@ -284,10 +284,10 @@ class Lanes:
         return None
 
     def take_some(self, most: int) -> list[Message[Any]]:
-        taken: list[Message[Any]] = []
-        while len(taken) < most and (message := self.take()) is not None:
-            taken.append(message)
-        return taken
+        batch: list[Message[Any]] = []
+        while len(batch) < most and (message := self.take()) is not None:
+            batch.append(message)
+        return batch
 
     def done(self, message: Message[Any]) -> None:
         lane = self._lane(message)
@@ -295,22 +295,22 @@ class Lanes:
             return
         lane.head = None
         if message.outcome is not Outcome.NACK:
-            # A copy of it that was given back never comes again.
+            # A copy of it that was given back is never redelivered.
             lane.spilled.pop(message.id, None)
             if lane.waiting or lane.spilled:
                 lane.settled = lane.settled or deque(maxlen=_SETTLED)
                 lane.settled.append(message.id)
         if message.in_use:
-            lane.in_hand = message
+            lane.in_handler = message
         elif lane.free:
             self._follow(message, lane)
 
     def returned(self, message: Message[Any]) -> bool:
         """The handler has returned; whether another message of the key may be handed over."""
         lane = self._lane(message)
-        if lane is None or lane.in_hand is not message:
+        if lane is None or lane.in_handler is not message:
             return False
-        lane.in_hand = None
+        lane.in_handler = None
         if lane.free:
             self._follow(message, lane)
         return lane.free and bool(lane.waiting)
@@ -331,7 +331,7 @@ class Lanes:
         if lane.head is message:
             lane.head = None
             if message.in_use:
-                lane.in_hand = message
+                lane.in_handler = message
             followers = lane.cut(0)
         elif message in lane.waiting:
             # What waits before it is still ours.
@@ -349,7 +349,7 @@ class Lanes:
             lane.spilled[message.id].doubted = message.state in _DOUBTED
         return followers
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         now = self._clock()
         for message in messages:
             key = message.key
@@ -417,16 +417,16 @@ class Lanes:
         while lane.spilled:
             first, spilled = next(iter(lane.spilled.items()))
             if first == message_id:
-                if self._share is not None and lane.held >= self._share:
+                if self._share is not None and lane.outstanding >= self._share:
                     return False
                 del lane.spilled[first]
                 lane.moved = now
                 return True
-            passed_over = self.in_order and spilled.doubted and _is_next(lane, message_id)
-            if not passed_over and now - spilled.seen < self._gone_after:
+            skipped = self.in_order and spilled.doubted and _is_next(lane, message_id)
+            if not skipped and now - spilled.seen < self._gone_after:
                 return False
             del lane.spilled[first]
-        return self._share is None or lane.held < self._share
+        return self._share is None or lane.outstanding < self._share
 
     def _forget_if_idle(self, message: Message[Any], lane: _Lane) -> None:
         if not lane.spilled and message.key is not None:

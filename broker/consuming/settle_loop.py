@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.driver.backoff import Backoff, pause
+from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import MessageSource, Settlement
 from broker.errors import BackendError, BrokerError, SettleError
 
@@ -39,16 +39,12 @@ class SettleLoop:
         self._closing = asyncio.Event()
         self._task = self._loop.create_task(self._run(), name="broker-settle-loop")
 
-    def put(self, settlement: Settlement) -> None:
-        """Carry it out soon; only `done` gets the result."""
-        self._pending.append(settlement)
-        if self._wake is not None:
-            self._rouse()
-
-    def put_all(self, settlements: Sequence[Settlement]) -> None:
-        self._pending.extend(settlements)
-        if self._wake is not None:
-            self._rouse()
+    def put(self, *settlements: Settlement) -> None:
+        """Carry these out soon; only `done` gets the results."""
+        self._pending += settlements
+        wake, self._wake = self._wake, None
+        if wake is not None and not wake.done():
+            wake.set_result(None)
 
     def put_and_wait(self, settlements: Sequence[Settlement]) -> asyncio.Future[None]:
         """Carry these out; the future raises the first error among them, or an error if the loop is closed.
@@ -58,7 +54,7 @@ class SettleLoop:
         future: asyncio.Future[None] = self._loop.create_future()
         start = len(self._pending)
         self._waiters.append((start, start + len(settlements), future))
-        self.put_all(settlements)
+        self.put(*settlements)
         if self._task.done():
             self._leave_rest()
         return future
@@ -66,17 +62,11 @@ class SettleLoop:
     async def close(self, deadline: float) -> None:
         """Carry out what was requested, at most until the loop time `deadline`; the rest fails as unanswered."""
         self._closing.set()
-        if self._wake is not None:
-            self._rouse()
+        self.put()
         _, late = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self._loop.time()))
         if late:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
-
-    def _rouse(self) -> None:
-        wake, self._wake = self._wake, None
-        if wake is not None and not wake.done():
-            wake.set_result(None)
 
     async def _run(self) -> None:
         while True:
@@ -139,5 +129,6 @@ class SettleLoop:
 
 def _unanswered() -> SettleError:
     return SettleError(
-        "The consumer was closed before the broker answered", advice="The message may come again; raise close_timeout"
+        "The consumer was closed before the broker answered",
+        advice="The message may be redelivered; raise close_timeout",
     )

@@ -14,20 +14,20 @@ from broker.driver.contract import MessageSource, Settlement
 from broker.errors import AlreadySettled, BrokerError
 from broker.messages import Message, Outcome, SettleState
 
-__all__ = ["Transacted"]
+__all__ = ["TransactedMessages"]
 
 
 class Owner(Protocol):
     """The source whose messages these are (`InFlight`)."""
 
-    held: dict[Message[Any], int]
+    messages: dict[Message[Any], int]
     source: MessageSource
 
     def concluded(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None: ...
     def release(self, messages: Sequence[Message[Any]], delay: float | None = None) -> None: ...
 
 
-class Transacted:
+class TransactedMessages:
     """:param failed: settles a message whose handler has returned, by the retry policy."""
 
     def __init__(self, owner: Owner, failed: Callable[[Message[Any], Exception], None]) -> None:
@@ -90,13 +90,13 @@ class Transacted:
         """Those that were not taken back meanwhile."""
         return [message for message in messages if _is_ours(message)]
 
-    def undone(self, messages: Sequence[Message[Any]], error: BaseException) -> None:
+    def aborted(self, messages: Sequence[Message[Any]], error: BaseException) -> None:
         """The transaction was, for this reason."""
         for message in messages:
             had_handler = self._waiting.pop(message, False) | self._ending.pop(message, False)
             if not _is_ours(message):
                 continue
-            if message not in self._owner.held:
+            if message not in self._owner.messages:
                 message.state = SettleState.LOST
                 continue
             message.state, message.outcome = SettleState.OPEN, None

@@ -6,17 +6,12 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 
 from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
-from broker.driver.assignments import Assignments, Held, as_partitions, as_positions, not_assigned
-from broker.driver.backoff import Backoff, jitter, pause
+from broker.driver.assignments import check_partitions, not_assigned
+from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
     Backend,
     Bounds,
-    FetchesRuns,
-    Finished,
-    HasTopicIdentity,
-    KeepsFinished,
-    KeepsTries,
     Lag,
     LogReaderSpi,
     MessageSource,
@@ -25,13 +20,9 @@ from broker.driver.contract import (
     RecordListener,
     RecordSource,
     RecordSubscription,
-    RedeliversInOrder,
-    ReportsIdle,
-    ReportsSpans,
     RetryTopic,
     Settlement,
     SourceListener,
-    Span,
     Start,
     SubscriptionInfo,
     TopicInfo,
@@ -40,14 +31,25 @@ from broker.driver.contract import (
     View,
     check_start,
 )
-from broker.driver.fetching import Waker, take_from
+from broker.driver.fetching import LeaseRenewer, Waker, lease_time, take_from
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupMember, GroupReset, PositionChange
-from broker.driver.leases import LosesOver, ReportsLeaseLeft, WaitingLeases, lease_time
 from broker.driver.limits import MessageLimits, message_size
+from broker.driver.optional import (
+    ChecksConsumers,
+    CommitsRanges,
+    ExpiresLeases,
+    FetchesRuns,
+    HasTopicIdentity,
+    Progress,
+    RedeliversInOrder,
+    ReportsIdle,
+    ReportsLeaseLeft,
+    ReportsSpans,
+    Span,
+    StoresAttempts,
+    TransactionalAcks,
+)
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
-from broker.driver.shared import SharedResource
-from broker.driver.tasks import TaskSet
-from broker.driver.transactional_acks import AcksMessages, ChecksConsumers
 from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, UNSET, Place, is_letter
 from broker.hooks import (
     Connected,
@@ -73,33 +75,29 @@ __all__ = [
     "REDRIVE_SUBSCRIPTION",
     "RESERVED_PREFIX",
     "UNSET",
-    "AcksMessages",
     "AdminSpi",
-    "Assignments",
     "Backend",
     "Backoff",
     "Bounds",
     "ChecksConsumers",
+    "CommitsRanges",
     "Connected",
     "Disconnected",
     "Ephemeral",
     "Event",
+    "ExpiresLeases",
     "FetchFailed",
     "FetchesRuns",
-    "Finished",
     "GroupAdminSpi",
     "GroupInfo",
     "GroupMember",
     "GroupReset",
     "HasTopicIdentity",
-    "Held",
     "Histogram",
     "Hooks",
-    "KeepsFinished",
-    "KeepsTries",
     "Lag",
+    "LeaseRenewer",
     "LogReaderSpi",
-    "LosesOver",
     "MessageLimits",
     "MessageSource",
     "MessageSubscription",
@@ -112,6 +110,7 @@ __all__ = [
     "PositionChange",
     "PositionReset",
     "PositionsCommitted",
+    "Progress",
     "PublishTarget",
     "PurgedQueue",
     "QueueTracker",
@@ -133,23 +132,23 @@ __all__ = [
     "SourceListener",
     "Span",
     "Start",
+    "StoresAttempts",
     "SubscriptionInfo",
     "TaskSet",
     "TopicInfo",
     "TopicPartition",
     "TracksQueues",
     "TransactionSpi",
+    "TransactionalAcks",
     "UrlParts",
     "View",
-    "WaitingLeases",
     "Waker",
     "Warned",
-    "as_partitions",
-    "as_positions",
     "check_choice",
     "check_codec",
     "check_flag",
     "check_name",
+    "check_partitions",
     "check_seconds",
     "check_start",
     "check_text",

@@ -1,4 +1,4 @@
-"""What a member of a group holds: its partitions, how far each was handed over, and how far committed.
+"""The partitions of a group member, with the position and the committed position of each.
 
 Pure and synchronous: no I/O, no clock, no lock. Positions are "the next offset to read". Each assignment of a partition
 has a generation of its own, so that a commit for an earlier generation is recognised after the partition came back.
@@ -14,74 +14,74 @@ from broker.driver.contract import TopicPartition
 from broker.errors import LeaseLost
 from broker.records import Record, RecordRun, RecordsOfRuns
 
-__all__ = ["Assignments", "Held", "as_partitions", "as_positions", "not_assigned"]
+__all__ = ["AssignedPartition", "Assignments", "check_partitions", "check_positions", "not_assigned"]
 
 _FOREIGN: Final = -1
 """No assignment has this generation."""
-_TOLD: Final = 10
-"""An error names so many partitions, and counts the others."""
+_NAMED: Final = 10
+"""The number of partitions that an error names; it counts the others."""
 
 
-class Held:
+class AssignedPartition:
     """One assignment of one partition.
 
-    :ivar handed: the position after the last record that was handed over or skipped; None before the first.
+    :ivar position: the position after the last record that was handed over or skipped; None before the first.
     :ivar committed: the highest position that the broker has confirmed to this member, -1 if none.
-    :ivar revoking: it is about to be given up: nothing more is handed over, commits still count.
-    :ivar gone: another member has it: commits are refused.
-    :ivar unsaved: something above the committed position was finished since the last commit, and can be stored.
+    :ivar revoking: the partition is being revoked: its records are no longer handed over, commits are still possible.
+    :ivar lost: another member may have the partition: commits are refused.
+    :ivar ranges_changed: a range above the committed position was finished since the last commit.
     """
 
     __slots__ = (
         "committed",
         "generation",
-        "gone",
-        "handed",
+        "lost",
         "partition",
+        "position",
+        "ranges_changed",
         "revoking",
         "skipped_after",
         "skipped_to",
-        "unsaved",
     )
 
     def __init__(self, partition: TopicPartition, generation: int) -> None:
         self.partition = partition
         self.generation = generation
-        self.handed: int | None = None
+        self.position: int | None = None
         self.committed = -1
         self.revoking = False
-        self.gone = False
-        self.unsaved = False
+        self.lost = False
+        self.ranges_changed = False
         self.skipped_after = -1
         self.skipped_to = -1
 
     def skip(self, offset: int) -> None:
-        """A record was dealt with without being handed over: the commit of the one before it covers it too."""
-        position = -1 if self.handed is None else self.handed
+        """Skip a record, such as a dead-lettered one: the commit of the record before it covers it too."""
+        position = -1 if self.position is None else self.position
         if self.skipped_to != position or position < 0:
             self.skipped_after = position
-        self.skipped_to = self.handed = offset + 1
+        self.skipped_to = self.position = offset + 1
 
     def covers(self, position: int) -> int:
-        """The position to commit when the record before `position` is done."""
+        """The position to commit for `position`: behind skipped records that follow directly."""
         return self.skipped_to if position == self.skipped_after else position
 
     @property
     def skipped_alone(self) -> int | None:
-        """A position that only skipped records separate from what is committed, or from the first read."""
+        """A position to commit that only skipped records separate from the committed one, or from the start."""
         return self.skipped_to if self.skipped_to > self.committed and self.committed >= self.skipped_after else None
 
     @property
     def has_uncommitted(self) -> bool:
         """Whether something was handed over, or skipped, that is not committed."""
-        return self.handed is not None and self.handed > self.committed
+        return self.position is not None and self.position > self.committed
 
     def sought(self, position: int | None) -> None:
-        """It is read on from here, None being the committed position; what was handed over below it still counts."""
-        if position is None or self.handed is None or min(self.handed, position) <= self.committed:
-            self.handed = None
+        """Seek to the position, None being the committed one; records handed over below it can still be committed."""
+        if position is None or self.position is None or min(self.position, position) <= self.committed:
+            self.position = None
         else:
-            self.handed = min(self.handed, position)
+            self.position = min(self.position, position)
         if position is not None and position < self.committed:
             self.committed = -1
         self.skipped_after = self.skipped_to = -1
@@ -91,129 +91,129 @@ class Assignments:
     """All partitions of one member."""
 
     def __init__(self) -> None:
-        self._held: dict[TopicPartition, Held] = {}
+        self._assigned: dict[TopicPartition, AssignedPartition] = {}
         self._given_up: set[TopicPartition] = set()
         self._generation = 0
-        self._recent: Held | None = None
-        self.taken: list[TopicPartition] = []
-        """Partitions that went away with something handed over and not committed; reading clears it."""
+        self._recent: AssignedPartition | None = None
+        self.lost_uncommitted: list[TopicPartition] = []
+        """Partitions that were lost with uncommitted records, until the next commit reports them."""
 
-    def __iter__(self) -> Iterator[Held]:
-        return iter(self._held.values())
+    def __iter__(self) -> Iterator[AssignedPartition]:
+        return iter(self._assigned.values())
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._assigned)
 
-    def get(self, partition: TopicPartition) -> Held | None:
-        return self._held.get(partition)
+    def get(self, partition: TopicPartition) -> AssignedPartition | None:
+        return self._assigned.get(partition)
 
     def current(self) -> list[TopicPartition]:
         """The assigned partitions that are not being revoked."""
-        return [partition for partition, held in self._held.items() if not held.revoking]
+        return [partition for partition, assigned in self._assigned.items() if not assigned.revoking]
 
     def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
-        """These partitions, ours or not; None means the current ones.
+        """These partitions, assigned or not; None means the current ones.
 
         :raises ConfigurationError: they are no partitions.
         """
-        return self.current() if partitions is None else as_partitions(partitions)
+        return self.current() if partitions is None else check_partitions(partitions)
 
     def own(self, partitions: Iterable[TopicPartition], group: str) -> None:
-        """:raises LeaseLost: one of these is not ours."""
+        """:raises LeaseLost: one of these is not assigned."""
         for partition in partitions:
-            if partition not in self._held:
+            if partition not in self._assigned:
                 raise not_assigned(partition, group, self.current())
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Assign these; one that is assigned already keeps its generation."""
         for partition in map(TopicPartition._make, partitions):
-            held = self._held.get(partition)
-            if held is None or held.revoking:
-                if held is not None:
-                    self.give_up((held,))
+            assigned = self._assigned.get(partition)
+            if assigned is None or assigned.revoking:
+                if assigned is not None:
+                    self.give_up((assigned,))
                 self._generation += 1
-                self._held[partition] = Held(partition, self._generation)
+                self._assigned[partition] = AssignedPartition(partition, self._generation)
                 self._given_up.discard(partition)
 
-    def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[Held]:
+    def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
         """Mark these as being revoked; return those that are assigned."""
-        going = [held for partition in partitions if (held := self._held.get(partition)) is not None]
-        for held in going:
-            held.revoking = True
+        going = [assigned for partition in partitions if (assigned := self._assigned.get(partition)) is not None]
+        for assigned in going:
+            assigned.revoking = True
         return going
 
-    def give_up(self, partitions: Iterable[Held]) -> None:
+    def give_up(self, partitions: Iterable[AssignedPartition]) -> None:
         """These assignments are over."""
-        for held in partitions:
-            if not held.gone and held.has_uncommitted:
-                self.taken.append(held.partition)
-            held.gone = held.revoking = True
-            if self._held.get(held.partition) is held:
-                del self._held[held.partition]
-                self._given_up.add(held.partition)
+        for assigned in partitions:
+            if not assigned.lost and assigned.has_uncommitted:
+                self.lost_uncommitted.append(assigned.partition)
+            assigned.lost = assigned.revoking = True
+            if self._assigned.get(assigned.partition) is assigned:
+                del self._assigned[assigned.partition]
+                self._given_up.add(assigned.partition)
 
-    def admit(self, partition: TopicPartition) -> Held | None:
-        """The assignment that a fetched record belongs to; None if it is no longer, or about not to be, ours."""
-        held = self._held.get(partition)
-        if held is None:
+    def admit(self, partition: TopicPartition) -> AssignedPartition | None:
+        """The assignment that a fetched record belongs to; None if it is lost or being revoked."""
+        assigned = self._assigned.get(partition)
+        if assigned is None:
             if partition in self._given_up:
                 return None
             self.assign((partition,))
-            held = self._held[partition]
-        return None if held.revoking else held
+            assigned = self._assigned[partition]
+        return None if assigned.revoking else assigned
 
     def hand_over(self, records: Sequence[Record[Any]], owner: Any) -> None:
-        """Bind records to the consumer and to the assignments that they come from, and note how far these are."""
-        held: Held | None = None
+        """Bind records to the consumer and to their assignments, and move the positions of these."""
+        assigned: AssignedPartition | None = None
         topic, partition, generation = "", -1, 0
         last: Record[Any] | None = None
         for record in records:
             if record.partition != partition or record.topic != topic:
-                if held is not None and last is not None:
-                    held.handed = last.offset + 1
+                if assigned is not None and last is not None:
+                    assigned.position = last.offset + 1
                 topic, partition = record.topic, record.partition
-                held = self._held.get(TopicPartition(topic, partition))
-                generation = held.generation if held is not None else 0
+                assigned = self._assigned.get(TopicPartition(topic, partition))
+                generation = assigned.generation if assigned is not None else 0
             record.owner = owner
             record.generation = generation
             last = record
-        if held is not None and last is not None:
-            held.handed = last.offset + 1
+        if assigned is not None and last is not None:
+            assigned.position = last.offset + 1
 
     def hand_over_runs(self, runs: Sequence[RecordRun], owner: Any) -> RecordsOfRuns:
         """`hand_over` of records that are not made yet."""
         bound: list[tuple[RecordRun, int]] = []
         for run in runs:
-            held = self._held.get(TopicPartition(run.topic, run.partition))
-            if held is not None:
-                held.handed = run.last + 1
-            bound.append((run, 0 if held is None else held.generation))
+            assigned = self._assigned.get(TopicPartition(run.topic, run.partition))
+            if assigned is not None:
+                assigned.position = run.last + 1
+            bound.append((run, 0 if assigned is None else assigned.generation))
         return RecordsOfRuns(bound, owner)
 
     def hand_over_one(self, record: Record[Any], owner: Any) -> None:
-        """`hand_over` of a single record, the quick way."""
-        held = self._recent
+        """`hand_over` of one record, on the fast path."""
+        assigned = self._recent
         if (
-            held is None
-            or held.gone
-            or record.partition != held.partition.partition
-            or record.topic != held.partition.topic
+            assigned is None
+            or assigned.lost
+            or record.partition != assigned.partition.partition
+            or record.topic != assigned.partition.topic
         ):
-            held = self._recent = self._held.get(TopicPartition(record.topic, record.partition))
-            if held is None:
+            assigned = self._recent = self._assigned.get(TopicPartition(record.topic, record.partition))
+            if assigned is None:
                 return
         record.owner = owner
-        record.generation = held.generation
-        held.handed = record.offset + 1
+        record.generation = assigned.generation
+        assigned.position = record.offset + 1
 
     def positions_of(
         self, records: Iterable[Record[Any]], owner: Any
-    ) -> tuple[dict[TopicPartition, tuple[Held, int]], LeaseLost | None]:
-        """The positions that settle these records, and the error if some partition was taken away since.
+    ) -> tuple[dict[TopicPartition, tuple[AssignedPartition, int]], LeaseLost | None]:
+        """The positions that settle these records, and the error if a partition was lost since.
 
-        Records of another consumer count as taken away: each numbers its assignments from 1.
+        Records of another consumer count as lost: each numbers its assignments from 1.
 
-        :param owner: whom `hand_over` bound the records of this member to.
+        :param owner: the consumer to which `hand_over` bound the records.
         """
         highest: dict[tuple[str, int, int], int] = {}
         topic, partition, generation, top = "", -1, -1, -1
@@ -235,47 +235,47 @@ class Assignments:
         if partition >= 0:
             run = (topic, partition, generation if whose is owner else _FOREIGN)
             highest[run] = max(top, highest.get(run, -1))
-        positions: dict[TopicPartition, tuple[Held, int]] = {}
+        positions: dict[TopicPartition, tuple[AssignedPartition, int]] = {}
         lost: LeaseLost | None = None
         for (topic, partition, generation), top in highest.items():
             key = TopicPartition(topic, partition)
-            held = self._held.get(key)
-            if held is None or held.generation != generation:
-                lost = lost or taken_away(key)
+            assigned = self._assigned.get(key)
+            if assigned is None or assigned.generation != generation:
+                lost = lost or partition_lost(key)
             else:
-                positions[key] = (held, held.covers(top + 1))
+                positions[key] = (assigned, assigned.covers(top + 1))
         return positions, lost
 
-    def handed_over(self) -> dict[TopicPartition, tuple[Held, int]]:
+    def handed_over(self) -> dict[TopicPartition, tuple[AssignedPartition, int]]:
         """The position of each partition after everything handed over that is not committed."""
         return {
-            held.partition: (held, held.handed)
-            for held in self._held.values()
-            if held.handed is not None and held.handed > held.committed
+            assigned.partition: (assigned, assigned.position)
+            for assigned in self._assigned.values()
+            if assigned.position is not None and assigned.position > assigned.committed
         }
 
-    def skipped_alone(self) -> Mapping[TopicPartition, tuple[Held, int]]:
-        """Partitions whose position may move on although nothing of them was handed over since the last commit."""
+    def skipped_alone(self) -> Mapping[TopicPartition, tuple[AssignedPartition, int]]:
+        """The positions that only skipped records move, of partitions without another uncommitted record."""
         return {
-            held.partition: (held, position)
-            for held in self._held.values()
-            if (position := held.skipped_alone) is not None
+            assigned.partition: (assigned, position)
+            for assigned in self._assigned.values()
+            if (position := assigned.skipped_alone) is not None
         }
 
 
-def taken_away(partition: TopicPartition) -> LeaseLost:
-    """The error of a commit for a partition that is no longer ours."""
+def partition_lost(partition: TopicPartition) -> LeaseLost:
+    """The error of a commit for a partition that was lost."""
     return LeaseLost(
         f"Partition {partition.partition} of topic {partition.topic!r} was taken away before the commit",
         advice="Its new owner reads from the last commit on; make the work repeatable",
     )
 
 
-def not_assigned(partition: TopicPartition, group: str, held: Iterable[TopicPartition]) -> LeaseLost:
-    """The error of whatever is asked of a partition that this member, which holds these, has not."""
-    names = [f"{topic!r}[{number}]" for topic, number in sorted(held)]
-    more = len(names) - _TOLD
-    has = ", ".join(names[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+def not_assigned(partition: TopicPartition, group: str, assigned: Iterable[TopicPartition]) -> LeaseLost:
+    """The error of a call for a partition that is not assigned to this member, which has the `assigned` ones."""
+    names = [f"{topic!r}[{number}]" for topic, number in sorted(assigned)]
+    more = len(names) - _NAMED
+    has = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     return LeaseLost(
         f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member of group "
         f"{group!r}, which has {has or 'none'}",
@@ -283,8 +283,8 @@ def not_assigned(partition: TopicPartition, group: str, held: Iterable[TopicPart
     )
 
 
-def as_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
-    """The partitions that any pairs name.
+def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    """The pairs as partitions.
 
     :raises ConfigurationError: they are no partitions.
     """
@@ -293,8 +293,8 @@ def as_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]
     return [_as_partition(partition) for partition in partitions]
 
 
-def as_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:
-    """The positions by partition, whatever pairs name them.
+def check_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:
+    """The positions by partition, given with pairs as keys.
 
     :raises ConfigurationError: it is no mapping of partitions to offsets.
     """

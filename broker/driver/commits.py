@@ -1,4 +1,4 @@
-"""Carries out commits: one call to the source at a time, later requests joined into the next call.
+"""Commits positions: one call to the source at a time; later requests are joined into the next call.
 
 *Concurrency.* Calls may overlap; positions of a partition reach the broker in rising order, and never fall.
 *Cancellation.* A requested commit is carried out even if its caller is cancelled; a failure without a
@@ -12,14 +12,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.driver.assignments import Held, taken_away
-from broker.driver.contract import Finished, KeepsFinished, RecordSource, TopicPartition
+from broker.driver.assignments import AssignedPartition, partition_lost
+from broker.driver.contract import RecordSource, TopicPartition
+from broker.driver.optional import CommitsRanges, Progress
 from broker.errors import BackendError, BrokerError
 from broker.hooks import Hooks, PositionsCommitted, Warned, logger
 
 __all__ = ["Committer", "Positions"]
 
-Positions = Mapping[TopicPartition, tuple[Held, int]]
+Positions = Mapping[TopicPartition, tuple[AssignedPartition, int]]
 """For each partition the assignment that the commit is for, and the next offset to read."""
 
 _Errors = Mapping[TopicPartition, BrokerError]
@@ -29,35 +30,36 @@ class _Round:
     __slots__ = ("answered", "positions")
 
     def __init__(self, answered: asyncio.Future[_Errors]) -> None:
-        self.positions: dict[TopicPartition, tuple[Held, int]] = {}
+        self.positions: dict[TopicPartition, tuple[AssignedPartition, int]] = {}
         self.answered: Final = answered
 
 
 class Committer:
     """The commits of one record source.
 
-    :param finished: how far an assignment is done when its commit of a position is sent, for a source that can store
-        what is finished above.
+    :param progress: returns the progress of an assignment when its commit is sent, for a source that commits ranges.
     """
 
     def __init__(
-        self, source: RecordSource, hooks: Hooks, finished: Callable[[Held, int], Finished] | None = None
+        self, source: RecordSource, hooks: Hooks, progress: Callable[[AssignedPartition, int], Progress] | None = None
     ) -> None:
         self._source = source
-        self._finished = finished
-        self._keeper = source if finished is not None and isinstance(source, KeepsFinished) else None
+        self._progress = progress
+        self._ranges = source if progress is not None and isinstance(source, CommitsRanges) else None
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._next: _Round | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def commit(self, positions: Positions) -> None:
-        """Store these positions; those at or below what is stored already are left out.
+        """Store these positions, except those that are stored already.
 
-        :raises LeaseLost: a partition is no longer ours; the others were carried out.
-        :raises BrokerError: the broker did not take one; the others were carried out.
+        :raises LeaseLost: a partition was lost; the others were committed.
+        :raises BrokerError: a commit failed; the others were committed.
         """
-        wanted = {partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].unsaved}
+        wanted = {
+            partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].ranges_changed
+        }
         if not wanted:
             return
         answered = self._join(wanted)
@@ -80,10 +82,10 @@ class Committer:
         current = self._next
         if current is None:
             current = self._next = _Round(self._loop.create_future())
-        for partition, (held, position) in wanted.items():
+        for partition, (assigned, position) in wanted.items():
             other = current.positions.get(partition)
-            if other is None or other[0] is not held or other[1] < position:
-                current.positions[partition] = (held, position)
+            if other is None or other[0] is not assigned or other[1] < position:
+                current.positions[partition] = (assigned, position)
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="broker-commit")
         return current.answered
@@ -102,52 +104,52 @@ class Committer:
 
     async def _carry_out(self, positions: Positions) -> _Errors:
         errors: dict[TopicPartition, BrokerError] = {}
-        asked: dict[TopicPartition, int] = {}
-        for partition, (held, position) in positions.items():
-            if held.gone:
-                errors[partition] = taken_away(partition)
-            elif position > held.committed or held.unsaved:
-                asked[partition] = position
-        if not asked:
+        sent: dict[TopicPartition, int] = {}
+        for partition, (assigned, position) in positions.items():
+            if assigned.lost:
+                errors[partition] = partition_lost(partition)
+            elif position > assigned.committed or assigned.ranges_changed:
+                sent[partition] = position
+        if not sent:
             return errors
-        done: dict[TopicPartition, Finished] = {}
-        if self._finished is not None and self._keeper is not None:
-            for partition, position in asked.items():
-                held = positions[partition][0]
-                done[partition] = self._finished(held, position)
-                asked[partition] = done[partition].position
-                held.unsaved = False
-        results = await self._ask(asked, done)
-        for partition, position in asked.items():
-            held = positions[partition][0]
+        progress: dict[TopicPartition, Progress] = {}
+        if self._progress is not None and self._ranges is not None:
+            for partition, position in sent.items():
+                assigned = positions[partition][0]
+                progress[partition] = self._progress(assigned, position)
+                sent[partition] = progress[partition].position
+                assigned.ranges_changed = False
+        results = await self._send(sent, progress)
+        for partition, position in sent.items():
+            assigned = positions[partition][0]
             error = results.get(partition)
             if error is None:
-                held.committed = max(held.committed, position)
+                assigned.committed = max(assigned.committed, position)
             else:
                 errors[partition] = error
-                held.unsaved = partition in done
+                assigned.ranges_changed = partition in progress
         if self._hooks.listening:
-            stored: dict[tuple[str, int], int] = {at: asked[at] for at in asked if at not in errors}
+            stored: dict[tuple[str, int], int] = {at: sent[at] for at in sent if at not in errors}
             if stored:
                 self._hooks.emit(PositionsCommitted(positions=stored))
         return errors
 
-    async def _ask(
-        self, asked: Mapping[TopicPartition, int], done: Mapping[TopicPartition, Finished]
+    async def _send(
+        self, sent: Mapping[TopicPartition, int], progress: Mapping[TopicPartition, Progress]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         try:
-            if self._keeper is not None and done:
-                return await self._keeper.commit_finished(done)
-            return await self._source.commit(asked)
+            if self._ranges is not None and progress:
+                return await self._ranges.commit_ranges(progress)
+            return await self._source.commit(sent)
         except BrokerError as error:
-            return dict.fromkeys(asked, error)
+            return dict.fromkeys(sent, error)
         except Exception as error:
-            return dict.fromkeys(asked, BackendError(f"The backend failed to commit: {error}", native=error))
+            return dict.fromkeys(sent, BackendError(f"The backend failed to commit: {error}", native=error))
 
     def _report(self, errors: _Errors, wanted: Positions) -> None:
         for partition in wanted:
             if partition in errors:
-                text = f"A commit of {partition.topic}[{partition.partition}] failed unheard: {errors[partition]}"
+                text = f"A background commit of {partition.topic}[{partition.partition}] failed: {errors[partition]}"
                 logger.warning(text)
                 if self._hooks.listening:
                     self._hooks.emit(Warned(text=text))

@@ -1,5 +1,7 @@
 """The contract between the core and a backend. Small and batch first; applications use other protocols.
 
+What a backend may implement besides is in `optional`, `group_admin` and `queue_tracking`.
+
 *Loop.* Every call comes from the event loop in which `Backend.open` ran. A thread or callback of the client library
 must not call the core: an exception raised in a callback can end the process. The callback appends to a queue and wakes
 the loop.
@@ -34,7 +36,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -47,17 +49,12 @@ from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.records import Record, RecordRun
+from broker.records import Record
 
 __all__ = [
     "AdminSpi",
     "Backend",
     "Bounds",
-    "FetchesRuns",
-    "Finished",
-    "HasTopicIdentity",
-    "KeepsFinished",
-    "KeepsTries",
     "Lag",
     "LogReaderSpi",
     "MessageSource",
@@ -66,13 +63,9 @@ __all__ = [
     "RecordListener",
     "RecordSource",
     "RecordSubscription",
-    "RedeliversInOrder",
-    "ReportsIdle",
-    "ReportsSpans",
     "RetryTopic",
     "Settlement",
     "SourceListener",
-    "Span",
     "Start",
     "SubscriptionInfo",
     "TopicInfo",
@@ -122,33 +115,6 @@ class Lag:
     unsettled: int | None = None
     partitions: Mapping[int, int] = field(default_factory=dict[int, int])
     current: bool = True
-
-
-@runtime_checkable
-class HasTopicIdentity(Protocol):
-    """An admin that reads a topic's identity with fewer requests than its description; optional."""
-
-    async def topic_identity(self, name: str) -> str | None:
-        """`describe_topic(name).identity`. :raises TopicNotFound: the topic does not exist."""
-        ...
-
-
-class Span(NamedTuple):
-    """Positions from `start` to `stop`, half-open, in which records lie as batches: at each whole multiple of `step`
-    begins one, of at most `step` records."""
-
-    start: int
-    stop: int
-    step: int
-
-
-@runtime_checkable
-class ReportsSpans(Protocol):
-    """A log reader whose offsets do not count records; optional."""
-
-    async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """The spans between two positions that hold records now, rising; without what retention removed."""
-        ...
 
 
 Start = Literal["earliest", "latest"] | datetime
@@ -229,8 +195,8 @@ class SourceListener(Protocol):
         """These messages are lost: the broker delivers them again, to this or another consumer."""
         ...
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
-        """The leases of these ended before hand-over. They come again; later messages of their keys wait for them."""
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
+        """The leases of these expired before hand-over. They are redelivered; later messages of their keys wait."""
         ...
 
     def event(self, event: Event) -> None:
@@ -267,7 +233,7 @@ class MessageSource(Protocol):
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """Settle these; one entry each: None, or the error. LeaseLost means that the message comes again. Without
+        """Settle these; one entry each: None, or the error. LeaseLost means that the message is redelivered. Without
         confirmed acks None means sent."""
         ...
 
@@ -276,25 +242,6 @@ class MessageSource(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-@runtime_checkable
-class RedeliversInOrder(Protocol):
-    """A source of ordered messages that redelivers a key from its first lost or unsettled message on; optional."""
-
-    @property
-    def redelivers_in_order(self) -> bool: ...
-
-
-@runtime_checkable
-class KeepsTries(Protocol):
-    """A source of messages that writes down what the core does with them from memory, which else dies with it;
-    optional."""
-
-    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
-        """`message.delivery_attempt` deliveries count, and the next is not before so many seconds; 0 if the last of
-        these is now. The message stays ours, and its lease renewed. None, or why that could not be written."""
-        ...
 
 
 class RecordSource(Protocol):
@@ -319,53 +266,6 @@ class RecordSource(Protocol):
     def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
     def assignment(self) -> Sequence[TopicPartition]: ...
     async def close(self) -> None: ...
-
-
-@runtime_checkable
-class FetchesRuns(Protocol):
-    """A record source that leaves it to the reader to make records, which many need few of; optional."""
-
-    async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[RecordRun]:
-        """As `RecordSource.fetch`."""
-        ...
-
-
-class Finished(NamedTuple):
-    """How far a partition is done: all below `position`, and these ranges above it, half-open and rising."""
-
-    position: int
-    ranges: Sequence[tuple[int, int]]
-
-
-@runtime_checkable
-class KeepsFinished(Protocol):
-    """A record source that can store what is finished above a committed position; optional."""
-
-    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
-        """The ranges that were stored with the position from which the present assignment began."""
-        ...
-
-    async def commit_finished(
-        self, positions: Mapping[TopicPartition, Finished]
-    ) -> Mapping[TopicPartition, BrokerError | None]:
-        """`commit`, and as much as there is room for of what is finished above; the lowest ranges first."""
-        ...
-
-    def fullness(self, partition: TopicPartition) -> float:
-        """How much of the room the last commit would have taken; above 1, something was left out."""
-        ...
-
-
-@runtime_checkable
-class ReportsIdle(Protocol):
-    """A source that may give nothing because others hold what is unread; optional."""
-
-    async def is_idle(self, seconds: float) -> bool:
-        """Whether nothing is left for this member, after so many seconds in which nothing came and no partition did.
-
-        False if that is not known yet; it is asked again in a moment.
-        """
-        ...
 
 
 class PublishTarget(Protocol):
@@ -457,7 +357,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
-        """Connect. :raises ConnectionFailed, AuthenticationFailed: after one honest try."""
+        """Connect. :raises ConnectionFailed, AuthenticationFailed: after one try."""
         ...
 
     def publish_target(self, topic: str) -> PublishTarget: ...

@@ -1,14 +1,24 @@
-"""Helpers for a source's `fetch`: wait for a message or a timeout, and take messages from a buffer."""
+"""Helpers for a message source: the wait of `fetch`, its buffer, and the leases of the messages in the buffer.
+
+Everything runs on one event loop, except `lease_time`, which any thread may call.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
+import time
 from collections import deque
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
+from broker.errors import BrokerError
+from broker.hooks import logger
 from broker.messages import Message
 
-__all__ = ["Waker", "take_from"]
+__all__ = ["LeaseRenewer", "Waker", "lease_time", "take_from"]
 
 
 class Waker:
@@ -44,16 +54,88 @@ class Waker:
 
 
 def take_from(buffer: deque[Message[Any]], max_messages: int, max_bytes: int) -> list[Message[Any]]:
-    """Take the first messages of the buffer: at most so many and, but for one message, at most so many bytes."""
+    """Take the first messages of the buffer: at most `max_messages`, and `max_bytes` unless the first is larger."""
     if len(buffer) <= max_messages and sum([message.size for message in buffer]) <= max_bytes:
         everything = list(buffer)
         buffer.clear()
         return everything
-    taken: list[Message[Any]] = []
+    messages: list[Message[Any]] = []
     size = 0
-    while buffer and len(taken) < max_messages:
+    while buffer and len(messages) < max_messages:
         size += buffer[0].size
-        if taken and size > max_bytes:
+        if messages and size > max_bytes:
             break
-        taken.append(buffer.popleft())
-    return taken
+        messages.append(buffer.popleft())
+    return messages
+
+
+# Without a frame of its own: it is called for each hand-over.
+lease_time: Final[Callable[[], float]] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
+)
+"""Seconds by a clock that goes on while the machine is suspended, as that of the brokers does.
+
+The clock of an event loop stops meanwhile: after a suspension an expired lease would look valid. On other systems than
+Linux it is `time.monotonic`.
+"""
+
+
+_RENEWALS: Final = 3
+"""Within the time of a lease, so that two may fail."""
+
+
+class LeaseRenewer:
+    """Renews the leases of received messages that no `fetch` has returned; the core renews the others.
+
+    :param name: of the source, for the log.
+    :param lease_seconds: that the broker grants; infinity if nothing is ever taken back.
+    :param waiting: returns the received messages.
+    :param extend: renews these, as `MessageSource.extend`; failures are logged, and the next tick tries again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lease_seconds: float,
+        waiting: Callable[[], Sequence[Message[Any]]],
+        extend: Callable[[Sequence[Message[Any]]], Awaitable[Sequence[BrokerError | None]]],
+    ) -> None:
+        self._name = name
+        self._period = lease_seconds / _RENEWALS
+        self._waiting = waiting
+        self._extend = extend
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def watch(self) -> None:
+        """A message was received: renew from a third of a lease on, while messages wait. Returns at once."""
+        if self._timer is None and self._task is None and self._period < math.inf and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(self._period, self._begin)
+
+    def close(self) -> None:
+        """Stop; a running renewal is cancelled."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._timer = None
+        if waiting := list(self._waiting()):
+            self._task = asyncio.get_running_loop().create_task(self._renew(waiting), name="broker-renew-waiting")
+            self._task.add_done_callback(self._ended)
+
+    async def _renew(self, messages: Sequence[Message[Any]]) -> None:
+        for error in await self._extend(messages):
+            if error is not None:
+                logger.debug("%s: renewing the leases of received messages: %s", self._name, error)
+                break
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("%s: renewing the leases of received messages failed", self._name, exc_info=error)
+        if self._waiting():
+            self.watch()

@@ -21,8 +21,8 @@ class GroupMember:
     """A process that is in a group.
 
     :ivar id: the broker's name of it.
-    :ivar client: its own name of itself.
-    :ivar partitions: what it was given.
+    :ivar client: the client id that it chose.
+    :ivar partitions: its assignment.
     """
 
     id: str
@@ -33,12 +33,12 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInfo:
-    """What the broker says of a group.
+    """The description of a consumer group.
 
     :ivar state: in the broker's words, in lower case.
     :ivar protocol: how partitions are assigned, in the broker's words.
-    :ivar positions: the next offset to read of each partition that was committed.
-    :ivar lag: records between these and the end, for the same partitions.
+    :ivar positions: the committed position of each partition.
+    :ivar lag: records between the position and the end, for the same partitions.
     """
 
     name: str
@@ -52,11 +52,11 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReset:
-    """Where the positions of a group are to go; exactly one of `to` and `shift` is given.
+    """The new positions of a group; exactly one of `to` and `shift` is given.
 
     :ivar to: a start, or an offset.
-    :ivar shift: so many offsets on, or back if negative; it ends at the bounds of the log.
-    :ivar topics: of these topics; of all that the group has positions on if empty.
+    :ivar shift: the number of offsets forward, or back if negative; within the bounds of the log.
+    :ivar topics: only these; if empty, all on which the group has positions.
     :ivar partitions: only these partitions of each; all if empty.
     """
 
@@ -70,9 +70,9 @@ class GroupReset:
 class PositionChange:
     """What a reset does to one partition.
 
-    :ivar before: the position until now; None if there was none.
-    :ivar after: the position that it gets.
-    :ivar error: why it did not get it; None if it did, or if this was a dry run.
+    :ivar before: the old position; None if there was none.
+    :ivar after: the new position.
+    :ivar error: why the reset failed; None if it did not, or for a dry run.
     """
 
     partition: TopicPartition

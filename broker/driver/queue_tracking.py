@@ -19,10 +19,10 @@ _BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000
 
 @dataclass(slots=True)
 class Histogram:
-    """How often something took how many seconds.
+    """Counts of durations.
 
-    :ivar bounds: of what is counted together, as "at most so many seconds"; ascending.
-    :ivar counts: one for each bound, and one for what took longer.
+    :ivar bounds: the upper bound of each bucket, in seconds; ascending.
+    :ivar counts: the count of each bucket, and one for longer durations.
     :ivar sum: of all seconds.
     """
 
@@ -40,42 +40,42 @@ class QueueTracker(Protocol):
     """One tracker of a subscription; any number of processes share the work. Used on the event loop."""
 
     async def open(self) -> None:
-        """Begin.
+        """Start.
 
-        :raises BrokerError: it cannot.
+        :raises BrokerError: the tracker could not start.
         """
         ...
 
     async def wait(self) -> None:
-        """Until it is closed.
+        """Wait until it is closed.
 
-        :raises BrokerError: it has failed.
+        :raises BrokerError: the tracker failed.
         """
         ...
 
     async def close(self) -> None:
-        """End it within seconds, cut off from the brokers too; may be called twice."""
+        """Close within seconds, even without a connection; may be called twice."""
         ...
 
     def trouble(self) -> str:
-        """Why it does not track now, for people; empty if it does."""
+        """Why it does not track now, as text; empty if it does."""
         ...
 
     def metrics(self) -> Mapping[str, float | Histogram]:
-        """How it is doing, by name; names that end in `_total`, and histograms, only count up."""
+        """Its metrics by name; counters end in `_total`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLease:
-    """A message that was handed out and is not done.
+    """A message that was delivered and is not done.
 
     :ivar topic: where the message lies, with `partition` and `offset`.
     :ivar state: `held` by a worker; `waiting`, given back, for its time; or `due`, to be sent again by a tracker.
     :ivar attempt: how many deliveries of it count.
     :ivar age: seconds since its first delivery.
-    :ivar due_in: seconds until it comes again; below 0 if it should have.
-    :ivar holder: who has it, as that one calls itself.
+    :ivar due_in: seconds until the redelivery; below 0 if it is late.
+    :ivar holder: the name of the consumer that has it.
     :ivar reason: why it was given back.
     :ivar size: bytes of its markers.
     """
@@ -100,7 +100,7 @@ class QueuedMessage:
     :ivar topic: where the message lies, with `partition` and `offset`.
     :ivar state: `ready` if no consumer has it; else the state of an `OpenLease`.
     :ivar attempt: how many deliveries of it count; 0 if it had none.
-    :ivar due_in: seconds until it comes again, below 0 if it should have; None if it is ready.
+    :ivar due_in: seconds until the redelivery, below 0 if it is late; None if it is ready.
     :ivar id: as consumers see it.
     """
 
@@ -118,9 +118,9 @@ class QueuedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgedQueue:
-    """What a purge drops.
+    """The number of messages that a purge drops.
 
-    :ivar open: messages that were handed out and not done.
+    :ivar open: messages that were delivered and not done.
     :ivar ready: messages that no consumer had; log entries, where there are more than are worth reading.
     """
 
@@ -141,14 +141,14 @@ class TracksQueues(Protocol):
         ...
 
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
-        """The messages that are handed out and not done, by age. Read-only; it does not affect consumers.
+        """The messages that were delivered and are not done, by age. Read-only; it does not affect consumers.
 
         :raises NotFound: the subscription has no such state.
         """
         ...
 
     async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
-        """Messages that are not done, at most so many: those that are handed out, by age, then those that no consumer
+        """Messages that are not done, at most `limit`: those that were delivered, by age, then those that no consumer
         has, by time. Read-only; it does not affect consumers.
 
         :raises NotFound: the subscription has no such state.
@@ -158,7 +158,7 @@ class TracksQueues(Protocol):
     async def purge_queue(self, subscription: str, *, dry_run: bool = False) -> PurgedQueue:
         """Drop every message of the subscription that was sent before now and is not done; a dry run only counts them.
 
-        What is interrupted is finished by another purge. Other subscriptions of the topics keep theirs.
+        A second purge finishes an interrupted one. Other subscriptions of the topics keep theirs.
 
         :raises NotFound: the subscription has no such state.
         :raises BackendError: consumers or trackers of it are open, or were opened meanwhile.

@@ -18,10 +18,10 @@ from broker.errors import BrokerError
 from broker.publishing.outgoing import Entry, OutgoingBatch
 from broker.receipts import Receipt
 
-__all__ = ["Departures", "overtaken"]
+__all__ = ["UnsentMessages", "overtaken"]
 
 
-class Departures:
+class UnsentMessages:
     """The messages that have not been sent.
 
     :param ordered_calls: the backend keeps the order of calls that run at once.
@@ -143,9 +143,9 @@ class Departures:
     def free(self, number: int, finished: Sequence[Entry], again: Sequence[Entry]) -> None:
         """`finished` messages of a batch have their outcomes; those in `again` are retried."""
         if self._busy:
-            held = {entry.message.key for entry in again}
+            retried = {entry.message.key for entry in again}
             keys = dict.fromkeys(entry.message.key for entry in finished)
-            self._free(number, (key for key in keys if key not in held))
+            self._free(number, (key for key in keys if key not in retried))
 
     def forget(self, number: int) -> None:
         """This batch is over."""
@@ -176,7 +176,7 @@ class _LaterKeys:
         self._most = most
         self._recent: deque[tuple[int, OutgoingBatch]] = deque()
         """From the first batch without an answer on."""
-        self._held: dict[int, set[bytes | None]] = {}
+        self._keys_after: dict[int, set[bytes | None]] = {}
 
     def note(self, number: int, batch: OutgoingBatch, unanswered: Container[int]) -> None:
         """A batch is sent; its number is above all before."""
@@ -186,18 +186,18 @@ class _LaterKeys:
             recent.popleft()
         if len(recent) > self._most:
             earliest, slow = recent.popleft()
-            self._held[earliest] = self.after(earliest)
+            self._keys_after[earliest] = self.after(earliest)
             self._hold(earliest, slow.apart())
 
     def after(self, number: int) -> set[bytes | None]:
         """The keys of messages that were sent after this batch and may have arrived."""
-        if number in self._held:
-            return self._held[number]
+        if number in self._keys_after:
+            return self._keys_after[number]
         return {message.key for later, batch in self._recent if later > number for message in batch.messages}
 
     def forget(self, number: int) -> None:
         """This batch is over."""
-        self._held.pop(number, None)
+        self._keys_after.pop(number, None)
 
 
 def overtaken(

@@ -30,11 +30,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 from broker.capabilities import PublishCapabilities
-from broker.driver.backoff import Backoff
+from broker.driver.concurrency import Backoff
 from broker.driver.limits import MessageLimits, PipelineSettings
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
-from broker.publishing.order import Departures, overtaken
+from broker.publishing.order import UnsentMessages, overtaken
 from broker.publishing.outgoing import Caller, Entry, OutgoingBatch, OutgoingQueue, is_unseen
 from broker.receipts import Receipt
 
@@ -66,9 +66,9 @@ class PublishingPipeline:
         self._publish = publish
         self._settings = settings
         self._deduplicates = able.deduplication
-        self._departures = Departures(settings, ordered_calls=able.ordered_calls)
+        self._unsent = UnsentMessages(settings, ordered_calls=able.ordered_calls)
         self._loop = asyncio.get_running_loop()
-        self._queue = OutgoingQueue(settings, limits, self._departures.append)
+        self._queue = OutgoingQueue(settings, limits, self._unsent.append)
         self.put_plain: Final = self._queue.put_plain
         """Queues a plain message without a check, the common case. None: check the message, then call `put_now`."""
         self._batches: dict[int, tuple[asyncio.Task[None], OutgoingBatch]] = {}
@@ -133,7 +133,7 @@ class PublishingPipeline:
     async def drain(self) -> None:
         """Wait until everything queued by now has its receipt or its error."""
         self._queue.close_batch()
-        outstanding = self._departures.everything()
+        outstanding = self._unsent.everything()
         outstanding += [batch for _, batch in self._batches.values()]
         while True:
             while outstanding and outstanding[-1].done:
@@ -220,15 +220,15 @@ class PublishingPipeline:
         """Send the closed batches whose messages may leave."""
         if self._abandoned:
             return
-        while self._departures and len(self._batches) < self._settings.in_flight:
+        while self._unsent and len(self._batches) < self._settings.in_flight:
             number = self._batch_number + 1
-            batch = self._departures.next_batch(number)
+            batch = self._unsent.next_batch(number)
             if batch is None:
                 return
             self._batch_number = number
             task = self._loop.create_task(self._send(number, batch))
             self._batches[number] = (task, batch)
-            self._departures.left(number, batch, self._batches)
+            self._unsent.left(number, batch, self._batches)
 
     async def _send(self, number: int, batch: OutgoingBatch) -> None:
         pending, backoff, give_up = batch, None, 0.0
@@ -264,7 +264,7 @@ class PublishingPipeline:
             raise
         finally:
             del self._batches[number]
-            self._departures.forget(number)
+            self._unsent.forget(number)
             self._schedule_pump()
 
     async def _try(self, batch: OutgoingBatch) -> Sequence[Receipt | BrokerError]:
@@ -283,8 +283,8 @@ class PublishingPipeline:
             except asyncio.InvalidStateError:
                 continue  # its caller has cancelled it
         batch.end()
-        self._departures.free_whole(number, batch)
-        self._gone(len(batch.messages), batch.size)
+        self._unsent.free_whole(number, batch)
+        self._remove(len(batch.messages), batch.size)
         return True
 
     def _finish(
@@ -305,7 +305,7 @@ class PublishingPipeline:
             published = [
                 entry for entry, outcome in zip(batch, outcomes, strict=True) if not isinstance(outcome, BrokerError)
             ]
-            passed = overtaken(batch, outcomes, self._departures.sent_after(number))
+            passed = overtaken(batch, outcomes, self._unsent.sent_after(number))
             for entry, error in failed:
                 if may_retry and error.retriable and id(entry) not in passed and self._is_harmless(entry, error):
                     entry.error = error
@@ -313,7 +313,7 @@ class PublishingPipeline:
                 else:
                     self._fail(entry, error)
                     published.append(entry)
-        self._departures.send_again(number, again)
+        self._unsent.send_again(number, again)
         self._leave(number, published, again)
         return again
 
@@ -337,14 +337,14 @@ class PublishingPipeline:
         """`finished` messages have their outcomes; the keys of those in `again` stay busy."""
         for entry in finished:
             entry.done = True
-        self._departures.free(number, finished, again)
-        self._gone(len(finished), sum([entry.size for entry in finished]))
+        self._unsent.free(number, finished, again)
+        self._remove(len(finished), sum([entry.size for entry in finished]))
 
-    def _gone(self, count: int, size: int) -> None:
+    def _remove(self, count: int, size: int) -> None:
         """So many messages have left the pipeline: admit waiting callers and wake drainers."""
         self._queue.remove(count, size)
         self._admit()
-        if self._departures or self._queue.batch_has_messages:
+        if self._unsent or self._queue.batch_has_messages:
             self._schedule_pump()
         if self._drainers:
             for drainer in self._drainers:
@@ -370,7 +370,7 @@ class PublishingPipeline:
     def _abandon_queued(self) -> None:
         self._closed = self._abandoned = True
         self._queue.close_batch()
-        queued = self._departures.clear()
+        queued = self._unsent.clear()
         self._fail_all(_QUEUED, queued, Closed("The topic was closed before the message was sent"))
 
     def _raise_failures(self) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from broker.consuming.failure_policy import FailurePolicy
-from broker.consuming.transactional_acks import Transacted
+from broker.consuming.transactional_acks import TransactedMessages
 from broker.driver.contract import TransactionSpi
-from broker.driver.transactional_acks import AcksMessages
+from broker.driver.optional import TransactionalAcks
 from broker.errors import BrokerError, ConfigurationError, LeaseLost, SettleError, TransactionAborted, Unsupported
 from broker.messages import Message
 
@@ -26,7 +26,7 @@ class TransactedAcks:
     def __init__(self, spi: TransactionSpi, backend: str) -> None:
         self._spi = spi
         self._backend = backend
-        self._messages: dict[Transacted, list[Message[Any]]] = {}
+        self._messages: dict[TransactedMessages, list[Message[Any]]] = {}
         self._decided = False
         """Whether the commit has begun; then only its answer decides."""
 
@@ -38,7 +38,7 @@ class TransactedAcks:
         :raises LeaseLost, AlreadySettled: one is not open.
         """
         owners = [self._owner_of(message) for message in messages]
-        joined: list[tuple[Transacted, Message[Any]]] = []
+        joined: list[tuple[TransactedMessages, Message[Any]]] = []
         try:
             for owner, message in zip(owners, messages, strict=True):
                 owner.join(message)
@@ -60,13 +60,13 @@ class TransactedAcks:
         if lost:
             raise _lost(lost[0], None)
         for owner, messages in list(self._messages.items()):
-            assert isinstance(self._spi, AcksMessages)
+            assert isinstance(self._spi, TransactionalAcks)
             results = await self._spi.add_acks(owner.source, messages)
-            gone = {m: error for m, error in zip(messages, results, strict=True) if isinstance(error, LeaseLost)}
-            for message, error in gone.items():
+            lost_now = {m: error for m, error in zip(messages, results, strict=True) if isinstance(error, LeaseLost)}
+            for message, error in lost_now.items():
                 messages.remove(message)
                 owner.over([message], error)
-            for message, error in gone.items():
+            for message, error in lost_now.items():
                 raise _lost(message, error)
             for error in results:
                 if error is not None:
@@ -78,23 +78,23 @@ class TransactedAcks:
 
     def end(self, error: BaseException | None) -> None:
         """The transaction is over: committed, or why not."""
-        taken, self._messages = self._messages, {}
-        for owner, messages in taken.items():
+        messages_of, self._messages = self._messages, {}
+        for owner, messages in messages_of.items():
             if error is None:
                 owner.over(messages, None)
             elif self._decided and not isinstance(error, TransactionAborted):
                 owner.over(messages, _unsure(error))
             else:
-                assert isinstance(self._spi, AcksMessages)
-                self._spi.acks_undone(owner.source, owner.ours(messages))
-                owner.undone(messages, error)
+                assert isinstance(self._spi, TransactionalAcks)
+                self._spi.acks_aborted(owner.source, owner.ours(messages))
+                owner.aborted(messages, error)
 
-    def _owner_of(self, message: object) -> Transacted:
+    def _owner_of(self, message: object) -> TransactedMessages:
         if not isinstance(message, Message):
             raise ConfigurationError(
                 f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
             )
-        if not isinstance(self._spi, AcksMessages):
+        if not isinstance(self._spi, TransactionalAcks):
             raise Unsupported(
                 f"The transactions of backend {self._backend!r} ack no messages", advice=_SETTLE_OTHERWISE
             )
@@ -116,7 +116,7 @@ def _lost(message: Message[Any], error: LeaseLost | None) -> TransactionAborted:
     aborted = TransactionAborted(
         f"The transaction was undone: {lost if error is None else error.message}",
         native=error,
-        advice="The message comes again; keep transactions shorter than leases, or make the lease longer",
+        advice="The message is redelivered; keep transactions shorter than leases, or make the lease longer",
     )
     aborted.__cause__ = error
     return aborted
@@ -126,5 +126,5 @@ def _unsure(error: BaseException) -> BrokerError:
     return SettleError(
         f"The message was acked in a transaction whose outcome is unknown: {error}",
         native=error,
-        advice="The message comes again if the transaction was not committed",
+        advice="The message is redelivered if the transaction was not committed",
     )

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn, cast, overload
 from broker.capabilities import Capabilities
 from broker.driver.contract import Backend, TransactionSpi
 from broker.driver.limits import MessageLimits
-from broker.driver.transactional_acks import ChecksConsumers
+from broker.driver.optional import ChecksConsumers
 from broker.errors import (
     BackendError,
     BrokerError,
@@ -37,7 +37,7 @@ from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
 from broker.publishing.transactional_acks import TransactedAcks, checked
-from broker.reading.group_member import GroupMember
+from broker.reading.membership import Membership
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 
@@ -92,7 +92,7 @@ class TransactionalPublisherFacade:
                 await asyncio.wait((self._ending,), timeout=_LONGEST_END)
             await self.spi.close()
 
-    async def begin(self, member: GroupMember | None) -> OpenTransaction:
+    async def begin(self, member: Membership | None) -> OpenTransaction:
         """Enter a transaction."""
         if self._current is not None and self._ending is not None:
             # A block that was cancelled has left it to this.
@@ -122,7 +122,7 @@ class TransactionalPublisherFacade:
     def end(self, transaction: OpenTransaction, error: BaseException | None) -> asyncio.Task[None]:
         """Leave a transaction; the task goes on when the caller is cancelled."""
         self._ending = asyncio.get_running_loop().create_task(transaction.end(error), name="broker-transaction-end")
-        self._ending.add_done_callback(_look_at)
+        self._ending.add_done_callback(_retrieve_exception)
         return self._ending
 
     def ended(self, error: BaseException | None = None) -> None:
@@ -135,7 +135,7 @@ class TransactionalPublisherFacade:
 class OpenTransaction:
     """Implements `Transaction`."""
 
-    def __init__(self, publisher: TransactionalPublisherFacade, member: GroupMember | None) -> None:
+    def __init__(self, publisher: TransactionalPublisherFacade, member: Membership | None) -> None:
         self._publisher = publisher
         self._spi = publisher.spi
         self._member = member
@@ -399,7 +399,7 @@ def _outbound(payloads: Sequence[bytes | OutboundMessage]) -> list[OutboundMessa
     return [p if isinstance(p, OutboundMessage) else OutboundMessage(p) for p in payloads]
 
 
-def _look_at(ending: asyncio.Task[None]) -> None:
+def _retrieve_exception(ending: asyncio.Task[None]) -> None:
     """A cancelled caller does not get the outcome; asyncio must not log it as never retrieved."""
     if not ending.cancelled():
         ending.exception()

@@ -13,14 +13,14 @@ from collections.abc import Container
 from typing import Any
 
 from broker.consuming.dead_letters import DeadLetterWriter
-from broker.driver.as_messages.views import message_of
 from broker.driver.assignments import Assignments
 from broker.driver.contract import Backend, PublishTarget, TopicPartition
+from broker.driver.record_messages import message_of
 from broker.errors import BrokerError, DecodeError
 from broker.hooks import DeadLettered, Hooks
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec
-from broker.reading.fetch_loop import RecordFetchLoop
+from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, undecodable
 
 __all__ = ["RecordDecoder", "open_decoder"]
@@ -36,7 +36,7 @@ class RecordDecoder:
         *,
         backend: Backend,
         group: str,
-        pump: RecordFetchLoop,
+        fetcher: RecordFetcher,
         assignments: Assignments,
         hooks: Hooks,
     ) -> None:
@@ -44,7 +44,7 @@ class RecordDecoder:
         self._target_name = on_decode_error
         self._backend = backend
         self._group = group
-        self._pump = pump
+        self._fetcher = fetcher
         self._assignments = assignments
         self._hooks = hooks
         self._target: PublishTarget | None = None
@@ -62,7 +62,7 @@ class RecordDecoder:
         except Exception as error:
             failure = undecodable(record, error, "give on_decode_error= a dead-letter topic")
             if self._target_name == "raise":
-                self._assignments.hand_over_one(self._pump.pop_one(), None)
+                self._assignments.hand_over_one(self._fetcher.buffer.pop_one(), None)
                 raise failure from error
             if self._poison is not record:
                 self.stop()
@@ -80,7 +80,7 @@ class RecordDecoder:
                 record.decoded = decode(record.data)
                 done += 1
         except Exception:
-            self._pump.put_back(records[done:])
+            self._fetcher.buffer.put_back(records[done:])
             del records[done:]
 
     async def buried(self, timeout: float | None) -> None:
@@ -98,7 +98,7 @@ class RecordDecoder:
             self.stop()
 
     def stop(self) -> None:
-        """Give up the dead letter that is being written, if any; its record is read again some day."""
+        """Give up the dead letter that is being written, if any; its record is read again."""
         self._poison = None
         if self._burying is not None:
             self._burying.cancel()
@@ -126,10 +126,10 @@ class RecordDecoder:
         reason = f"cannot be decoded: {error.native}"
         await writer.write(message, reason=reason, error=error, attempts=None, subscription=self._group)
         self._poison = None
-        if self._pump.discard(record):
-            held = self._assignments.get(TopicPartition(record.topic, record.partition))
-            if held is not None:
-                held.skip(record.offset)
+        if self._fetcher.buffer.discard(record):
+            assigned = self._assignments.get(TopicPartition(record.topic, record.partition))
+            if assigned is not None:
+                assigned.skip(record.offset)
         if self._hooks.listening:
             self._hooks.emit(DeadLettered(message=message, target=self._target_name, reason=reason))
 
@@ -140,7 +140,7 @@ async def open_decoder(
     *,
     backend: Backend,
     group: str,
-    pump: RecordFetchLoop,
+    fetcher: RecordFetcher,
     assignments: Assignments,
     hooks: Hooks,
 ) -> RecordDecoder | None:
@@ -154,5 +154,5 @@ async def open_decoder(
     if codec is None:
         return None
     return RecordDecoder(
-        codec, on_decode_error, backend=backend, group=group, pump=pump, assignments=assignments, hooks=hooks
+        codec, on_decode_error, backend=backend, group=group, fetcher=fetcher, assignments=assignments, hooks=hooks
     )

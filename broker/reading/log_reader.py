@@ -12,7 +12,8 @@ from datetime import datetime
 
 from broker.capabilities import RecordCapabilities
 from broker.checks import check_count, check_time, is_whole, refused
-from broker.driver.contract import Bounds, LogReaderSpi, ReportsSpans, Span
+from broker.driver.contract import Bounds, LogReaderSpi
+from broker.driver.optional import ReportsSpans, Span
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
 from broker.names import check_name
 from broker.records import RecordBatch

@@ -8,7 +8,7 @@ from broker.checks import check_callable, check_choice, check_codec, check_count
 from broker.driver.contract import RecordSubscription, Start
 from broker.errors import ConfigurationError
 from broker.names import check_name
-from broker.reading.group_member import OnRevoking
+from broker.reading.membership import OnRevoking
 
 __all__ = ["AnyRecordOptions", "RecordOptions", "check_record_options"]
 

@@ -1,4 +1,4 @@
-"""`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits when asked.
+"""`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits on request.
 
 Commits are explicit: `close` commits nothing. The next owner of a partition reads again what was handed over and not
 committed. When partitions are revoked, their buffered records are dropped. Positions can be committed until the
@@ -16,76 +16,45 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self
+from typing import Any, Final, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import check_count, check_patience
-from broker.consuming.options import ConsumerOptions
+from broker.capabilities import MessageCapabilities
+from broker.checks import check_count, check_patience, check_seconds
+from broker.consuming.consumer import MessageConsumer, Steps
+from broker.consuming.engine import OpenSource
+from broker.consuming.options import ConsumerOptions, check_policies
 from broker.consuming.retry.policy import Drop, Retry
-from broker.consuming.retry.topics import RetryTopics
-from broker.driver.assignments import Assignments, as_positions
-from broker.driver.contract import Backend, RecordSubscription, TopicPartition
+from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
+from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
+from broker.driver.assignments import Assignments, check_positions
+from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
-from broker.reading.as_messages import Commits, MakeMessages, serve
 from broker.reading.decoding import RecordDecoder, open_decoder
-from broker.reading.fetch_loop import RecordFetchLoop
-from broker.reading.group_member import GroupMember, OnRevoking
+from broker.reading.membership import Membership, OnRevoking
 from broker.reading.options import check_record_options
+from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, RecordBatch, RecordOwner
 
-if TYPE_CHECKING:
-    from broker.consuming.consumer import MessageConsumer
-
-__all__ = ["RecordConsumer", "RecordReading", "Steps"]
-
-
-S = TypeVar("S")
-
-
-class Steps(AsyncIterator[S]):
-    """Iterates until a step has nothing, or the consumer was closed.
-
-    :param step: the next item; None, or an empty one, when there is none in time.
-    :param closed: whether a `Closed` raised by the step is the end, and not a mistake of the caller.
-    """
-
-    __slots__ = ("_closed", "_step")
-
-    def __init__(self, step: Callable[[], Awaitable[S | None]], closed: Callable[[], bool]) -> None:
-        self._step = step
-        self._closed = closed
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> S:
-        try:
-            item = await self._step()
-        except Closed:
-            if self._closed():
-                raise StopAsyncIteration from None
-            raise
-        if not item:
-            raise StopAsyncIteration
-        return item
+__all__ = ["RecordConsumer", "RecordReading"]
 
 
 _RECORDS_BETWEEN_YIELDS: Final = 256
-_LOOK_AGAIN: Final = 0.5
+_IDLE_RECHECK: Final = 0.5
 
 
 class RecordReading:
     """:param check: raises Closed if nothing may be handed over any more.
-    :param is_idle: asked after `stop_when_idle` seconds without a record: whether there is none.
+    :param is_idle: called after `stop_when_idle` seconds without a record; whether the member is idle.
     """
 
     def __init__(
         self,
         owner: RecordOwner,
-        pump: RecordFetchLoop,
+        fetcher: RecordFetcher,
         assignments: Assignments,
         decoder: RecordDecoder | None,
         *,
@@ -94,7 +63,8 @@ class RecordReading:
         is_idle: Callable[[float], Awaitable[bool]],
     ) -> None:
         self._owner = owner
-        self._pump = pump
+        self._fetcher = fetcher
+        self._buffer = fetcher.buffer
         self._assignments = assignments
         self._decoder = decoder
         self._check = check
@@ -107,11 +77,11 @@ class RecordReading:
 
     async def one(self, timeout: float | None) -> Record[Any] | None:
         """The next record; None if there was none in time."""
-        if self._decoder is None and len(self._pump) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
+        if self._decoder is None and len(self._buffer) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
             self._check()
         elif not await self._available(timeout):
             return None
-        record = self._pump.pop_one()
+        record = self._buffer.pop_one()
         self._assignments.hand_over_one(record, self._owner)
         self._since_yield += 1
         return record
@@ -120,11 +90,11 @@ class RecordReading:
         """The next records, at most `limit`; none if there were none in time."""
         if not await self._available(timeout):
             return []
-        if self._decoder is None and self._pump.unmade:
-            runs = self._assignments.hand_over_runs(self._pump.pop_runs(limit), self._owner)
+        if self._decoder is None and self._buffer.unmade:
+            runs = self._assignments.hand_over_runs(self._buffer.pop_runs(limit), self._owner)
             self._since_yield += len(runs)
             return runs
-        records = self._pump.pop(limit)
+        records = self._buffer.pop(limit)
         if self._decoder is not None:
             self._decoder.decode_following(records)
         self._assignments.hand_over(records, self._owner)
@@ -137,22 +107,22 @@ class RecordReading:
             # A consumer that finds its buffer full never suspends: let the fetch loop and other tasks run.
             self._since_yield = 0
             await asyncio.sleep(0)
-        pump = self._pump
+        fetcher = self._fetcher
         started: float | None = None
         idle = False
         while True:
             self._check()
             if self._decoder is None:
-                if len(pump):
+                if len(self._buffer):
                     return True
                 head = None
             else:
-                head = pump.peek()
+                head = self._buffer.peek()
                 if head is not None and self._decoder.decode_next(head):
                     return True
-            if head is None and pump.error is not None:
-                self.ended = pump.error
-                raise pump.error
+            if head is None and fetcher.error is not None:
+                self.ended = fetcher.error
+                raise fetcher.error
             now = self._time()
             first, started = started is None, now if started is None else started
             if head is not None and self._decoder is not None:
@@ -162,28 +132,28 @@ class RecordReading:
             if left is not None and left <= 0 and not first:
                 if idle or timeout is not None:
                     return False
-                # Whatever comes while this is asked is found before it counts.
+                # A record that arrives meanwhile is found before this counts.
                 idle = await self._is_idle(now - self._silent_since(started))
                 if idle:
                     continue
-                left = _LOOK_AGAIN
+                left = _IDLE_RECHECK
             idle = False
             if head is not None and self._decoder is not None:
                 await self._decoder.buried(left)
             else:
                 self._since_yield = 0
-                await pump.arrival(left)
+                await fetcher.arrival(left)
 
     def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
         """Seconds that a call which began at `started` may still wait; None is for ever."""
         if timeout is not None:
             return started + timeout - now
-        if self._stop_when_idle is None or self._pump.idle_since is None:
+        if self._stop_when_idle is None or self._fetcher.idle_since is None:
             return None
         return self._silent_since(started) + self._stop_when_idle - now
 
     def _silent_since(self, started: float) -> float:
-        return max(started, self._pump.idle_since or started)
+        return max(started, self._fetcher.idle_since or started)
 
 
 T = TypeVar("T", default=bytes)
@@ -197,6 +167,23 @@ class _State(IntEnum):
     OPEN = 2
     CLOSING = 3
     CLOSED = 4
+
+
+class MakeMessages(Protocol):
+    """Makes a message consumer over any sources, each given with the topic that names it."""
+
+    def __call__(
+        self,
+        sources: Sequence[tuple[str, OpenSource]],
+        family: MessageCapabilities,
+        options: ConsumerOptions,
+        *,
+        retry: Retry,
+        dead_letter: str | Drop | None,
+        codec: Codec[Any] | None,
+        subscription: str,
+        retry_routes: RetryRoutes | None,
+    ) -> MessageConsumer[Any]: ...
 
 
 class RecordConsumer(Generic[T]):
@@ -273,7 +260,7 @@ class RecordConsumer(Generic[T]):
                 advice="Use bus.messages(...), or a backend with a log",
             )
         self._loop = asyncio.get_running_loop()
-        self._pump = RecordFetchLoop(
+        self._fetcher = RecordFetcher(
             admits=lambda partition: self._assignments.admit(partition) is not None,
             topic=",".join(self._subscription.topics),
             hooks=self._hooks,
@@ -285,13 +272,13 @@ class RecordConsumer(Generic[T]):
             self._on_decode_error,
             backend=self._backend,
             group=str(self._subscription.group),
-            pump=self._pump,
+            fetcher=self._fetcher,
             assignments=self._assignments,
             hooks=self._hooks,
         )
-        self._member = GroupMember(
+        self._member = Membership(
             self._assignments,
-            self._pump,
+            self._fetcher,
             hooks=self._hooks,
             on_revoking=self._on_revoking,
             forget=None if self._decoder is None else self._decoder.forget,
@@ -308,7 +295,7 @@ class RecordConsumer(Generic[T]):
         self._state = _State.OPEN
         self._reading = RecordReading(
             self,
-            self._pump,
+            self._fetcher,
             self._assignments,
             self._decoder,
             check=self._check_open,
@@ -342,7 +329,8 @@ class RecordConsumer(Generic[T]):
         try:
             if self._decoder is not None:
                 self._decoder.stop()
-            await self._pump.stop(deadline)
+            self._fetcher.stop()
+            await self._fetcher.stopped(deadline)
             await self._member.drain(deadline)
             async with asyncio.timeout(max(_LEAST_CLOSE, deadline - self._loop.time())):
                 await self._member.leave()
@@ -352,8 +340,8 @@ class RecordConsumer(Generic[T]):
             self._member.warn(f"Leaving group {self._subscription.group!r} failed: {str(error) or 'no answer in time'}")
         finally:
             self._state = _State.CLOSED
-            self._pump.abandon()
-            self._pump.clear()
+            self._fetcher.cancel()
+            self._fetcher.buffer.clear()
 
     def as_messages(
         self,
@@ -389,11 +377,30 @@ class RecordConsumer(Generic[T]):
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
         if self._make_messages is None:
             raise Unsupported("This consumer was made without a bus", advice="Make it with bus.records(...)")
-        consumer = serve(
-            self._make_messages,
-            self._backend,
-            self._subscription,
-            self._hooks,
+        check_count("max_gap", max_gap)
+        check_count("commit_every", commit_every)
+        check_seconds("commit_interval", commit_interval)
+        check_policies(retry, retry_topics, dead_letter, self._codec)
+        backend, subscription, hooks = self._backend, self._subscription, self._hooks
+        routes = None
+        if retry_topics is not None:
+            retry = one_try_each(retry, retry_topics)
+            routes = routes_of(retry_topics, subscription.topics, subscription.group)
+
+        async def open_source(listener: SourceListener) -> RecordsAsMessages:
+            source = RecordsAsMessages(
+                listener,
+                hooks=hooks,
+                max_gap=max_gap,
+                commit_every=commit_every,
+                commit_interval=commit_interval,
+                retry_topics=() if routes is None else routes.every(),
+            )
+            return await source.join(backend, subscription)
+
+        consumer = self._make_messages(
+            [(", ".join(subscription.topics), open_source)],
+            message_capabilities(backend.capabilities),
             ConsumerOptions(
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
@@ -402,11 +409,11 @@ class RecordConsumer(Generic[T]):
                 stop_when_idle=self._stop_when_idle if stop_when_idle is None else stop_when_idle,
                 close_timeout=self._close_timeout if close_timeout is None else close_timeout,
             ),
-            commits=Commits(max_gap, commit_every, commit_interval),
-            retry=retry,
-            retry_topics=retry_topics,
+            retry=Retry() if retry is None else retry,
             dead_letter=dead_letter,
             codec=self._codec,
+            subscription=str(subscription.group),
+            retry_routes=routes,
         )
         self._state = _State.CLOSED
         return consumer
@@ -419,7 +426,7 @@ class RecordConsumer(Generic[T]):
     @property
     def healthy(self) -> bool:
         """Whether it is open and its last fetch got an answer from the broker."""
-        return self._state is _State.OPEN and self._pump.error is None and not self._pump.failing
+        return self._state is _State.OPEN and self._fetcher.error is None and not self._fetcher.failing
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -476,7 +483,7 @@ class RecordConsumer(Generic[T]):
     async def commit(self) -> None:
         """Settle everything handed over so far.
 
-        :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
+        :raises LeaseLost: a partition with uncommitted records was lost since the last call; the others are
             committed.
         :raises BrokerError: the broker did not take a commit; it can be repeated.
         :raises Unsupported: a transaction of this consumer is open: the positions ride in it.
@@ -487,7 +494,7 @@ class RecordConsumer(Generic[T]):
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
         """Settle these records and every lower offset of their partitions; a position never falls.
 
-        :raises LeaseLost: a partition was taken away since they were handed over, or they are another consumer's; the
+        :raises LeaseLost: a partition was lost since they were handed over, or they are another consumer's; the
             others are committed.
         :raises BrokerError, Unsupported: as for `commit`.
         """
@@ -511,7 +518,7 @@ class RecordConsumer(Generic[T]):
         :raises Unsupported: the backend cannot seek.
         :raises ConfigurationError: it is no mapping of partitions to offsets.
         """
-        await self.member.seek(as_positions(positions))
+        await self.member.seek(check_positions(positions))
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Hand over nothing of these, or of all partitions, until `resume`. :raises LeaseLost: one is not assigned."""
@@ -526,7 +533,7 @@ class RecordConsumer(Generic[T]):
         return self._assignments.current()
 
     @property
-    def member(self) -> GroupMember:
+    def member(self) -> Membership:
         """The place in the group, for a transactional publisher.
 
         :raises Closed: the consumer is not open.

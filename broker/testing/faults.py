@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 from broker.driver.contract import (
     Backend,
-    FetchesRuns,
     MessageSource,
     MessageSubscription,
     PublishTarget,
@@ -22,6 +21,7 @@ from broker.driver.contract import (
     Settlement,
     SourceListener,
 )
+from broker.driver.optional import FetchesRuns
 from broker.errors import BrokerError
 from broker.messages import Message
 from broker.outbound import OutboundMessage

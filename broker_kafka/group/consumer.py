@@ -31,7 +31,7 @@ from broker import (
     TopicPartition,
     Unsupported,
 )
-from broker.driver import as_partitions
+from broker.driver import check_partitions
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import check_in_log
 from broker_kafka.group.assigned_partition import AssignedPartition
@@ -399,7 +399,7 @@ class GroupConsumer(Generic[T]):
         :raises ConfigurationError: not partitions.
         """
         member = self._open_member()
-        wanted = list(member.assignments) if partitions is None else as_partitions(partitions)
+        wanted = list(member.assignments) if partitions is None else check_partitions(partitions)
         refused = {place: member.not_assigned(place) for place in wanted if place not in member.assignments}
         return {**await self._commit(wanted), **refused}
 
@@ -432,7 +432,7 @@ class GroupConsumer(Generic[T]):
         :raises ConfigurationError: not partitions.
         :raises BrokerError: the store cannot be read.
         """
-        wanted = self.assignment() if partitions is None else as_partitions(partitions)
+        wanted = self.assignment() if partitions is None else check_partitions(partitions)
         found = await self._open_member().store.fetch(self.group, wanted)
         positions: dict[TopicPartition, StoredOffset | None] = {}
         for place, position in found.items():
@@ -541,7 +541,7 @@ class GroupConsumer(Generic[T]):
         member = self._open_member()
         if partitions is None:
             return list(member.assignments.values())
-        wanted = as_partitions(partitions)
+        wanted = check_partitions(partitions)
         for place in wanted:
             if place not in member.assignments:
                 raise member.not_assigned(place)

@@ -12,16 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from broker import Codec, ConfigurationError, Record, TopicPartition, UnknownSetting
-from broker.driver import (
-    Start,
-    as_partitions,
-    check_codec,
-    check_name,
-    check_start,
-    is_finite,
-    is_whole,
-    refused,
-)
+from broker.driver import Start, check_codec, check_name, check_partitions, check_start, is_finite, is_whole, refused
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import CONSUMER_PROPERTIES
 from broker_kafka.group.topics import Subscription
@@ -95,7 +86,7 @@ def read_positions(
     """
     if not _is_mapping(positions):
         raise refused("positions", positions, "a mapping of (topic, number) to the next offset to read")
-    found = dict(zip(as_partitions(positions), positions.values(), strict=True))
+    found = dict(zip(check_partitions(positions), positions.values(), strict=True))
     check_positions({place: StoredOffset(position) for place, position in found.items()})
     return found
 

@@ -110,7 +110,7 @@ _KINDS: Final = {
 
 
 class ShareMessageSource:
-    """Implements `MessageSource`, `ReportsIdle`, `LosesOver` and `ReportsLeaseLeft`.
+    """Implements `MessageSource`, `ReportsIdle`, `ExpiresLeases` and `ReportsLeaseLeft`.
 
     :param lock: seconds for which a message is leased.
     :param limit: deliveries after which the brokers drop a message; None if unknown.
@@ -247,7 +247,7 @@ class ShareMessageSource:
         """Not possible: the Kafka client cannot renew a lock."""
         return [Unsupported("The lock of a share group's message cannot be renewed")] * len(messages)
 
-    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expire_leases(self, messages: Sequence[Message[Any]]) -> None:
         now = lease_time()
         if any(now >= message.lease.deadline for message in messages):
             self._expire_late()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.blocking import Bus
-from broker.driver.contract import Span
+from broker.driver.optional import Span
 from broker.errors import BrokerError
 from broker_spark.common.admission import Places
 from broker_spark.log.ranges import after, batches_in, below

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from broker.driver.contract import Span
+from broker.driver.optional import Span
 
 __all__ = ["Range", "after", "batches_in", "below", "cut", "ranges"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 import pyarrow
 
-from broker.arrow import asked
+from broker.arrow import column_of
 from broker.envelopes import HasPlace, Place
 from broker.messages import Message
 from broker_spark.common.schema import arrow_schema
@@ -163,9 +163,9 @@ _MOSTLY_EQUAL: Final = frozenset({"topic", "delivery_attempt"})
 _VALUES: Final[Mapping[str, Callable[[Messages], list[Any]]]] = {
     "topic": lambda messages: [message.topic for message in messages],
     "id": lambda messages: [message.id for message in messages],
-    "key": asked("key"),
+    "key": column_of("key"),
     "value": lambda messages: [message.data for message in messages],
-    "publish_time": asked("publish_time"),
+    "publish_time": column_of("publish_time"),
     "broker_time": lambda messages: [message.broker_time for message in messages],
     "delivery_attempt": lambda messages: [message.delivery_attempt for message in messages],
 }

@@ -24,7 +24,7 @@ class Messages:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         return
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+    def expired(self, messages: Sequence[Message[Any]]) -> None: ...
 
     def event(self, event: Event) -> None:
         return

@@ -47,7 +47,7 @@ class MessageListener(Listener):
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.lost_messages += messages
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+    def expired(self, messages: Sequence[Message[Any]]) -> None: ...
 
 
 class PartitionListener(Listener):

@@ -26,7 +26,7 @@ class Listener:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.gone.extend(messages)
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+    def expired(self, messages: Sequence[Message[Any]]) -> None: ...
 
     def event(self, event: Event) -> None:
         self.events.append(event)

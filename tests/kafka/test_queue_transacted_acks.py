@@ -14,7 +14,7 @@ import pytest
 import broker
 from broker import blocking
 from broker.bus import Bus, connect
-from broker.driver.leases import lease_time
+from broker.driver.fetching import lease_time
 from broker.errors import LeaseLost, TransactionAborted, TransactionFatal, Unsupported
 from broker.messages import Message, SettleState
 from broker.testing.waiting import bodies, eventually, let_pass, nothing_more, numbered, once, take

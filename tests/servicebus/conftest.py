@@ -24,7 +24,7 @@ class Listener:
     def lost(self, messages: object) -> None:
         raise AssertionError("an unexpected loss")
 
-    def passed_over(self, messages: object) -> None: ...
+    def expired(self, messages: object) -> None: ...
 
     def event(self, event: Event) -> None:
         pass

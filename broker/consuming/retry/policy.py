@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.checks import is_finite, is_whole
-from broker.driver.backoff import jitter
+from broker.driver.concurrency import jitter
 from broker.errors import InvalidSetting
 from broker.messages import Message
 

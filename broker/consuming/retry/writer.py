@@ -14,7 +14,7 @@ from typing import Any
 from broker.consuming.dead_letters import LetterWriter, describe
 from broker.consuming.retry.topics import RetryRoutes
 from broker.driver.contract import RetryTopic
-from broker.driver.retry_message import letter_of, make_retry_letter, place_of
+from broker.driver.record_messages import letter_of, make_retry_letter, place_of
 from broker.errors import BrokerError, InvalidMessage
 from broker.hooks import Hooks, RetryScheduled, RetryWriteFailed
 from broker.messages import Message
@@ -37,7 +37,7 @@ class RetryWriter:
         self._publish = publish
         self._hooks = hooks
         self._subscription = subscription
-        self._pump = LetterWriter()
+        self._writer = LetterWriter()
 
     def after_failure(self, message: Message[Any]) -> RetryTopic | None:
         """Where it waits after another round of failures; None after the last."""
@@ -57,7 +57,7 @@ class RetryWriter:
 
     def close(self) -> None:
         """Repeat no failed write from now on; one that is under way may still succeed."""
-        self._pump.close()
+        self._writer.close()
 
     async def write(
         self, message: Message[Any], target: RetryTopic, *, reason: str, error: BaseException | None, failures: int
@@ -90,6 +90,6 @@ class RetryWriter:
             self._hooks.emit(RetryWriteFailed(message=message, target=target.name, error=failure, pause=pause))
 
         shapes = [partial(shape, brief=False), partial(shape, brief=True)]
-        await self._pump.write(shapes, partial(self._publish, target.name), failed, stubborn=False)
+        await self._writer.write(shapes, partial(self._publish, target.name), failed, stubborn=False)
         if self._hooks.listening:
             self._hooks.emit(RetryScheduled(message=message, target=target.name, delay=target.delay, reason=reason))

@@ -1,4 +1,4 @@
-"""What a message source over records hands over from memory: records that come again, and those that are not due yet.
+"""Redelivers records from memory: failed and released ones after a delay, those of retry topics when they are due.
 
 Used on one event loop, by one source. Nothing here fails or waits; what is forgotten is read again from the log.
 """
@@ -12,8 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from broker.driver.as_messages.partition import MessagePartition
-from broker.driver.as_messages.views import delivery_of
-from broker.driver.retry_message import Delivery, read_retry_letter, record_of
+from broker.driver.record_messages import Delivery, delivery_of, read_retry_letter, record_of
 from broker.messages import Message, Outcome
 from broker.records import Record
 
@@ -39,27 +38,27 @@ class Redelivery:
         record, attempt, returns, letter = record_of(message)
         attempt += message.retries + (outcome is Outcome.NACK)
         if delay <= 0 and returns >= 2:
-            # What comes back at once, again and again, must not take all the time there is.
+            # A message that is given back at once, again and again, must not keep the loop busy.
             delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(returns - 2, 10))
         self._put(Delivery(record, attempt, returns + 1, letter), part, delay)
 
     def first(self, record: Record[Any], part: MessagePartition) -> Message[Any] | None:
-        """The message that waited on a retry topic in this record, if it is due; else it is kept until then."""
+        """The message of a record on a retry topic, if it is due; else None, and the message is kept until then."""
         letter = read_retry_letter(record.attributes)
         if letter is None:
-            # A stranger's, which waits for nothing.
+            # Another program wrote it, without a due time.
             return delivery_of(Delivery(record, 1, 0), part.topic, part)
         delivery = Delivery(record, letter.attempts + 1, 0, letter)
-        # Clocks differ, but nothing has to wait here for longer than its topic says.
+        # Clocks differ, but no message waits for longer than the delay of its topic.
         wait = min(letter.due - time.time(), part.delay)
         if wait <= 0:
             return delivery_of(delivery, part.topic, part)
-        part.undue += 1
+        part.not_due += 1
         self._put(delivery, part, wait)
         return None
 
     def take_due(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        """What is due; the partitions of those that were not due before have one less that is not."""
+        """Remove and return the messages that are due."""
         messages: list[Message[Any]] = []
         heap = self._heap
         if not heap:
@@ -68,17 +67,17 @@ class Redelivery:
         while heap and heap[0][0] <= now and len(messages) < max_messages and max_bytes > 0:
             _, offset, _, delivery, part = heappop(heap)
             message = delivery_of(delivery, part.topic, part)
-            part.out[offset] = message
+            part.unsettled[offset] = message
             part.waiting -= 1
             if not delivery.returns:
-                part.undue -= 1
+                part.not_due -= 1
             max_bytes -= message.size
             messages.append(message)
         self._await_due()
         return messages
 
     def forget(self) -> None:
-        """Forget what is of partitions that go: their next owner reads it."""
+        """Forget the records of partitions that are being revoked: their next owner reads them."""
         kept = [entry for entry in self._heap if not entry[-1].revoking]
         if len(kept) < len(self._heap):
             self._heap[:] = kept

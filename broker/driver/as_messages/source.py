@@ -4,13 +4,13 @@
 do not end with a caller. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the
 next one; any other is raised by the next `fetch`.
 
-Acking or rejecting a record finishes its offset. Of each partition the highest contiguous finished offset is committed,
+Acking or rejecting a record finishes its offset. The highest contiguous finished offset of each partition is committed,
 and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
-close. A source that `KeepsFinished` also stores what is finished above, and a restart repeats none of that. A nacked or
-released record is delivered again from memory. When more than `max_gap` records are finished or waiting above an
-unfinished one, or the source's room for them gets short, the partition is paused until there is less of that. Records
-of a retry topic are shown as the messages that wait in them, when these are due; until then their partition is paused,
-so that at most one fetch of each is in memory.
+close. A source that `CommitsRanges` also stores the finished ranges above, and a restart does not repeat these. A
+nacked or released record is redelivered from memory. When more than `max_gap` records are finished or waiting above an
+unfinished one, or the source's room for ranges is nearly used up, the partition is paused until half of that is left.
+A record of a retry topic becomes the message that waits in it, when it is due; until then its partition is paused, so
+that at most one fetch of each is in memory.
 """
 
 from __future__ import annotations
@@ -21,23 +21,21 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.driver.as_messages.partition import MessagePartition, done
+from broker.driver.as_messages.partition import MessagePartition, progress_of
 from broker.driver.as_messages.redelivery import Redelivery
-from broker.driver.as_messages.views import FIRST
-from broker.driver.assignments import taken_away
+from broker.driver.assignments import partition_lost
 from broker.driver.commits import Committer
 from broker.driver.contract import (
     Backend,
-    KeepsFinished,
     RecordSource,
     RecordSubscription,
-    ReportsIdle,
     RetryTopic,
     Settlement,
     SourceListener,
     TopicPartition,
 )
-from broker.driver.retry_message import Delivery, record_of
+from broker.driver.optional import CommitsRanges, ReportsIdle
+from broker.driver.record_messages import FIRST, Delivery, record_of
 from broker.errors import BrokerError, Closed, LeaseLost, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message, Outcome, SettleState
@@ -47,7 +45,7 @@ __all__ = ["RecordsAsMessages", "message_capabilities"]
 
 _LONGEST_COMMIT: Final = 10.0
 _FULL: Final = 0.75
-"""How full the source's room for finished records may be before nothing more is taken of their partition."""
+"""The fullness at which a partition is paused."""
 
 
 class RecordsAsMessages:
@@ -79,7 +77,7 @@ class RecordsAsMessages:
         self._partitions: dict[TopicPartition, MessagePartition] = {}
         self._paused: set[TopicPartition] = set()
         self._generation = 0
-        self._again = Redelivery(lambda: self._source.interrupt())
+        self._redelivery = Redelivery(lambda: self._source.interrupt())
         self._retry_topics = {each.name: each for each in retry_topics}
         self._finished = 0
         self._commit_timer: asyncio.TimerHandle | None = None
@@ -99,10 +97,10 @@ class RecordsAsMessages:
                 subscription, topics=(*subscription.topics, *names), whole=(*subscription.whole, *names)
             )
         self._source: RecordSource = await backend.join(subscription, self)
-        self._keeper = self._source if isinstance(self._source, KeepsFinished) else None
-        self._committer = Committer(self._source, self._hooks, done)
+        self._ranges = self._source if isinstance(self._source, CommitsRanges) else None
+        self._committer = Committer(self._source, self._hooks, progress_of)
         if not self._partitions:
-            self._adopt(self._source.assignment())
+            self._assign(self._source.assignment())
         return self
 
     # -- MessageSource -------------------------------------------------------------------------------------
@@ -132,28 +130,28 @@ class RecordsAsMessages:
             if message.lease is not part:
                 part = message.lease
                 touched.add(part)
-            if part.gone:
-                results.append(taken_away(part.partition))
+            if part.lost:
+                results.append(partition_lost(part.partition))
                 continue
             results.append(None)
             raw = message.raw
             offset = raw.record.offset if type(raw) is Delivery else raw.offset
-            if part.out.pop(offset, None) is None:
+            if part.unsettled.pop(offset, None) is None:
                 continue
             outcome = settlement.outcome
             if outcome is Outcome.ACK or outcome is Outcome.REJECT:
-                part.unsaved = not part.tracker.finished(offset) or part.unsaved
+                part.ranges_changed = not part.tracker.finished(offset) or part.ranges_changed
                 self._finished += 1
             elif not part.revoking:
-                self._again.put(message, part, outcome, settlement.delay or 0.0)
+                self._redelivery.put(message, part, outcome, settlement.delay or 0.0)
         self._settled.set()
-        for held in touched:
-            self._mind_the_gap(held)
-        self._mind_the_commits()
+        for partition in touched:
+            self._update_pause(partition)
+        self._schedule_commit()
         return results
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Nothing expires here: a record is ours while its partition is."""
+        """Leases do not expire: a record is ours while its partition is assigned."""
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
@@ -165,17 +163,17 @@ class RecordsAsMessages:
         self._closing = True
         if self._commit_timer is not None:
             self._commit_timer.cancel()
-        self._again.close()
+        self._redelivery.close()
         try:
             async with asyncio.timeout(_LONGEST_COMMIT):
                 if self._committing is not None:
                     await asyncio.wait((self._committing,))
                 await self._commit(self._partitions.values())
         except (BrokerError, TimeoutError) as error:
-            self._warn(f"The last commit failed, its records come again: {str(error) or 'no answer in time'}")
+            self._warn(f"The last commit failed, its records are redelivered: {str(error) or 'no answer in time'}")
         finally:
             await self._source.close()
-            self._give_up(list(self._partitions.values()))
+            self._forget(list(self._partitions.values()))
 
     # -- deliveries ----------------------------------------------------------------------------------------
 
@@ -189,9 +187,9 @@ class RecordsAsMessages:
                 part = self._partitions.get(TopicPartition(topic, partition))
                 last = -1 if part is None else part.tracker.last_started
                 if part is not None and part.restored is None:
-                    part.restored = [] if self._keeper is None else list(self._keeper.finished(part.partition))
+                    part.restored = [] if self._ranges is None else list(self._ranges.finished_ranges(part.partition))
             offset = record.offset
-            # A record that this assignment has had before is being worked on, or is done.
+            # This assignment has fetched the record before.
             if part is None or part.revoking or offset <= last:
                 continue
             part.tracker.started(offset)
@@ -200,40 +198,40 @@ class RecordsAsMessages:
                 self._finished += 1
                 continue
             if part.delay:
-                message = self._again.first(record, part)
+                message = self._redelivery.first(record, part)
                 if message is None:
-                    self._mind_the_gap(part)
+                    self._update_pause(part)
                     continue
             else:
                 message = Message(topic, record.data, record, FIRST, part, record.size)
-            part.out[offset] = message
+            part.unsettled[offset] = message
             messages.append(message)
         if self._finished > before:
-            self._mind_the_commits()
+            self._schedule_commit()
         return messages
 
     def _due(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        messages = self._again.take_due(max_messages, max_bytes)
+        messages = self._redelivery.take_due(max_messages, max_bytes)
         for part in {id(message.lease): message.lease for message in messages if message.lease.delay}.values():
-            self._mind_the_gap(part)
+            self._update_pause(part)
         return messages
 
-    def _mind_the_gap(self, part: MessagePartition) -> None:
+    def _update_pause(self, part: MessagePartition) -> None:
         if part.revoking:
             return
         if part.tracker.first_unfinished is None:
-            # Nothing is in hand whose end would make room.
-            part.full = 0.0
-        if not part.crowded and (part.gap > self._max_gap or part.full > _FULL):
-            part.crowded = True
+            # No unfinished message could make room.
+            part.range_fullness = 0.0
+        if not part.over_limit and (part.gap > self._max_gap or part.range_fullness > _FULL):
+            part.over_limit = True
             topic, number = part.partition
             self._warn(
                 f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
                 f"above offset {part.tracker.first_unfinished}, which is not settled"
             )
-        elif part.crowded and 2 * part.gap <= self._max_gap and 2 * part.full <= _FULL:
-            part.crowded = False
-        paused = part.crowded or part.undue > 0
+        elif part.over_limit and 2 * part.gap <= self._max_gap and 2 * part.range_fullness <= _FULL:
+            part.over_limit = False
+        paused = part.over_limit or part.not_due > 0
         if paused and not part.paused:
             self._paused.add(part.partition)
             self._source.pause((part.partition,))
@@ -244,7 +242,7 @@ class RecordsAsMessages:
 
     # -- commits -------------------------------------------------------------------------------------------
 
-    def _mind_the_commits(self) -> None:
+    def _schedule_commit(self) -> None:
         """Commit now, after a while, or when the running commit is over."""
         if self._committing is not None or not self._finished:
             return
@@ -259,13 +257,13 @@ class RecordsAsMessages:
             self._commit_timer = None
         if self._committing is None and not self._closing:
             self._finished = 0
-            self._committing = self._loop.create_task(self._commit_and_mind(), name="broker-as-messages-commit")
+            self._committing = self._loop.create_task(self._commit_and_schedule(), name="broker-as-messages-commit")
 
-    async def _commit_and_mind(self) -> None:
+    async def _commit_and_schedule(self) -> None:
         try:
             await self._commit(self._partitions.values())
         except LeaseLost as error:
-            logger.info("A partition was gone before its commit: %s", error)
+            logger.info("A partition was lost before its commit: %s", error)
         except BrokerError as error:
             if error.retriable:
                 self._warn(f"A commit failed and is repeated: {error}")
@@ -276,7 +274,7 @@ class RecordsAsMessages:
         finally:
             self._committing = None
             if not self._closing:
-                self._mind_the_commits()
+                self._schedule_commit()
 
     async def _commit(self, parts: Iterable[MessagePartition]) -> None:
         positions = {part.partition: (part, at) for part in parts if (at := self._position(part)) is not None}
@@ -285,20 +283,20 @@ class RecordsAsMessages:
         finally:
             for part, _ in positions.values():
                 part.tracker.committed(part.committed)
-                if self._keeper is not None:
-                    # What is full of what an earlier owner had finished gets emptier by reading on.
-                    part.full = 0.0 if part.restored else self._keeper.fullness(part.partition)
-                    self._mind_the_gap(part)
+                if self._ranges is not None:
+                    # The ranges of an earlier owner shrink as the partition is read.
+                    part.range_fullness = 0.0 if part.restored else self._ranges.fullness(part.partition)
+                    self._update_pause(part)
 
     def _position(self, part: MessagePartition) -> int | None:
-        """What there is to commit of a partition."""
+        """The position to commit; None if there is none."""
         at = part.tracker.committable()
-        return part.tracker.resume_at if at is None and part.unsaved and self._keeper is not None else at
+        return part.tracker.resume_at if at is None and part.ranges_changed and self._ranges is not None else at
 
     # -- RecordListener ------------------------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._adopt(partitions)
+        self._assign(partitions)
         stale = [partition for partition in partitions if partition in self._paused]
         if stale:
             self._paused.difference_update(stale)
@@ -309,19 +307,21 @@ class RecordsAsMessages:
         going = self._parts(partitions)
         for part in going:
             part.revoking = True
-        self._again.forget()
+        self._redelivery.forget()
         self._take_back_unused(going)
         self.event(PartitionsRevoked(partitions=tuple(partitions), current=self._current()))
         now = self._loop.time()
         try:
             if not self._closing:
-                # Some of the time is kept for the commit.
+                # Part of the time is for the commit.
                 async with asyncio.timeout_at(deadline - min(1.0, max(0.0, deadline - now) / 4)):
-                    while any(part.out for part in going):
+                    while any(part.unsettled for part in going):
                         self._settled.clear()
                         await self._settled.wait()
         except TimeoutError:
-            self._warn(f"{sum(len(part.out) for part in going)} messages of {list(partitions)} were not done in time")
+            self._warn(
+                f"{sum(len(part.unsettled) for part in going)} messages of {list(partitions)} were not done in time"
+            )
         try:
             async with asyncio.timeout_at(deadline):
                 await self._commit(going)
@@ -337,7 +337,7 @@ class RecordsAsMessages:
     def event(self, event: Event) -> None:
         self._listener.event(event)
 
-    def _adopt(self, partitions: Iterable[TopicPartition]) -> None:
+    def _assign(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in map(TopicPartition._make, partitions):
             part = self._partitions.get(partition)
             if part is not None and not part.revoking:
@@ -349,30 +349,30 @@ class RecordsAsMessages:
             self._partitions[partition] = MessagePartition(partition, self._generation, retry_topic)
 
     def _lose(self, parts: Sequence[MessagePartition]) -> None:
-        """These are not ours any more, and neither is what the consumer holds of them."""
-        unsettled = [message for part in parts for message in part.out.values()]
-        self._give_up(parts)
+        """These partitions are lost, with their unsettled messages."""
+        unsettled = [message for part in parts for message in part.unsettled.values()]
+        self._forget(parts)
         if unsettled:
             self._listener.lost(unsettled)
 
     def _take_back_unused(self, parts: Sequence[MessagePartition]) -> None:
-        """Drop what was not handed over: it belongs to the next owner, and a revocation must not wait for it."""
+        """Drop messages that were not handed over: a revocation must not wait for them."""
         unused: list[Message[Any]] = []
         for part in parts:
-            mine = [m for m in part.out.values() if m.lease_ends is None and m.state is SettleState.OPEN]
+            mine = [m for m in part.unsettled.values() if m.lease_ends is None and m.state is SettleState.OPEN]
             unused += mine
             for message in mine:
-                del part.out[record_of(message).record.offset]
+                del part.unsettled[record_of(message).record.offset]
         if unused:
             self._listener.lost(unused)
 
-    def _give_up(self, parts: Sequence[MessagePartition]) -> None:
+    def _forget(self, parts: Sequence[MessagePartition]) -> None:
         for part in parts:
-            part.revoking = part.gone = True
-            part.out = {}
+            part.revoking = part.lost = True
+            part.unsettled = {}
             if self._partitions.get(part.partition) is part:
                 del self._partitions[part.partition]
-        self._again.forget()
+        self._redelivery.forget()
 
     def _parts(self, partitions: Iterable[TopicPartition]) -> list[MessagePartition]:
         return [part for partition in partitions if (part := self._partitions.get(partition)) is not None]

@@ -134,7 +134,7 @@ class LeaseManager:
     # -- acks in a transaction -----------------------------------------------------------------------------
 
     async def write_ends(self, messages: Sequence[Message[Any]], produce: Produce) -> Sequence[BrokerError | None]:
-        """As `AcksMessages.add_acks`; nothing is retried here."""
+        """As `TransactionalAcks.add_acks`; nothing is retried here."""
         held: list[HeldMessage] = [message.lease for message in messages]
         lost = _lost_among(held, ended=False)
         if any(lost):
@@ -149,14 +149,14 @@ class LeaseManager:
         return _lost_among(held, ended=True)
 
     def discard_ends(self, messages: Sequence[Message[Any]]) -> None:
-        """As `AcksMessages.acks_undone`."""
+        """As `TransactionalAcks.acks_aborted`."""
         for message in messages:
             message.lease.ended = False
 
     # -- renewing ------------------------------------------------------------------------------------------
 
     async def keep(self, held: HeldMessage, attempt: int | None, delay: float) -> BrokerError | None:
-        """As `KeepsTries.keep`.
+        """As `StoresAttempts.keep`.
 
         :param attempt: how many deliveries count; None leaves the count as it is.
         """

@@ -154,14 +154,14 @@ class QueueClient:
         self._check_open()
         return await self.leases.extend([message.lease for message in messages])
 
-    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+    async def store_attempt(self, message: Message[Any], delay: float) -> BrokerError | None:
         return await self.leases.keep(message.lease, message.delivery_attempt, delay)
 
     async def is_idle(self, seconds: float) -> bool:
         """As the member of the group; messages that are deferred, or held elsewhere, do not count."""
         return not self._fetched and not self._oversized and await self._member.is_idle(seconds)
 
-    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expire_leases(self, messages: Sequence[Message[Any]]) -> None:
         if expired := expired_messages(messages):
             self._listener.lost(expired)
 
@@ -210,7 +210,7 @@ class QueueClient:
         """Have these redelivered at once; later messages of their keys wait for them."""
         if messages:
             self.leases.release_now([message.lease for message in messages])
-            self._listener.passed_over(messages)
+            self._listener.expired(messages)
 
     async def _claim(self) -> list[Message[Any]]:
         """Start the fetched records, commit, and return the messages whose position was committed.

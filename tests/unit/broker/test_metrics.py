@@ -131,10 +131,10 @@ async def test_a_close_gives_back_and_leaves_nothing_in_flight(broker_bus: broke
         async for _ in inbox:
             break
         assert in_flight(metrics)[0] > 0
-        (held,) = broker_bus.hooks.held
-        assert (held.topic, held.count) == ("orders", in_flight(metrics)[0])
+        (source,) = broker_bus.hooks.in_flight
+        assert (source.topic, source.count) == ("orders", in_flight(metrics)[0])
     assert in_flight(metrics) == (0, 0)
-    assert not broker_bus.hooks.held
+    assert not broker_bus.hooks.in_flight
     assert number(metrics, "released_messages_total") == received(metrics)[0] > 0
     assert number(metrics, "acked_messages_total") == 0
 
@@ -185,14 +185,14 @@ async def test_settlements_that_are_refused(broker_bus: broker.Bus, inmem_broker
 async def test_leases_that_are_not_renewed() -> None:
     server = Broker(BrokerOptions(lease_seconds=1.0))
     async with broker.connect(InmemSettings(broker=server)) as bus:
-        metrics, told = Metrics(bus), asyncio.Event()
-        bus.hooks.listen(lambda event: told.set() if isinstance(event, LeasesNotRenewed) else None)
+        metrics, emitted = Metrics(bus), asyncio.Event()
+        bus.hooks.listen(lambda event: emitted.set() if isinstance(event, LeasesNotRenewed) else None)
         await bus.admin.ensure_topic("orders")
         await bus.topic("orders").publish(b"1")
         async with bus.messages("orders", subscription="billing") as inbox:
             await inbox.next_message()
             server.faults.fail("extend")
-            await told.wait()
+            await emitted.wait()
             assert number(metrics, "lease_renewal_failures_total") == 1
             server.faults.clear()
 
@@ -219,20 +219,20 @@ async def test_dropped_messages(broker_bus: broker.Bus, metrics: Metrics) -> Non
 
 
 async def test_messages_that_are_forgotten(broker_bus: broker.Bus, metrics: Metrics) -> None:
-    told = asyncio.Event()
-    broker_bus.hooks.listen(lambda event: told.set() if isinstance(event, FlowBlocked) else None)
+    emitted = asyncio.Event()
+    broker_bus.hooks.listen(lambda event: emitted.set() if isinstance(event, FlowBlocked) else None)
     await broker_bus.topic("orders").publish_batch([b"1", b"2"])
     async with broker_bus.messages("orders", subscription="billing", max_outstanding=1, blocked_after=0.04) as inbox:
         forgotten = await inbox.next_message()
         waiting = asyncio.ensure_future(inbox.next_message())
-        await told.wait()
+        await emitted.wait()
         waiting.cancel()
         assert forgotten is not None
     assert number(metrics, "flow_blocked_total") >= 1
 
 
 async def test_everything_that_came_went(broker_bus: broker.Bus, inmem_broker: Broker, metrics: Metrics) -> None:
-    """Of each message that came, something is told; whatever handlers do, and in whichever order."""
+    """Each message that arrived is counted, whatever handlers do, in any order."""
     await broker_bus.topic("orders").publish_batch([b"%d" % index for index in range(300)])
 
     async def bill(message: broker.Message) -> None:
@@ -273,8 +273,8 @@ async def test_refused_settlements_are_not_told_as_settled(broker_bus: broker.Bu
         broker_bus.hooks.listen(events.append)
         inmem_broker.faults.lose_acks()
         ends = await asyncio.gather(*(message.ack() for message in batch), return_exceptions=True)
-        told = [event for event in events if isinstance(event, Settled)]
-        assert sum(event.acked for event in told) == ends.count(None) == 1
-        assert [message.id for event in told for message in event.handled] == [
+        settled = [event for event in events if isinstance(event, Settled)]
+        assert sum(event.acked for event in settled) == ends.count(None) == 1
+        assert [message.id for event in settled for message in event.handled] == [
             message.id for message, end in zip(batch, ends, strict=True) if end is None
         ]

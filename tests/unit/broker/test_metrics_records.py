@@ -1,4 +1,4 @@
-"""What `Metrics` counts of records, of records served as messages, of connections, and how it tells topics apart."""
+"""What `Metrics` counts of records, records served as messages and connections, and its label for topics."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_what_was_held_before_is_in_flight(broker_bus: broker.Bus, metrics
         for message in messages:
             await message.ack()
         assert in_flight(late) == (0, 0)
-    # Nobody noted when they came.
+    # Their arrival was not recorded.
     assert number(late, "acked_messages_total") == 2
     assert sum(histogram(late, "received_to_acked_seconds").counts) == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.driver.contract import Span
+from broker.driver.optional import Span
 from broker_spark.log.ranges import after, batches_in, below, cut
 
 LEDGERS = [Span(100, 140, 10), Span(1000, 1025, 10)]

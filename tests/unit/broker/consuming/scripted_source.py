@@ -1,4 +1,4 @@
-"""A MessageSource driven by the test: what it delivers, how it answers, and a record of what it was told."""
+"""A MessageSource driven by the test: what it delivers, how it answers, and a record of its calls."""
 
 from __future__ import annotations
 

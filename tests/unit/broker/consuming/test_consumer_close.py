@@ -1,4 +1,4 @@
-"""Closing a consumer: what is given back, what is waited for, and what is told to those who wait."""
+"""Closing a consumer: what it gives back, what it waits for, and which errors waiting calls raise."""
 
 from __future__ import annotations
 

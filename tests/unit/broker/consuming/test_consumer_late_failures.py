@@ -1,4 +1,4 @@
-"""A handler that raises after it settled its message, or lost it, is told of like any other."""
+"""A handler that raises after it settled or lost its message is reported like any other."""
 
 from __future__ import annotations
 

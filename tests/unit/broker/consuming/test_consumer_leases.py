@@ -1,4 +1,4 @@
-"""What a source knows of leases: what is over is not handed over, and no delay outlasts a lease that nobody renews."""
+"""Expired messages are not handed over, and no delay outlasts a lease that is not renewed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Leasing(ScriptedSource):
         self.over: set[str] = set()
         self.left = LEASE
 
-    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expire_leases(self, messages: Sequence[Message[Any]]) -> None:
         assert self.listener is not None
         if over := [message for message in messages if message.id in self.over]:
             self.listener.lost(over)
@@ -53,10 +53,10 @@ async def test_what_is_over_in_the_buffer_is_told_and_not_handed_over(batches: b
         await first.ack()
         second = (await consumer.next_batch(4, timeout=5))[0] if batches else await taken(consumer)
         assert second.id == "2"
-        told = [event.message for event in events if isinstance(event, LeaseExpired)]
-        assert [(message.id, message.state) for message in told] == [("1", SettleState.LOST)]
+        lost = [event.message for event in events if isinstance(event, LeaseExpired)]
+        assert [(message.id, message.state) for message in lost] == [("1", SettleState.LOST)]
         if ordered:
-            # It is to come again before the next of its key does.
+            # It must be redelivered before the next message of its key.
             await until(lambda: source.outcomes(Outcome.RELEASE) == ["3"])
 
 

@@ -1,4 +1,4 @@
-"""Handlers, codecs and callers that do what nobody should: nothing is lost, nothing hangs, the error names it."""
+"""Handlers, codecs and callers that break their contract: nothing is lost or hangs, and the error says why."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ async def test_a_refused_letter_tells_less_before_it_leaves_attributes_out_and_b
     writer = DeadLetterWriter("orders.dead", publish, Limits(), Hooks())
     reason, error = "reason " * 500, ValueError("error " * 500)
     await writer.write(original, reason=reason, error=error, attempts=1, subscription="billing")
-    told = [sum(map(len, letter.attributes.values())) for letter in tried]
-    assert told[1] < 600 < 4000 < told[0]
-    assert told[3] < 600 < 4000 < told[2]
+    sizes = [sum(map(len, letter.attributes.values())) for letter in tried]
+    assert sizes[1] < 600 < 4000 < sizes[0]
+    assert sizes[3] < 600 < 4000 < sizes[2]
     assert ["dead-letter-cut" in letter.attributes for letter in tried] == [False, False, True, True, False, False]
     assert [letter.id for letter in tried[4:]] == [letter.id for letter in tried[:2]]

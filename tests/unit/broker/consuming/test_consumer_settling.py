@@ -172,16 +172,16 @@ class NotRenewing(ScriptedSource):
 
 
 @pytest.mark.parametrize(
-    ("failure", "which", "told"),
+    ("failure", "which", "text"),
     [
         (None, {"1"}, "too slow"),
-        (OperationTimeout("nobody answers"), {"1", "2"}, "nobody answers"),
+        (OperationTimeout("no answer"), {"1", "2"}, "no answer"),
         (KeyError("x"), {"1", "2"}, "The backend failed to extend: 'x'"),
     ],
     ids=["one", "all", "bug"],
 )
 async def test_leases_that_are_not_renewed_are_told_and_tried_again(
-    failure: BaseException | None, which: set[str], told: str
+    failure: BaseException | None, which: set[str], text: str
 ) -> None:
     source, events = NotRenewing(failure), list[Event]()
     source.add("1", "2")
@@ -192,7 +192,7 @@ async def test_leases_that_are_not_renewed_are_told_and_tried_again(
         for event in events:
             assert isinstance(event, LeasesNotRenewed)
             assert {message.id for message in event.messages} == which
-            assert told in str(event.error)
+            assert text in str(event.error)
         assert not any(message.lease_lost for message in held)
 
 

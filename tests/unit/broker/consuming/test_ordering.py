@@ -64,7 +64,7 @@ class LanesMachine(RuleBasedStateMachine):
         self._pass_over(key, again)
 
     def _pass_over(self, key: bytes, numbers: list[int]) -> None:
-        self.lanes.passed_over([make(str(number), key) for number in numbers])
+        self.lanes.expired([make(str(number), key) for number in numbers])
         self.returned[key] += numbers
 
     def _offer(self, key: bytes, number: int) -> None:
@@ -184,7 +184,7 @@ def test_what_was_given_back_and_never_comes_again_does_not_block_its_key_for_ev
 def test_what_could_not_be_handed_over_in_time_and_never_comes_again_is_waited_for_like_any_other() -> None:
     now = 0.0
     lanes = Lanes(None, lambda: now)
-    lanes.passed_over([make("1", b"k"), make("none", None)])
+    lanes.expired([make("1", b"k"), make("none", None)])
     assert lanes.put_all([make("2", b"k"), make("3", b"other"), make("4", None)]) == [(ANY, ANY)]
     assert [message.id for message in lanes.take_some(5)] == ["3", "4"]
     now = 61.0

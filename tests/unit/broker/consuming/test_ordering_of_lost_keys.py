@@ -1,4 +1,4 @@
-"""Key-ordered hand-over of messages that were given back and do not come again: how long their keys wait for them."""
+"""Order per key when a message that was given back is not redelivered: how long its key waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_second_copy_of_a_settled_message_is_not_waited_for() -> None:
     lanes.put_all([make("1", b"k"), make("2", b"k")])
     first = lanes.take()
     assert first is not None
-    # The lease of 1 ran out unnoticed: it comes again beside itself, and is given back.
+    # The lease of 1 ran out unnoticed: a second copy is delivered, and given back.
     assert len(lanes.put_all([make("1", b"k")])) == 1
     lanes.done(first)
     assert lanes.put_all([make("3", b"k")]) == []
@@ -104,7 +104,7 @@ def test_where_order_holds_a_follower_tells_that_an_unanswered_ack_was_carried_o
     assert head is not None
     head.state = state
     assert [message.id for message in lanes.abandon(head)] == ["2", "3"]
-    # What is not right behind it tells nothing.
+    # Only the message right behind it proves anything.
     assert len(lanes.put_all([make("3", b"k")])) == 1
     assert bool(lanes.put_all([make("2", b"k")])) == waits
     assert bool(lanes.put_all([make("3", b"k")])) == waits

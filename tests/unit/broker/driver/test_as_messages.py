@@ -46,10 +46,10 @@ async def test_only_the_contiguous_part_is_committed() -> None:
     await b.stored(13)
 
 
-async def test_commits_gather_by_count_and_by_time() -> None:
-    b = await bench(commit_every=3, commit_interval=0.02)
-    b.records.append(*range(4))
-    one, two, three, four = await b.fetch()
+async def test_commits_are_sent_after_a_count_of_finished_records() -> None:
+    b = await bench(commit_every=3, commit_interval=3600)
+    b.records.append(*range(3))
+    one, two, three = await b.fetch()
     await b.settle(ACK, one)
     await b.settle(ACK, two)
     await turns()
@@ -57,9 +57,14 @@ async def test_commits_gather_by_count_and_by_time() -> None:
     await b.settle(ACK, three)
     await b.stored(3)
     assert len(b.records.commits) == 1
-    await b.settle(ACK, four)
-    await b.stored(4)
-    assert len(b.records.commits) == 2
+
+
+async def test_commits_are_sent_after_the_interval() -> None:
+    b = await bench(commit_every=1000, commit_interval=0.02)
+    b.records.append(0)
+    await b.settle(ACK, *await b.fetch())
+    await b.stored(1)
+    assert len(b.records.commits) == 1
 
 
 async def test_a_nacked_record_comes_again_before_new_ones_and_counts() -> None:

@@ -141,7 +141,7 @@ async def test_revoked_partitions_leave_the_buffer_and_stay_committable_until_re
         assert partitions == [P0]
         (event,) = b.of(PartitionsRevoked)
         assert isinstance(event, PartitionsRevoked)
-        assert event.current == (P1,), "told before the release"
+        assert event.current == (P1,), "reported before the release"
         await b.consumer.commit()
         committed_while_revoking.append(dict(b.source.stored))
 

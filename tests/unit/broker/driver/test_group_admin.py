@@ -1,4 +1,4 @@
-"""Groups through the facade: what is checked before the backend is asked, and who is asked at all."""
+"""Groups through the facade: which arguments are checked, and which backends are called."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.driver.leases import WaitingLeases
+from broker.driver.fetching import LeaseRenewer
 from broker.errors import BrokerError, ConnectionFailed
 from broker.messages import Message
 from tests.unit.broker.consuming.warp import WarpLoop
@@ -19,13 +19,13 @@ LEASE = 30.0
 
 
 class Renewed:
-    """A source that keeps what waits in a list and writes down when it was asked to renew what."""
+    """A source with a list of received messages that records the renewals."""
 
     def __init__(self, lease: float = LEASE) -> None:
         self.waiting: list[Message[Any]] = []
         self.calls: list[tuple[float, int]] = []
         self.answers: list[BrokerError | Exception | None] = []
-        self.leases = WaitingLeases("Queue 'q'", lease, lambda: self.waiting, self.extend)
+        self.leases = LeaseRenewer("Queue 'q'", lease, lambda: self.waiting, self.extend)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self.calls.append((asyncio.get_running_loop().time(), len(messages)))
@@ -121,7 +121,7 @@ def test_a_close_ends_a_renewal_that_is_under_way():
                 ended.set()
             return []
 
-        leases = WaitingLeases("Queue 'q'", LEASE, lambda: [message()], extend)
+        leases = LeaseRenewer("Queue 'q'", LEASE, lambda: [message()], extend)
         leases.watch()
         await begun.wait()
         leases.close()

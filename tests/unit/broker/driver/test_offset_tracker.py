@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.driver.as_messages.offset_tracker import OffsetTracker
+from broker.driver.as_messages.partition import OffsetTracker
 
 OFFSETS = st.lists(st.integers(0, 1_000_000), unique=True, min_size=1, max_size=60).map(sorted)
 

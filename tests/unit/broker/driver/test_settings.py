@@ -1,4 +1,4 @@
-"""Settings: where values come from, what goes before what, and errors that name the mend and show no secret."""
+"""Settings: sources of values, their precedence, and errors that say what to do and show no secret."""
 
 from __future__ import annotations
 
@@ -249,8 +249,8 @@ def test_an_unknown_name_has_no_origin():
 def test_what_has_its_form_is_taken():
     assert ShopSettings.from_url("shop:?place=a:1").place == "a:1"
     assert ShopSettings().place is None
-    (told,) = (info.accepts for info in ShopSettings().explain() if info.name == "place")
-    assert told == "a host and a port"
+    (accepts,) = (info.accepts for info in ShopSettings().explain() if info.name == "place")
+    assert accepts == "a host and a port"
 
 
 @pytest.mark.parametrize("scheme", ["inmem", "kafka", "nats", "pubsub", "pulsar", "servicebus"])

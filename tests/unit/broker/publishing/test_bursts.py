@@ -1,4 +1,4 @@
-"""How `topic.enqueue` lets in what comes in one turn of the loop, and what it asks of the backend for it."""
+"""How `topic.enqueue` admits a burst within one turn of the loop, and how it calls the backend."""
 
 from __future__ import annotations
 

@@ -179,10 +179,10 @@ async def test_failure_that_somebody_looked_at_is_not_raised_again() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda _: InvalidMessage("refused")
-    awaited, asked, gathered = [await topic.enqueue(b"") for _ in range(3)]
+    awaited, looked_at, gathered = [await topic.enqueue(b"") for _ in range(3)]
     with pytest.raises(InvalidMessage):
         await awaited
-    assert isinstance(asked.exception(), InvalidMessage)
+    assert isinstance(looked_at.exception(), InvalidMessage)
     assert isinstance((await asyncio.gather(gathered, return_exceptions=True))[0], InvalidMessage)
     await topic.flush()
     await topic.close()

@@ -49,7 +49,7 @@ class AckingProducer(FakeProducer):
         self.acked += [message.id for message in messages]
         return [LeaseLost(f"{message.id} is lost") if message.id in self.lost else None for message in messages]
 
-    def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
+    def acks_aborted(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
         self.held_again += [message.id for message in messages]
 
 
@@ -147,13 +147,13 @@ async def test_what_is_in_a_transaction_is_settled_in_no_other_way(publisher: Tr
 async def test_what_cannot_be_acked_is_told_at_the_call(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
-    stranger: Any = object()
+    no_message: Any = object()
     source = source_of("1")
     plain = publisher_over(FakeProducer())
     async with consuming(source) as consumer, publisher.transaction() as tx, plain.transaction() as other:
         message = await taken(consumer)
         with pytest.raises(ConfigurationError, match="cannot ack a object"):
-            await tx.ack(stranger)
+            await tx.ack(no_message)
         with pytest.raises(ConfigurationError, match="ack_batch takes many"):
             await tx.ack_batch(message)  # type: ignore[arg-type]
         with pytest.raises(Unsupported, match="not handed over by a consumer"):

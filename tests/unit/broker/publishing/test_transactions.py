@@ -116,9 +116,9 @@ async def test_transactions_neither_nest_nor_overlap() -> None:
 
 async def test_a_consumer_of_another_kind_is_refused() -> None:
     async with bench() as b:
-        stranger: Any = object()
+        no_consumer: Any = object()
         with pytest.raises(ConfigurationError, match=r"bus\.records"):
-            b.publisher.transaction(stranger)
+            b.publisher.transaction(no_consumer)
 
 
 async def test_a_transaction_that_is_over_publishes_nothing() -> None:

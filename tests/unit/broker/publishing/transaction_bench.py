@@ -20,7 +20,7 @@ P1 = TopicPartition("orders", 1)
 
 
 class FakeProducer:
-    """Does what it is told to, in order, and fails where it is told to."""
+    """A scripted transaction: records its calls in order, and fails where the script says so."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -29,7 +29,7 @@ class Ears:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.gone.extend(messages)
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+    def expired(self, messages: Sequence[Message[Any]]) -> None: ...
 
     def event(self, event: Event) -> None:
         self.events.append(event)

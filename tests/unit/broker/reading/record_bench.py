@@ -1,4 +1,4 @@
-"""A record consumer over a scripted source, open, with what it told the hooks."""
+"""A record consumer over a scripted source, open, with the events of its hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P1 = TopicPartition("orders", 1)
 
 
 class Bench:
-    """An open consumer over a scripted source, and what it told the hooks."""
+    """An open consumer over a scripted source, and the events of its hooks."""
 
     def __init__(self, consumer: RecordConsumer[Any], source: FakeSource, backend: FakeBackend) -> None:
         self.consumer = consumer
@@ -41,7 +41,7 @@ class Bench:
                 await asyncio.sleep(0)
 
     async def buffered(self, count: int) -> None:
-        await self.until(lambda: len(self.consumer._pump) == count)
+        await self.until(lambda: len(self.consumer._fetcher.buffer) == count)
 
     async def commit_under_way(self) -> tuple[asyncio.Task[None], asyncio.Event]:
         """The commit of one more record, which the source has, and what lets the source answer."""

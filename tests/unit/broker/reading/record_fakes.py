@@ -55,7 +55,7 @@ def record(offset: int, partition: int = 0, topic: str = "orders", data: bytes |
 
 
 class FakeSource:
-    """One member's view of a log; `append` feeds it, and everything that it is asked is noted."""
+    """One member's view of a log; `append` feeds it, and each call is recorded."""
 
     def __init__(self, partitions: Sequence[int] = (0,), topic: str = "orders") -> None:
         self.topic = topic

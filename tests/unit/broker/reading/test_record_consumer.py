@@ -109,7 +109,7 @@ async def test_a_fatal_error_is_raised_once_after_what_came_before_it() -> None:
         b.source.append(1, 2)
         await b.buffered(2)
         b.source.fail(NotAuthorized("no"))
-        await b.until(lambda: b.consumer._pump.error is not None)
+        await b.until(lambda: b.consumer._fetcher.error is not None)
         assert len(await b.consumer.next_batch()) == 2
         with pytest.raises(NotAuthorized):
             await b.consumer.next_batch()

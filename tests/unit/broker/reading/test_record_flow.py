@@ -39,21 +39,21 @@ async def test_stop_when_idle_ends_iterations_and_calls_without_a_timeout() -> N
 
 async def test_joining_is_not_idleness_and_its_end_is_heard() -> None:
     async with bench(stop_when_idle=0.02) as b:
-        b.consumer._pump._idle_since = asyncio.get_running_loop().time() + 10
+        b.consumer._fetcher._idle_since = asyncio.get_running_loop().time() + 10
         iterating = asyncio.create_task(drain(b.consumer))
         await turns()
         b.source.listener.assigned([])
         assert await asyncio.wait_for(iterating, 5) == []
 
 
-async def test_idleness_begins_anew_with_partitions_that_come_later() -> None:
+async def test_idle_time_restarts_with_partitions_that_come_later() -> None:
     async with bench(stop_when_idle=0.05) as b:
-        pump, now = b.consumer._pump, asyncio.get_running_loop().time
+        fetcher, now = b.consumer._fetcher, asyncio.get_running_loop().time
         b.source.listener.assigned([TopicPartition("orders", 0)])
-        pump._idle_since = now() - 0.04
+        fetcher._idle_since = now() - 0.04
         b.source.listener.assigned([TopicPartition("orders", 1)])
-        assert pump.idle_since is not None
-        assert now() - pump.idle_since < 0.04
+        assert fetcher.idle_since is not None
+        assert now() - fetcher.idle_since < 0.04
 
 
 async def test_a_broken_connection_is_not_idleness() -> None:
@@ -78,7 +78,7 @@ async def test_the_buffer_is_bounded_in_records_and_refilled_at_half() -> None:
         total = 5
         while total < 100:
             total += len(await b.consumer.next_batch(3))
-            assert len(b.consumer._pump) <= 10
+            assert len(b.consumer._fetcher.buffer) <= 10
         assert total == 100
 
 
@@ -88,14 +88,14 @@ async def test_the_buffer_is_bounded_in_bytes() -> None:
             b.source.append(offset, data=b"x" * 19)
         await b.buffered(3)
         await turns()
-        assert b.consumer._pump._buffer.size == 60, "exceeded by one record at most"
+        assert b.consumer._fetcher.buffer.size == 60, "exceeded by one record at most"
         assert [r.offset for r in await b.consumer.next_batch(2)] == [0, 1]
         await b.buffered(3)
         offsets = [2]
         while len(offsets) < 9:
             offsets += [r.offset for r in await b.consumer.next_batch(1)]
         assert offsets[1:] == list(range(2, 10))
-        assert b.consumer._pump._buffer.size == 0
+        assert b.consumer._fetcher.buffer.size == 0
 
 
 async def test_a_consumer_that_never_waits_lets_others_run() -> None:

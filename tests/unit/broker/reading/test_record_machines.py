@@ -26,7 +26,7 @@ SUBSCRIPTION = RecordSubscription(topics=["orders"], group="machine")
 
 
 class OnALoop(RuleBasedStateMachine):
-    """Runs each step on one event loop, whose time does not tell how busy the machine is."""
+    """Runs each step on one event loop, whose time does not depend on the machine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ConsumerMachine(OnALoop):
         self.kept: list[Record[Any]] = []
         self.paused: set[TopicPartition] = set()
         self.sought: set[TopicPartition] = set()
-        """Where the next commit may take the position back, because the application asked for that."""
+        """Where the next commit may take the position back, because the application called seek."""
 
     @initialize()
     def open(self) -> None:
@@ -214,7 +214,7 @@ class ConsumerMachine(OnALoop):
 
 
 class MessagesMachine(OnALoop):
-    """What is committed is finished; what is not finished comes again."""
+    """What is committed is finished; what is not finished is redelivered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class MessagesMachine(OnALoop):
             self.out.remove(message)
             self.stale.append(message)
 
-    def passed_over(self, messages: Any) -> None: ...
+    def expired(self, messages: Any) -> None: ...
 
     def event(self, event: Any) -> None:
         return

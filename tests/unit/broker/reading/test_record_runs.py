@@ -1,4 +1,4 @@
-"""Records that are made when somebody looks at them: all that holds of a record consumer holds with them too."""
+"""Records that are created on demand: the tests of a record consumer hold for them too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.codecs import Json
 from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError
-from broker.reading.fetch_loop import RecordBuffer
+from broker.reading.record_fetcher import RecordBuffer
 from broker.records import Record, RecordBatch, RecordsOfRuns
 from tests.unit.broker.driver import test_commits as test_record_commits
 from tests.unit.broker.reading import record_bench, test_record_consumer, test_record_flow, test_record_positions
@@ -123,7 +123,7 @@ _PLACES = [TopicPartition("orders", number) for number in range(3)]
 @given(st.data())
 def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> None:
     gone: set[TopicPartition] = set()
-    runs, plain = [RecordBuffer(lambda place: place not in gone) for _ in range(2)]
+    runs, plain = [RecordBuffer(lambda place: place not in gone, lambda: None) for _ in range(2)]
     offset = 0
 
     def taken(records: list[Record[Any]]) -> list[tuple[int, int]]:
@@ -162,6 +162,6 @@ def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> Non
                 if step == "clear":
                     buffer.clear()
                 else:
-                    {"drop": buffer.drop, "hold": buffer.hold_back, "go": buffer.let_go}[step](sorted(some))
+                    {"drop": buffer.drop, "hold": buffer.pause, "go": buffer.resume}[step](sorted(some))
         assert (len(runs), runs.size) == (len(plain), plain.size)
     assert taken(runs.pop(1000)) == taken(plain.pop(1000))

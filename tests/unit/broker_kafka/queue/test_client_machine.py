@@ -130,7 +130,7 @@ class Listener:
         self.had: dict[int, set[int]] = {place.partition: set() for place in PLACES}
         """By partition, what was handed over, or is reported as redelivered."""
 
-    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+    def expired(self, messages: Sequence[Message[Any]]) -> None:
         for message in messages:
             self.had[message.lease.id.partition].add(message.lease.id.offset)
 

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from broker.driver.contract import Settlement
-from broker.driver.leases import lease_time
+from broker.driver.fetching import lease_time
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
 from broker.messages import Message, Outcome
 from broker_kafka.queue.consumer.lease_manager import HeldMessage, LeaseManager

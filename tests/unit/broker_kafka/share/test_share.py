@@ -10,7 +10,7 @@ from confluent_kafka import AcknowledgeType
 from confluent_kafka import Message as NativeMessage
 
 from broker.driver.contract import MessageSubscription, Settlement
-from broker.driver.leases import lease_time
+from broker.driver.fetching import lease_time
 from broker.errors import BackendError, BrokerError, ConnectionFailed, LeaseLost, NotAuthorized, SettleError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome
@@ -125,7 +125,7 @@ async def test_locks_end_while_the_machine_is_suspended(monkeypatch: pytest.Monk
     source._scheduler.add(member, 0.0)
     source.arrived(member, [Record(topic="orders", partition=0, offset=offset) for offset in range(2)], lease_time())
     messages = list(await source.fetch(10, 10**6, 0.0))
-    source.lose_over(messages)
+    source.expire_leases(messages)
     assert lost == []
     assert 28.5 < source.lease_left(messages[0]) < 29.5
     # The loop's clock stood still meanwhile, and its timers with it.
@@ -133,5 +133,5 @@ async def test_locks_end_while_the_machine_is_suspended(monkeypatch: pytest.Monk
     assert source.lease_left(messages[0]) < 0
     (refused,) = await source.settle([Settlement(messages[0], Outcome.ACK)])
     assert isinstance(refused, LeaseLost)
-    source.lose_over(messages[:1])
+    source.expire_leases(messages[:1])
     assert lost == messages

@@ -11,33 +11,34 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from broker.driver.assignments import Assignments, taken_away
+from broker.driver.assignments import Assignments, partition_lost
 from broker.driver.commits import Committer, Positions
-from broker.driver.contract import Backend, RecordSource, RecordSubscription, ReportsIdle, TopicPartition
+from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
+from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.reading.fetch_loop import RecordFetchLoop
+from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record
 
-__all__ = ["GroupMember", "OnRevoking"]
+__all__ = ["Membership", "OnRevoking"]
 
 OnRevoking = Callable[[Sequence[TopicPartition]], Awaitable[object]]
 
 
-class GroupMember:
+class Membership:
     """:param forget: called with partitions whose buffered records were dropped."""
 
     def __init__(
         self,
         assignments: Assignments,
-        pump: RecordFetchLoop,
+        fetcher: RecordFetcher,
         *,
         hooks: Hooks,
         on_revoking: OnRevoking | None,
         forget: Callable[[Sequence[TopicPartition]], None] | None,
     ) -> None:
         self._assignments = assignments
-        self._pump = pump
+        self._fetcher = fetcher
         self._hooks = hooks
         self._on_revoking = on_revoking
         self._forget = forget
@@ -49,13 +50,13 @@ class GroupMember:
         self._group = str(subscription.group)
         self._source: RecordSource = await backend.join(subscription, self)
         self._committer = Committer(self._source, self._hooks)
-        if not self._assignments.current() and (held := self._source.assignment()):
-            self._assignments.assign(held)
-            self._pump.joined()
+        if not self._assignments.current() and (assigned := self._source.assignment()):
+            self._assignments.assign(assigned)
+            self._fetcher.joined()
         if isinstance(self._source, ReportsIdle):
             # It knows by itself whether the group has answered.
-            self._pump.joined()
-        self._pump.start(self._source)
+            self._fetcher.joined()
+        self._fetcher.start(self._source)
 
     async def leave(self) -> None:
         """Close the source; nothing is committed."""
@@ -80,16 +81,16 @@ class GroupMember:
         :raises LeaseLost: a partition with uncommitted records went away since the last call.
         """
         self._check_no_transaction()
-        taken, self._assignments.taken = self._assignments.taken, []
+        lost, self._assignments.lost_uncommitted = self._assignments.lost_uncommitted, []
         await self._committer.commit(self._assignments.handed_over())
-        if taken:
-            raise taken_away(taken[0])
+        if lost:
+            raise partition_lost(lost[0])
 
     async def commit_records(self, records: Sequence[Record[Any]], owner: Any) -> None:
         """Settle these records and every lower offset of their partitions.
 
         :param owner: whom the records of this member are bound to.
-        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        :raises LeaseLost: a partition was lost since they were handed over; the others are committed.
         """
         self._check_no_transaction()
         positions, lost = self._assignments.positions_of(records, owner)
@@ -126,11 +127,11 @@ class GroupMember:
 
         If that cannot be done, the consumer ends with the error: to go on would leave records out.
         """
-        self._assignments.taken.clear()
+        self._assignments.lost_uncommitted.clear()
         try:
             await self._rewind(self._assignments.current())
         except BrokerError as error:
-            self._pump.fail(error)
+            self._fetcher.fail(error)
 
     async def _rewind(self, partitions: Sequence[TopicPartition]) -> None:
         try:
@@ -142,14 +143,14 @@ class GroupMember:
                     await self._rewind((partition,))
 
     async def _seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        async with self._pump.paused_intake():
+        async with self._fetcher.interrupted():
             await self._source.seek(positions)
-            self._pump.drop(positions)
+            self._fetcher.buffer.drop(positions)
             if self._forget is not None:
                 self._forget(list(positions))
             for partition, position in positions.items():
-                if (held := self._assignments.get(partition)) is not None:
-                    held.sought(position)
+                if (assigned := self._assignments.get(partition)) is not None:
+                    assigned.sought(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Hand over nothing of these.
@@ -158,7 +159,7 @@ class GroupMember:
         """
         self._assignments.own(partitions, self._group)
         self._source.pause(partitions)
-        self._pump.hold_back(partitions)
+        self._fetcher.buffer.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo `pause`.
@@ -166,7 +167,7 @@ class GroupMember:
         :raises LeaseLost: one is not assigned to this member; nothing is resumed.
         """
         self._assignments.own(partitions, self._group)
-        self._pump.let_go(partitions)
+        self._fetcher.resume(partitions)
         self._source.resume(partitions)
 
     # -- transactions --------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class GroupMember:
         """
         self._check_no_transaction()
         self._transaction = asyncio.get_running_loop().create_future()
-        self._assignments.taken.clear()
+        self._assignments.lost_uncommitted.clear()
         return self._source
 
     def positions_in_transaction(self) -> Positions:
@@ -186,14 +187,14 @@ class GroupMember:
 
         :raises LeaseLost: a partition with such records went away since the transaction began.
         """
-        if self._assignments.taken:
-            raise taken_away(self._assignments.taken[0])
+        if self._assignments.lost_uncommitted:
+            raise partition_lost(self._assignments.lost_uncommitted[0])
         return self._assignments.handed_over()
 
     def leave_transaction(self, committed: Positions | None = None) -> None:
         """The transaction is over; with positions, they were committed with it."""
-        for held, position in (committed or {}).values():
-            held.committed = max(held.committed, position)
+        for assigned, position in (committed or {}).values():
+            assigned.committed = max(assigned.committed, position)
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             transaction.set_result(None)
@@ -209,7 +210,7 @@ class GroupMember:
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self._assignments.assign(partitions)
-        self._pump.joined()
+        self._fetcher.joined()
         if self._hooks.listening:
             current = tuple(self._assignments.current())
             self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
@@ -224,7 +225,7 @@ class GroupMember:
             async with asyncio.timeout_at(deadline):
                 if self._on_revoking is not None:
                     await self._on_revoking(partitions)
-                if self._transaction is not None and any(held.has_uncommitted for held in going):
+                if self._transaction is not None and any(assigned.has_uncommitted for assigned in going):
                     await asyncio.wait((self._transaction,))
             await self.drain(deadline)
         except TimeoutError:
@@ -251,7 +252,7 @@ class GroupMember:
         self.event(Warned(text=text))
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
-        self._pump.drop(partitions)
-        self._pump.let_go(partitions)
+        self._fetcher.buffer.drop(partitions)
+        self._fetcher.resume(partitions)
         if self._forget is not None:
             self._forget(partitions)

@@ -1,7 +1,7 @@
-"""The attributes of a message that waits on a retry topic, and how a redelivered record carries them. Pure.
+"""A record as a message, delivered for the first time or again, or from a retry topic. Pure.
 
-A message on a retry topic is the original with attributes for its due time and its origin. A reader
-sees the original: its id, attributes, and how often it was delivered.
+A message on a retry topic is the original with attributes for its due time and its origin. Its reader sees the
+original: its id, its attributes, and how often it was delivered.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from broker.driver.contract import RetryTopic
-from broker.envelopes import RETRY_LETTER_PREFIX, Envelope, Place
+from broker.envelopes import RETRY_LETTER_PREFIX, Envelope, Place, View
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.records import Record
 
 __all__ = [
+    "FIRST",
     "Delivery",
     "RetryLetter",
+    "delivery_of",
     "letter_of",
     "make_retry_letter",
+    "message_of",
     "origin_of",
     "place_of",
     "read_retry_letter",
     "record_of",
 ]
+
 
 _LONGEST_TEXT: Final = 256
 _LONGEST_ID: Final = 100
@@ -163,3 +167,78 @@ def read_retry_letter(attributes: Mapping[str, str]) -> RetryLetter | None:
 
 def _text(text: str) -> str:
     return text.encode(errors="replace").decode()
+
+
+class _FirstView:
+    """Of records delivered for the first time: the raw object is the record itself."""
+
+    __slots__ = ()
+
+    def id(self, raw: Record[Any], /) -> str:
+        return raw.id
+
+    def key(self, raw: Record[Any], /) -> bytes | None:
+        return raw.key
+
+    def attributes(self, raw: Record[Any], /) -> Mapping[str, str]:
+        return raw.attributes
+
+    def publish_time(self, raw: Record[Any], /) -> datetime | None:
+        return raw.publish_time
+
+    def broker_time(self, raw: Record[Any], /) -> datetime | None:
+        return raw.broker_time
+
+    def delivery_attempt(self, raw: Record[Any], /) -> int | None:
+        return 1
+
+    def place(self, raw: Record[Any], /) -> Place | None:
+        return Place(raw.partition, raw.offset)
+
+    def native(self, raw: Record[Any], /) -> Any:
+        return raw.native
+
+
+class _AgainView:
+    """Of records delivered again: the raw object is a `Delivery`."""
+
+    __slots__ = ()
+
+    def id(self, raw: Delivery, /) -> str:
+        return raw.record.id if raw.letter is None else raw.letter.id
+
+    def key(self, raw: Delivery, /) -> bytes | None:
+        return raw.record.key
+
+    def attributes(self, raw: Delivery, /) -> Mapping[str, str]:
+        return raw.record.attributes if raw.letter is None else raw.letter.attributes
+
+    def publish_time(self, raw: Delivery, /) -> datetime | None:
+        return raw.record.publish_time
+
+    def broker_time(self, raw: Delivery, /) -> datetime | None:
+        return raw.record.broker_time
+
+    def delivery_attempt(self, raw: Delivery, /) -> int | None:
+        return raw.attempt
+
+    def place(self, raw: Delivery, /) -> Place | None:
+        return origin_of(raw)
+
+    def native(self, raw: Delivery, /) -> Any:
+        return raw.record.native
+
+
+FIRST: Final[View] = _FirstView()
+_AGAIN: Final[View] = _AgainView()
+
+
+def message_of(record: Record[Any], lease: Any = None) -> Message[Any]:
+    """The record as a message that is delivered for the first time; its native object stays the record's."""
+    return Message(record.topic, record.data, record, FIRST, lease, record.size)
+
+
+def delivery_of(delivery: Delivery, topic: str, lease: Any) -> Message[Any]:
+    """The record as a message of this topic that is delivered again."""
+    record = delivery.record
+    return Message(topic, record.data, delivery, _AGAIN, lease, record.size)

@@ -1,4 +1,4 @@
-"""Sources that write down what waits in the consumer's memory: when they are told, and what waits for their answer."""
+"""Sources that store the attempts of messages in the consumer's memory: when, and what waits for the answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeepingSource(ScriptedSource):
         self.begins.set()
         self.failures: list[BrokerError | Exception] = []
 
-    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+    async def store_attempt(self, message: Message[Any], delay: float) -> BrokerError | None:
         self.noted.append((message.id, message.retries, delay))
         await self.answers.wait()
         if not delay:
@@ -85,8 +85,8 @@ async def test_what_may_not_be_written_is_told_and_comes_again_all_the_same(fail
         again = await taken(consumer)
         assert (again.id, again.delivery_attempt) == ("1", 2)
         await again.ack()
-    (told,) = [event for event in events if isinstance(event, LeasesNotRenewed)]
-    assert [each.id for each in told.messages] == ["1"]
+    (event,) = [event for event in events if isinstance(event, LeasesNotRenewed)]
+    assert [each.id for each in event.messages] == ["1"]
 
 
 async def test_what_is_lost_by_then_is_not_handed_over_again() -> None:
@@ -94,7 +94,7 @@ async def test_what_is_lost_by_then_is_not_handed_over_again() -> None:
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
         message = await taken(consumer)
-        source.failures.append(LeaseLost("Somebody else has it"))
+        source.failures.append(LeaseLost("Another consumer has it"))
         with pytest.raises(LeaseLost):
             await message.nack(delay=0.001)
         assert await consumer.next_message(timeout=0.02) is None

@@ -1,4 +1,4 @@
-"""What waits on a retry topic: when it is written, what is read of it, and what becomes of it when nobody runs."""
+"""Messages on a retry topic: what is written, what is read, and what happens while no consumer runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from broker.driver.retry_message import read_retry_letter
+from broker.driver.record_messages import read_retry_letter
 from broker.errors import BackendError, InvalidMessage
 from broker.hooks import DeadLettered, Event, RetryWriteFailed
 from broker.messages import Message
@@ -102,11 +102,11 @@ def test_a_group_that_begins_at_the_end_reads_its_retry_topics_whole() -> None:
         async with connect(server) as bus:
             await ready(bus)
             await bus.topic("orders").publish(b"old")
-            await bus.topic(DELAYS.names("orders", GROUP)[2]).publish(b"a stranger's")
+            await bus.topic(DELAYS.names("orders", GROUP)[2]).publish(b"of another program")
             async with log(bus, start="latest").as_messages(retry_topics=DELAYS) as inbox:
                 message = await inbox.next_message(timeout=5)
                 assert message is not None, "What no letter says to be due later is due"
-                assert (message.data, message.topic, message.delivery_attempt) == (b"a stranger's", "orders", 1)
+                assert (message.data, message.topic, message.delivery_attempt) == (b"of another program", "orders", 1)
                 await message.ack()
                 assert await inbox.next_message(timeout=1000) is None
 
