@@ -16,8 +16,7 @@ from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError, NotAuthorized, TopicNotFound, Unsupported
 from broker.hooks import Event, Warned, logger
 from broker_spark.common.offsets import GONE
-from broker_spark.common.options import SourceOptions
-from broker_spark.common.positions import Bound, Position
+from broker_spark.common.options import Bound, Position, SourceOptions
 
 __all__ = [
     "TopicLog",

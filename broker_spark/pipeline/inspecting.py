@@ -25,10 +25,9 @@ from broker_spark.common.offsets import Offsets
 from broker_spark.common.options import find_url
 from broker_spark.common.topics import identity_of
 from broker_spark.decode.decoding import payload_schema
-from broker_spark.pipeline.backlog import waiting_rows
+from broker_spark.pipeline.backlog import match_positions, waiting_rows
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.frames import OUT
-from broker_spark.pipeline.ownership import match_positions
 from broker_spark.pipeline.running import build_stream
 from broker_spark.progress import offsets_of
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind

@@ -34,13 +34,12 @@ from broker.hooks import logger
 from broker.urls import mask_within
 from broker_spark.checkpoint.topic_ids import TopicIds
 from broker_spark.common.schema import unused
-from broker_spark.kafka_connector.connector import pipeline_stream
-from broker_spark.pipeline.backlog import unreported_rows
+from broker_spark.kafka_connector import pipeline_stream
+from broker_spark.pipeline.backlog import match_positions, unreported_rows
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, errors_of
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_dead_letters, counted_frames_of, joined
-from broker_spark.pipeline.ownership import claim, clear, match_positions
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
-from broker_spark.pipeline.writing import write
+from broker_spark.pipeline.writing import claim, clear, write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session

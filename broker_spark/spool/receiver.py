@@ -2,7 +2,7 @@
 
 While one segment is written and acked the next one is received. Messages are acked only after they are written durably,
 and none are received while `aheadRows` or `aheadBytes` wait for Spark. If the process ends, messages that are received
-and not acked are redelivered.
+and not acked are redelivered. For `Trigger.AvailableNow` it stops at a `DrainGoal`: what waited at the start.
 
 *Concurrency.* `start`, `drain` and `stop` come from one other thread. *Failure.* The error that ended the thread is in
 `failure`.
@@ -15,6 +15,8 @@ import re
 import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -30,17 +32,19 @@ from broker.messages import Message, MessageBatch, SettleState
 from broker_spark.common.files import spool_error
 from broker_spark.common.options import SourceOptions
 from broker_spark.spool.columns import Stamps, identified_by_id, places_of, stamps_of, table_of, unseen_rows
-from broker_spark.spool.drain_goal import FOREVER, IDLE, DrainGoal, find_drain_goal
 from broker_spark.spool.lease import BEAT
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 
-__all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "Receiver"]
+__all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "DrainGoal", "Receiver", "find_drain_goal"]
 
 SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20
 LINGER: Final = 0.1
 """The most seconds from the first message of a segment until it is written."""
+IDLE: Final = 1.0
+"""Seconds without a message after which a subscription without unsettled messages counts as empty."""
+FOREVER: Final = 2**31 - 1
 _STOP_SECONDS: Final = 4.0
 """Less than `lease.PATIENCE`, which the next owner on this machine waits."""
 
@@ -368,6 +372,48 @@ class Receiver:
         if not found:
             raise ConfigurationError(f"Option topicPattern {pattern!r} matches no topic", advice="Make one first")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class DrainGoal:
+    """When to stop receiving.
+
+    :ivar messages: the most messages to receive.
+    :ivar patience: stop earlier after this many seconds without a message that waited at the start.
+    :ivar began: the start, if the broker does not count waiting messages; else None.
+    """
+
+    messages: int
+    patience: float
+    began: datetime | None
+
+    def was_waiting(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
+        """Whether one of these may have waited at the start, by the broker's clock, or else the publisher's."""
+        if self.began is None:
+            return True
+        times = [message.broker_time or message.publish_time for batch in batches for message in batch]
+        return any(time is None or time <= self.began for time in times)
+
+
+async def find_drain_goal(bus: Bus, topics: Sequence[str], subscription: str, lease: float) -> DrainGoal:
+    """The goal of a drain that starts now.
+
+    :param lease: seconds until an unsettled message is redelivered.
+    """
+    began = datetime.now(UTC)
+    try:
+        lags = [await bus.admin.lag(topic, subscription) for topic in topics]
+    except BrokerError as error:
+        logger.warning("The lag of subscription %s is unknown, so draining it takes longer: %s", subscription, error)
+        lags = []
+    if not lags or not all(each.current for each in lags):
+        return DrainGoal(FOREVER, lease + IDLE, began)
+    unsettled = sum(each.unsettled or 0 for each in lags)
+    # Messages of a killed consumer come when their leases end. Some brokers count these as waiting.
+    uncounted = any(each.unsettled is None for each in lags)
+    return DrainGoal(
+        sum(each.waiting for each in lags) + unsettled, lease + IDLE if unsettled or uncounted else IDLE, None
+    )
 
 
 async def _identity_of(bus: Bus, topic: str) -> str | None:

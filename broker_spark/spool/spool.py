@@ -1,4 +1,4 @@
-"""The segments of a spool: adds them, records which are acked, and deletes those that Spark has committed.
+"""A spool: its metadata, and its segments from being written to being acked, committed by Spark and deleted.
 
 A segment that is written and not yet recorded as acked is in doubt: the broker may redeliver its messages. They are
 recognized by their identities, which are kept for `KEPT` seconds. A killed broker may also redeliver messages whose
@@ -24,18 +24,23 @@ import pyarrow
 
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker_spark.common.files import Files
+from broker_spark.common.json_state import parse_object
 from broker_spark.spool import segments
 from broker_spark.spool.columns import place_of
 from broker_spark.spool.lease import Lease
-from broker_spark.spool.metadata import METADATA, VERSION, check_metadata, read_metadata
 from broker_spark.spool.segments import IDENTITY, Segment
 
-__all__ = ["Spool"]
+__all__ = ["Spool", "read_metadata"]
 
 KEPT: Final = 24 * 3600.0
 """Seconds for which the identity of a message that may be redelivered is kept."""
 REMEMBERED: Final = 1_000_000
 """Rows whose identities are kept in memory, about 40 bytes each."""
+_METADATA: Final = "spool.json"
+_VERSION: Final = 1
+_ADVICE: Final = (
+    "Restore the file from a copy. A new spool would not have the messages that this one still holds: they are acked"
+)
 _DOUBTS: Final = "doubts"
 _IDENTITIES: Final = "identities"
 
@@ -88,14 +93,14 @@ class Spool:
             incomplete.
         :raises OffsetOutOfRange: a segment is missing or incomplete.
         """
-        check_metadata(files, place, what)
+        _check_metadata(files, place, what)
         lease = Lease.claim(files, place)
         try:
-            name = check_metadata(files, place, what)
+            name = _check_metadata(files, place, what)
             if name is None:
                 name = uuid.uuid4().hex
-                text = json.dumps({"spool": name, "version": VERSION, **what}).encode()
-                files.write(METADATA, lambda file: file.write(text))
+                text = json.dumps({"spool": name, "version": _VERSION, **what}).encode()
+                files.write(_METADATA, lambda file: file.write(text))
             before = lease.before
             epochs = list(before.epochs or []) if before is not None else []
             acked = before.acked if before is not None else 0
@@ -141,12 +146,12 @@ class Spool:
                     f"({kept[topic]} then, {identity} now)",
                     advice=(
                         "Give this query a spool and a checkpointLocation of its own; or, to continue this spool "
-                        f"with the recreated topic, remove {_IDENTITIES!r} from its {METADATA}"
+                        f"with the recreated topic, remove {_IDENTITIES!r} from its {_METADATA}"
                     ),
                 )
         if known.keys() - kept.keys():
             text = json.dumps({**what, _IDENTITIES: {**kept, **known}}).encode()
-            self._files.write(METADATA, lambda file: file.write(text))
+            self._files.write(_METADATA, lambda file: file.write(text))
 
     def check_columns(self, columns: Sequence[str], start: int) -> None:
         """Check that the segments from `start` on have these columns. Earlier ones are read already.
@@ -311,6 +316,46 @@ class Spool:
         """Let the next owner claim the spool at once; see `Lease.release`."""
         with self._heartbeat_lock:
             self._lease.release(acked=self._acked)
+
+
+def _check_metadata(files: Files, place: str, what: Mapping[str, Any]) -> str | None:
+    """The id of the spool; None if it is new.
+
+    :param what: the metadata that the spool must have.
+    :raises ConfigurationError: it differs, is of another version, or incomplete.
+    """
+    try:
+        found = read_metadata(files, place)
+    except FileNotFoundError:
+        return None
+    if found.get("version") != _VERSION:
+        raise ConfigurationError(
+            f"The spool {place} was written by another version of broker_spark: {found.get('version')!r}",
+            advice="Give this query a spool of its own",
+        )
+    for name, value in what.items():
+        if found.get(name) != value:
+            raise ConfigurationError(
+                f"The spool {place} is for {name} {_shown(found.get(name))}, and this query is for {_shown(value)}",
+                advice="Give this query a spool of its own",
+            )
+    return str(found["spool"])
+
+
+def read_metadata(files: Files, place: str) -> dict[str, Any]:
+    """The metadata of a spool.
+
+    :raises FileNotFoundError: there is no spool.
+    :raises ConfigurationError: the file is incomplete.
+    """
+    found = parse_object(files.read(_METADATA), f"{_METADATA} of the spool {place}", _ADVICE)
+    if found.get("version") == _VERSION and not isinstance(found.get("spool"), str):
+        raise ConfigurationError(f"{_METADATA} of the spool {place} is incomplete: it has no 'spool'", advice=_ADVICE)
+    return found
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(cast("list[str]", value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
 def _nothing() -> None:

@@ -20,8 +20,7 @@ from broker.outbound import OutboundMessage
 from broker_kafka.settings import KafkaSettings
 from broker_spark import COLUMNS, read, read_stream, spark_schema
 from broker_spark.common.options import SourceOptions
-from broker_spark.kafka_connector.connector import _settings
-from broker_spark.kafka_connector.java_security import java_properties
+from broker_spark.kafka_connector import _settings, java_properties
 from tests.servers import kafka, nats
 from tests.servers.kafka_client import RawAdmin
 from tests.spark.support import numbered, plan_of, publish

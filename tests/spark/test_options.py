@@ -15,8 +15,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker_spark import COLUMNS, arrow_schema, spark_schema
 from broker_spark.common.admission import admit, backlog
 from broker_spark.common.offsets import Offsets, TopicOffsets
-from broker_spark.common.options import SourceOptions, as_texts
-from broker_spark.common.positions import Position, parse_position
+from broker_spark.common.options import Position, SourceOptions, as_texts, parse_position
 from broker_spark.log.ranges import ranges
 from broker_spark.sink.sink import SinkOptions
 from broker_spark.spool.positions import SpoolPosition

@@ -14,9 +14,8 @@ from broker.errors import BackendError, ConfigurationError
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
 from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.inspecting import _file_system, status
-from broker_spark.pipeline.ownership import claim
 from broker_spark.pipeline.preflight import _try_table, check_rows
-from broker_spark.pipeline.writing import write
+from broker_spark.pipeline.writing import claim, write
 from tests.servers import nats
 from tests.spark.support import log, publish
 

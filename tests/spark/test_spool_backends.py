@@ -15,7 +15,7 @@ from broker import Lag
 from broker.admin import AdminFacade
 from broker.blocking import connect
 from broker.errors import ConnectionFailed, Unsupported
-from broker_spark.spool.drain_goal import FOREVER, DrainGoal, find_drain_goal
+from broker_spark.spool.receiver import FOREVER, DrainGoal, find_drain_goal
 from tests.servers import kafka, pubsub
 from tests.servers.servicebus import double
 from tests.spark.spool_query import SECONDS, Query

@@ -18,8 +18,7 @@ from broker.messages import Message, MessageBatch
 from broker_spark.common.files import Fill, LocalFiles
 from broker_spark.common.options import SourceOptions
 from broker_spark.spool.columns import identified_by_id, places_of, table_of, unseen_rows
-from broker_spark.spool.drain_goal import DrainGoal
-from broker_spark.spool.receiver import Receiver
+from broker_spark.spool.receiver import DrainGoal, Receiver
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 

@@ -71,7 +71,7 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
 
 PROCESS = """
 import signal, sys, threading, time
-from broker_spark.spool.shutdown import Shutdown
+from broker_spark.spool.source import Shutdown
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": sys.argv[1]})
 shutdown, when = Shutdown(), sys.argv[2]
 shutdown.install()
@@ -119,7 +119,7 @@ def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, when: 
 
 
 def test_what_cannot_be_given_back_does_not_keep_the_process() -> None:
-    bound = "import broker_spark.spool.shutdown as own; own._RELEASE_SECONDS = 0.2\n"
+    bound = "import broker_spark.spool.source as own; own._RELEASE_SECONDS = 0.2\n"
     hanging = (bound + PROCESS).replace('print("given back", flush=True)', "threading.Event().wait()")
     with subprocess.Popen(
         [sys.executable, "-c", hanging, SPARKS, "meanwhile"], stdout=subprocess.PIPE, text=True
