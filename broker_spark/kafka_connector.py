@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import IntegerType
 
 from broker.envelopes import RESERVED_PREFIX
@@ -23,7 +23,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.registry import read_target
 from broker_spark.checkpoint.checkpoint_log import CheckpointLog
-from broker_spark.checkpoint.topics_source import TopicsDataSource, check_planned, is_connectors
+from broker_spark.checkpoint.topics_source import TopicsDataSource, check_planned, was_read_by_connector
 from broker_spark.common.connections import bus_of
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
 from broker_spark.common.options import CONNECTORS, Bound, Position, SourceOptions, as_texts, choice
@@ -97,7 +97,7 @@ def read_stream(
     source = SourceOptions.parse(as_texts(options)).for_stream()
     log = CheckpointLog(spark, checkpoint) if checkpoint is not None and hasattr(spark, "_jvm") else None
     positions = log.positions() if log is not None else []
-    was = is_connectors(positions, source)
+    was = was_read_by_connector(positions, source)
     found = _settings(spark, source, connector, _reason_against_connector(spark, checkpoint, was))
     if was is not None and was is not (found is not None):
         theirs, ours = "Spark's Kafka connector", "the Python source"

@@ -34,8 +34,8 @@ __all__ = [
     "spans_between",
 ]
 
-_LOOKED_AT: Final = 100
-_PARTITIONS: Final = 8
+_SAMPLED_ROWS: Final = 100
+_SAMPLED_PARTITIONS: Final = 8
 """Partitions whose rows are sampled; the others are assumed to be similar."""
 
 
@@ -148,7 +148,7 @@ def _rows_each(bus: Bus, ends: Places, spans: Mapping[str, Mapping[int, Sequence
         reverse=True,
     )
     rows = batches = 0
-    for _, topic, each in waiting[:_PARTITIONS]:
+    for _, topic, each in waiting[:_SAMPLED_PARTITIONS]:
         try:
             here, whole = _first_rows(bus, topic, each, spans[topic][each], ends[topic][each])
         except BrokerError:
@@ -161,7 +161,7 @@ def _first_rows(bus: Bus, topic: str, partition: int, spans: Sequence[Span], sto
     """The rows of the first batches, and how many batches that are; at least one whole, if there is any."""
     first, step = spans[0].start, spans[0].step
     offsets: list[int] = []
-    for records in bus.log.read(topic, partition, first, stop, max_records=_LOOKED_AT):
+    for records in bus.log.read(topic, partition, first, stop, max_records=_SAMPLED_ROWS):
         offsets += [record.offset for record in records]
         if (seen := batches_in(below(spans, offsets[-1] + 1))) > 1:
             # The last batch may be incomplete.

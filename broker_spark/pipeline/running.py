@@ -119,7 +119,7 @@ def run(
 
 
 class Run:
-    """One run of a pipeline. `run` makes and executes one; `Run(pipeline).execute()` can be stopped from elsewhere."""
+    """One run of a pipeline. `run` executes one; `Run(pipeline).execute()` can be stopped from elsewhere."""
 
     def __init__(self, pipeline: Pipeline, on_batch: Callable[[BatchReport], object] | None = None) -> None:
         self._pipeline = pipeline
@@ -340,12 +340,12 @@ class Run:
 
     def _emit(self, report: BatchReport) -> None:
         logger.info("%s", report)
-        for tell in (self._pipeline.on_batch, self._on_batch):
+        for callback in (self._pipeline.on_batch, self._on_batch):
             try:
-                if tell is not None:
-                    tell(report)
+                if callback is not None:
+                    callback(report)
             except Exception:
-                # A failing observer does not stop the pipeline.
+                # A failing callback does not stop the pipeline.
                 logger.exception("on_batch failed for batch %d of %s", report.batch, report.pipeline)
 
 
@@ -366,7 +366,7 @@ def _session_for(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession
 def build_stream(pipeline: Pipeline, spark: SparkSession, topic_ids: TopicIds | None = None) -> DataFrame:
     """The rows of a pipeline as a streaming frame with the columns `out` and `dead`. Starts nothing.
 
-    :param topic_ids: those of its checkpoint, if the stream is to be started.
+    :param topic_ids: the topic ids of its checkpoint; None if the stream will not be started.
     :raises ConfigurationError: transform or SQL cannot be used, or a sink cannot take the rows.
     :raises Unsupported: the session is one of Spark Connect.
     """

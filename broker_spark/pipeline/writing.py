@@ -35,11 +35,11 @@ _PROPERTY: Final = "anybroker.query"
 
 
 def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
-    """Write a batch's rows; they are in the sink when it returns.
+    """Write a batch's rows. Returns when they are in the sink.
 
-    :param name: of the sink in the pipeline.
-    :param query: Spark's id of the query, which a checkpoint keeps.
-    :raises ConfigurationError: an option, or the table, is not what Spark takes.
+    :param name: the name of the sink.
+    :param query: Spark's id of the query, which the checkpoint keeps.
+    :raises ConfigurationError: Spark refuses an option or the table.
     """
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
     advice = "Fix its format or options" if isinstance(sink, FileSink) else "Fix its options, or its table"
@@ -59,7 +59,7 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
 
 
 def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
-    """Write rows as a sink has its files, in the place of all that is in the directory."""
+    """Write the files of a sink, replacing all contents of the directory."""
     # In dynamic mode, partitions of a failed attempt without rows now would stay.
     options = {**as_texts(sink.options), "partitionOverwriteMode": "static"}
     writer = frame.write.format(sink.format).options(**options).mode("overwrite")
@@ -67,7 +67,7 @@ def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
 
 
 def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
-    """The rows as messages: as they are where there is a column `value`, else as JSON.
+    """The rows as messages: unchanged if they have a column `value`, else as JSON.
 
     :raises ConfigurationError: `key` names no column, or the rows are messages, which have a key of their own.
     """
@@ -89,9 +89,9 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
 
 
 def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
-    """The columns of a table that there is, in its order.
+    """The columns of an existing table, in its order.
 
-    :raises ConfigurationError: the rows have others, or it is not partitioned as a pipeline does it.
+    :raises ConfigurationError: the rows have other columns, or the table is not partitioned by `batch`.
     """
     found = rows.sparkSession.catalog.listColumns(sink.table)
     if not any(each.name == BATCH and each.isPartition for each in found):
@@ -109,7 +109,7 @@ def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
 
 
 def table_writer(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
-    """What writes rows as a new table of a sink has them; its partition is still to be named."""
+    """The writer for a new table of a sink, without its partition."""
     return rows.write.format(sink.format).options(**as_texts(sink.options))
 
 

@@ -73,8 +73,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spool, _ = self._begin()
         spool.check_columns(self._options.columns, spool.first)
         with spool.changed:
-            held = sum(segment.rows for segment in spool.between(spool.first, spool.next))
-            of_others = held > spool.added
+            rows = sum(segment.rows for segment in spool.between(spool.first, spool.next))
+            of_others = rows > spool.added
         # Spark asks twice, and by then this query may have received something.
         if of_others:
             logger.warning(
@@ -160,7 +160,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("Old segments of the spool %s were not deleted: %s", mask_within(self._options.spool), error)
 
     def stop(self) -> None:
-        """Give back messages that are not written yet, and release the spool."""
+        """Release messages that are not written yet, and release the spool."""
         self._release()
         self._shutdown.finish()
 

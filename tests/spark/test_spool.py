@@ -175,7 +175,7 @@ def test_who_was_taken_for_dead_acks_nothing_more(
 def test_an_owner_on_another_machine_has_to_be_silent_to_be_dead(
     make_topic: MakeTopic, make_query: MakeQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver, "BEAT", 0.1)
+    monkeypatch.setattr(receiver, "HEARTBEAT_SECONDS", 0.1)
     topic = make_topic()
     first = make_query(topic).begin()
     monkeypatch.setattr(lease, "_machine", lambda: "another")
@@ -183,7 +183,7 @@ def test_an_owner_on_another_machine_has_to_be_silent_to_be_dead(
     with pytest.raises(ConfigurationError, match="belongs to another query"):
         beating.begin()
     assert first.batch() is None
-    monkeypatch.setattr(lease, "SILENCE", 0.3)
+    monkeypatch.setattr(lease, "DEAD_AFTER_SECONDS", 0.3)
     assert first.reader._receiver is not None
     first.reader._receiver.stop()
     beating.begin()
@@ -312,7 +312,7 @@ def test_what_is_being_written_when_a_query_stops_is_acked(
     query = make_query(topic, maxRows=30, aheadRows=100).begin()
     # With one segment's messages in hand it waits until those before are written.
     deadline = time.monotonic() + SECONDS
-    while (running := query.reader._receiver) is None or running._came < 60:
+    while (running := query.reader._receiver) is None or running._received < 60:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with ThreadPoolExecutor(1) as pool:

@@ -37,7 +37,7 @@ def rows(*identities: str) -> pyarrow.Table:
 def test_what_was_read_needs_no_columns_that_are_new(tmp_path: Path) -> None:
     spool = opened(tmp_path)
     for place in (1, 2):
-        spool.acked(spool.add(rows(f"orders:{place}:9"), 10), [])
+        spool.record_acks(spool.add(rows(f"orders:{place}:9"), 10), [])
     spool.release()
     # The last batch that Spark has committed stays until the next one, and so there is always one.
     again = opened(tmp_path)
@@ -53,7 +53,7 @@ def test_what_was_read_needs_no_columns_that_are_new(tmp_path: Path) -> None:
 def test_what_earlier_queries_wrote_is_known_by_its_place(tmp_path: Path) -> None:
     spool = opened(tmp_path)
     for identities in (("orders:7:9", "refunds:3:9"), ("orders:2:9", "orders#an id")):
-        spool.acked(spool.add(rows(*identities), 10), [])
+        spool.record_acks(spool.add(rows(*identities), 10), [])
     spool.release()
     again = opened(tmp_path)
     assert not again.doubtful
@@ -66,7 +66,7 @@ def test_what_earlier_queries_wrote_is_known_by_its_place(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kept", [0, 4, 300])
 def test_what_is_in_doubt_is_told_by_its_file_if_it_is_not_whole(tmp_path: Path, kept: int) -> None:
     spool = opened(tmp_path)
-    spool.acked(spool.add(rows("orders:1:9"), 10), ["orders:1:9"])
+    spool.record_acks(spool.add(rows("orders:1:9"), 10), ["orders:1:9"])
     spool.release()
     (file,) = (tmp_path / "doubts").iterdir()
     whole = file.read_bytes()
@@ -87,7 +87,7 @@ def test_a_query_whose_end_cannot_be_written_gives_its_spool_back(
         raise OSError(errno.ENOSPC, "No space left on device", name)
 
     spool = opened(tmp_path)
-    spool.acked(spool.add(rows("orders:1:9"), 10), [])
+    spool.record_acks(spool.add(rows("orders:1:9"), 10), [])
     with monkeypatch.context() as full:
         full.setattr(LocalFiles, "write", no_room)
         spool.release()
@@ -152,8 +152,8 @@ def test_a_message_is_known_by_its_place_and_not_by_its_id(tmp_path: Path) -> No
     names, number, repeated = receiver._write(come)
     assert repeated == {"orders@0-7"}
     assert [each.rows for each in again.between(1, 2)] == [2]
-    again.acked(number, [])
-    again.settled(repeated)
+    again.record_acks(number, [])
+    again.forget_doubts(repeated)
     # The broker forgot its ack.
     names, number, repeated = receiver._write([message("a", Place(0, 8), 2)])
     assert (number, repeated) == (None, {"orders@0-8"})
@@ -173,11 +173,11 @@ def test_a_queue_is_not_taken_for_empty_while_nobody_listened(tmp_path: Path) ->
         return answers.pop(0)
 
     async def fill() -> None:
-        receiver._in_hand = 1
+        receiver._being_written = 1
         consumer: Any = SimpleNamespace(next_batch=next_batch)
         filling = asyncio.create_task(receiver._fill(consumer, DrainGoal(1, 0.05, None)))
         await asyncio.sleep(0.1)
-        receiver._in_hand = 0
+        receiver._being_written = 0
         receiver._room.set()
         await filling
 

@@ -17,7 +17,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from broker.blocking import Bus
 from broker.errors import ConfigurationError, TopicNotFound
 from broker_spark import read_stream, spark_schema
-from broker_spark.checkpoint.topics_source import TopicsDataSource, TopicsStreamReader, check_planned, is_connectors
+from broker_spark.checkpoint.topics_source import (
+    TopicsDataSource,
+    TopicsStreamReader,
+    check_planned,
+    was_read_by_connector,
+)
 from broker_spark.common.options import SourceOptions
 from tests.servers import kafka, nats
 from tests.spark.conftest import MakeTopic
@@ -270,4 +275,4 @@ def test_a_batch_that_was_planned_is_of_the_topics_that_there_are(
 def test_who_read_a_stream_before_is_known_by_its_topics(
     url: str, positions: list[dict[str, Any]], now: dict[str, str], found: bool | None
 ) -> None:
-    assert is_connectors(positions, SourceOptions.parse({"url": url, **now})) is found
+    assert was_read_by_connector(positions, SourceOptions.parse({"url": url, **now})) is found
