@@ -1,4 +1,4 @@
-"""Kills a process at one step of the spool: `STEPS["written"](3)` at the third segment that is written."""
+"""Kills a process at one step of the spool: `STEPS["written"](3)` at the third written segment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _kill() -> None:
 
 
 def _killing(owner: Any, name: str, number: int, *, after: bool, when: Callable[..., bool] = lambda *_: True) -> None:
-    """Have a call of a method be the last thing that happens."""
+    """Kill the process after this call of a method."""
     original = getattr(owner, name)
     left = [number]
 

@@ -68,7 +68,7 @@ def test_the_pipeline(run_pipeline: Any) -> None:
     assert [report.rows_in for report in again.reports] == [1]
 
 
-def test_nothing_that_is_the_applications_own_is_touched(tmp_path: Path) -> None:
+def test_settings_of_the_application_stay(tmp_path: Path) -> None:
     options = {"subscription": "spark", "spool": "/var/spool/orders", "connector": "always"}
     queue = Source("orders", decode=Order, options=options)
     moved = _moved(dataclasses.replace(PIPELINE, sources={"orders": queue}), "nats://127.0.0.1:4222", tmp_path)
