@@ -42,7 +42,6 @@ PIPELINE = Pipeline(
 )
 
 
-@pytest.mark.deep
 def test_the_transform(pipeline_session: SparkSession) -> None:
     frame = payloads(
         pipeline_session, Order, [Order(1, 9), Order(2, 10), b'{"table": 3, "coffees": 11}'], key=[b"a"] * 3
@@ -53,6 +52,7 @@ def test_the_transform(pipeline_session: SparkSession) -> None:
         payloads(pipeline_session, Order, [b'{"table": 3}'])
 
 
+@pytest.mark.deep
 def test_the_pipeline(run_pipeline: Any) -> None:
     letter = OutboundMessage(b"?", attributes={"from": "bar"})
     found = run_pipeline(PIPELINE, {"orders": [b'{"table": 1, "coffees": 12}', letter]})
