@@ -26,7 +26,7 @@ from broker_spark.checkpoint.checkpoint_log import CheckpointLog
 from broker_spark.checkpoint.topics_source import TopicsDataSource, check_planned, was_read_by_connector
 from broker_spark.common.connections import bus_of
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
-from broker_spark.common.options import CONNECTORS, Bound, Position, SourceOptions, as_texts, choice
+from broker_spark.common.options import CONNECTORS, Bound, Position, SourceOptions, as_texts, parse_choice
 from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, resolve, skip_deleted
 from broker_spark.runtime.codegen import uncompiled
 from broker_spark.session import register
@@ -160,7 +160,7 @@ def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless
     :param unless: why `auto` prefers the Python source; empty if it does not.
     :raises ConfigurationError: `always` is set, and the connector cannot read this.
     """
-    wanted = choice("connector", connector, CONNECTORS)
+    wanted = parse_choice("connector", connector, CONNECTORS)
     if wanted == "never":
         return None
     found, reason = _translated(spark, source)

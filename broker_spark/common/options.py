@@ -33,14 +33,13 @@ __all__ = [
     "as_text",
     "as_texts",
     "canonical",
-    "choice",
-    "count",
     "find_url",
     "is_spark_option",
+    "parse_choice",
     "parse_position",
     "plain_name",
+    "refuse_option",
     "topic_name",
-    "wrong",
 ]
 
 Bound = Literal["earliest", "latest"]
@@ -60,7 +59,7 @@ _TAKES: Final = (
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-def wrong(name: str, value: object, takes: str) -> NoReturn:
+def refuse_option(name: str, value: object, takes: str) -> NoReturn:
     """:raises ConfigurationError: always, with the option, its value and the accepted values."""
     raise ConfigurationError(f"Option {name} is {value!r}", advice=f"It takes {takes}")
 
@@ -116,18 +115,18 @@ def find_url(given: str | None) -> str:
     return url
 
 
-def count(name: str, text: str) -> int:
+def _count(name: str, text: str) -> int:
     """A whole number of 1 or more."""
     found = int(text) if re.fullmatch(r" *[0-9]{1,10} *", text) else 0
     if not 1 <= found <= _MOST:
-        wrong(name, text, f"a whole number of 1 or more, up to {_MOST}")
+        refuse_option(name, text, f"a whole number of 1 or more, up to {_MOST}")
     return found
 
 
-def choice(name: str, text: str, choices: tuple[str, ...]) -> str:
+def parse_choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     """One of these words."""
     if text.strip().lower() not in choices:
-        wrong(name, text, " or ".join(choices))
+        refuse_option(name, text, " or ".join(choices))
     return text.strip().lower()
 
 
@@ -153,7 +152,7 @@ def _portable(name: str, what: str, more: str = "") -> str:
 def _size(name: str, text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15}) *([kmg]?)b?", text.strip().lower())
     if match is None or int(match[1]) < 1:
-        wrong(name, text, "a size of 1 byte or more, such as 67108864 or 64m")
+        refuse_option(name, text, "a size of 1 byte or more, such as 67108864 or 64m")
     return int(match[1]) * _SIZES[match[2]]
 
 
@@ -163,20 +162,20 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 < found < 1e9:
-        wrong(name, text, "seconds above 0")
+        refuse_option(name, text, "seconds above 0")
     return found
 
 
 def _topics(name: str, text: str) -> tuple[str, ...]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        wrong(name, text, "one topic, or several with commas between")
+        refuse_option(name, text, "one topic, or several with commas between")
     return tuple(dict.fromkeys(topic_name(each) for each in names))
 
 
 def _pattern(name: str, text: str) -> str:
     if not text:
-        wrong(name, text, "a regular expression for whole topic names, for instance orders-.*")
+        refuse_option(name, text, "a regular expression for whole topic names, for instance orders-.*")
     try:
         re.compile(text)
     except re.error as error:
@@ -271,19 +270,19 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "start": lambda name, text: parse_position(name, text, "earliest"),
     "end": lambda name, text: parse_position(name, text, "latest"),
     "columns": _columns,
-    "maxRows": count,
+    "maxRows": _count,
     "maxBytes": _size,
-    "minRows": count,
+    "minRows": _count,
     "maxDelay": _seconds,
-    "tasksPerPartition": count,
-    "onDataLoss": lambda name, text: choice(name, text, ("fail", "skip")),
-    "arrowRows": count,
+    "tasksPerPartition": _count,
+    "onDataLoss": lambda name, text: parse_choice(name, text, ("fail", "skip")),
+    "arrowRows": _count,
     "group": lambda _, text: _portable(text, "group"),
     "subscription": lambda _, text: _portable(text, "subscription"),
     "spool": lambda _, text: check_place(text),
-    "aheadRows": count,
+    "aheadRows": _count,
     "aheadBytes": _size,
-    "tasks": count,
+    "tasks": _count,
 }
 _STREAM_ONLY: Final = ("subscription", "maxRows", "maxBytes", "minRows", "maxDelay", "group")
 _LOG_ONLY: Final = ("tasksPerPartition", "onDataLoss", "group")
@@ -345,7 +344,7 @@ class SourceOptions:
         if "aheadRows" not in found:
             made = replace(made, ahead_rows=2 * made.max_rows)
         if made.min_rows is not None and made.min_rows > made.max_rows:
-            wrong("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
+            refuse_option("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
         for name, position in (("start", made.start), ("end", made.end)):
             _check_topics(name, position, made)
         _check_times(made.start, made.end)
@@ -388,16 +387,18 @@ def _check_times(start: Position, end: Position) -> None:
     :raises ConfigurationError: both are times, and start is after end.
     """
     if isinstance(start.default, datetime) and isinstance(end.default, datetime) and start.default > end.default:
-        wrong("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
+        refuse_option("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
 
 
 def _check_ahead(made: SourceOptions) -> None:
     if made.subscription is None:
         return
     if made.start.offsets:
-        wrong("start", "offsets", "earliest, latest or a time for a subscription, and applies only to a new one")
+        refuse_option(
+            "start", "offsets", "earliest, latest or a time for a subscription, and applies only to a new one"
+        )
     if made.ahead_rows < (made.min_rows or 1):
-        wrong("aheadRows", made.ahead_rows, f"no fewer than minRows, which is {made.min_rows}")
+        refuse_option("aheadRows", made.ahead_rows, f"no fewer than minRows, which is {made.min_rows}")
 
 
 _FIELDS: Final = {"topic": "topics", "topicPattern": "pattern"}
@@ -415,8 +416,10 @@ def plain_name(name: str) -> str:
 def _check_topics(name: str, position: Position, options: SourceOptions) -> None:
     for topic in position.offsets:
         if topic == "" and len(options.topics) != 1:
-            wrong(name, "offsets of no topic", 'the topic too if there are several: {"topic": {"0": 17}}')
+            refuse_option(name, "offsets of no topic", 'the topic too if there are several: {"topic": {"0": 17}}')
         if topic and options.topics and topic not in options.topics:
-            wrong(name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}")
+            refuse_option(
+                name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}"
+            )
         if topic and options.pattern is not None and not re.fullmatch(options.pattern, topic):
-            wrong(name, f"an offset of topic {topic!r}", f"topics that match topicPattern {options.pattern!r}")
+            refuse_option(name, f"an offset of topic {topic!r}", f"topics that match topicPattern {options.pattern!r}")

@@ -21,9 +21,9 @@ from broker_spark.common.options import (
     CONNECTORS,
     SourceOptions,
     as_texts,
-    choice,
     find_url,
     is_spark_option,
+    parse_choice,
     plain_name,
     topic_name,
 )
@@ -41,12 +41,9 @@ __all__ = [
     "Source",
     "TableSink",
     "TopicSink",
-    "Transform",
     "absolute",
     "errors_of",
     "is_whole",
-    "same_path",
-    "same_table",
 ]
 
 
@@ -61,7 +58,7 @@ def absolute(path: Any) -> Any:
     return path if not isinstance(path, str) or is_whole(path) else str(Path(path).absolute())
 
 
-def same_path(path: str) -> str:
+def _same_path(path: str) -> str:
     """A normal form of a directory, which is a prefix of that of each subdirectory."""
     scheme, colon, rest = path.rpartition("://")
     if not colon:
@@ -70,7 +67,7 @@ def same_path(path: str) -> str:
     return f"path {scheme}:{posixpath.normpath(f'/{rest}').lstrip('/')}/"
 
 
-def same_table(table: str) -> str:
+def _same_table(table: str) -> str:
     """A normal form of a table name, for a session with the default database."""
     name = table.replace("`", "").lower().removeprefix("spark_catalog.").removeprefix("default.")
     return f"table {name} "
@@ -266,7 +263,7 @@ class Pipeline:
         :raises ConfigurationError: one cannot be used.
         """
         options = self.source_options(name)
-        choice("connector", options.pop("connector", CONNECTORS[0]), CONNECTORS)
+        parse_choice("connector", options.pop("connector", CONNECTORS[0]), CONNECTORS)
         return SourceOptions.parse(options).for_stream()
 
     def sink_options(self, sink: TopicSink) -> dict[str, str]:
@@ -350,12 +347,12 @@ class Pipeline:
 
     def _check_targets(self) -> None:
         """Refuse sinks that overlap each other or the checkpoint."""
-        seen = [("checkpoint", same_path(self.checkpoint))]
+        seen = [("checkpoint", _same_path(self.checkpoint))]
         for name, sink in self.all_sinks().items():
             if isinstance(sink, FileSink):
-                what, mine = "path", same_path(sink.path)
+                what, mine = "path", _same_path(sink.path)
             elif isinstance(sink, TableSink):
-                what, mine = "table", same_table(sink.table)
+                what, mine = "table", _same_table(sink.table)
             else:
                 continue
             for other, theirs in seen:

@@ -50,7 +50,7 @@ _POLL_SECONDS: Final = 0.2
 """How often a query is polled."""
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
-"""How often a query is started whose sources do not come up."""
+"""How often a query is started if its sources do not start in time."""
 _OTHER_SOURCES: Final = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
 """Spark's error for a changed plan. It counts branches of its plan: a source with `decode` may be two of them."""
 _NOT_UP: Final = "Python worker failed to connect back"

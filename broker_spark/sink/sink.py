@@ -25,7 +25,7 @@ from broker.errors import BackendError, ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker_spark.common.connections import bus_of, check_reachable
-from broker_spark.common.options import canonical, choice, find_url, topic_name, wrong
+from broker_spark.common.options import canonical, find_url, parse_choice, refuse_option, topic_name
 from broker_spark.common.schema import nearest
 from broker_spark.runtime.workers import freeze_loaded_objects
 from broker_spark.sink.duplicate_ids import IdCounter
@@ -72,7 +72,7 @@ class SinkOptions:
         """
         found = canonical(options, _KNOWN, "The sink")
         url = find_url(found.get("url"))
-        keep = choice("keepPartition", found.get("keepPartition", "false"), ("true", "false")) == "true"
+        keep = parse_choice("keepPartition", found.get("keepPartition", "false"), ("true", "false")) == "true"
         columns = _columns(schema, keep_partition=keep)
         if keep and "partition" not in columns:
             raise ConfigurationError(
@@ -94,10 +94,10 @@ class SinkOptions:
             if (needed := broker.settings_needed.get(f"publish.{column}")) is not None:
                 way_out += f"; or give what it takes: {needed}"
             raise Unsupported(f"This broker has no use for column {column!r}", advice=way_out)
-        ids = choice("ids", found.get("ids", "always"), ("always", "never")) == "always"
+        ids = parse_choice("ids", found.get("ids", "always"), ("always", "never")) == "always"
         write_id = found.get("writeId")
         if write_id is not None and (not ids or not 0 < len(write_id) <= _LONGEST_WRITE_ID):
-            wrong("writeId", write_id, f"1 to {_LONGEST_WRITE_ID} characters, and ids that are not never")
+            refuse_option("writeId", write_id, f"1 to {_LONGEST_WRITE_ID} characters, and ids that are not never")
         return cls(url=url, topic=topic, ids=ids, columns=columns, write_id=write_id)
 
 

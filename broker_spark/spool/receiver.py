@@ -36,7 +36,7 @@ from broker_spark.spool.lease import HEARTBEAT_SECONDS
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 
-__all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "DrainGoal", "Receiver", "find_drain_goal"]
+__all__ = ["DrainGoal", "Receiver", "find_drain_goal"]
 
 SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20

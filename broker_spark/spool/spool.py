@@ -164,7 +164,7 @@ class Spool:
                 _check_columns(self._files, self._place, segment, columns)
             self._unchecked.pop()
 
-    # -- what there is -----------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @property
     def first(self) -> int:

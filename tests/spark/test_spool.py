@@ -132,7 +132,7 @@ def test_few_rows_wait_for_more(bus: Bus, make_topic: MakeTopic, make_query: Mak
 def test_one_query_owns_a_spool_until_it_ends(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.3)
+    monkeypatch.setattr(lease, "LOCAL_WAIT_SECONDS", 0.3)
     topic = make_topic()
     first = make_query(topic).begin()
     with pytest.raises(
