@@ -46,7 +46,7 @@ STEPS: dict[str, Callable[[int], None]] = {
     "half": lambda number: _killing(Path, "replace", number, after=False, when=_of_segments),
     "unchecked": lambda number: _killing(segments, "write", number, after=True),
     "written": lambda number: _killing(spool.Spool, "add", number, after=True),
-    "acked": lambda number: _killing(receiver.Receiver, "_acked", number, after=False),
+    "acked": lambda number: _killing(receiver.Receiver, "_record_acks", number, after=False),
     "planned": lambda number: _killing(source.SpoolStreamReader, "partitions", number, after=False),
     "committed": lambda number: _killing(source.SpoolStreamReader, "commit", number, after=False),
     "trimming": lambda number: _killing(files.LocalFiles, "delete", number, after=True, when=_of_segments),
