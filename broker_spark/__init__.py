@@ -38,7 +38,7 @@ except ImportError as error:
 from broker_spark.common.schema import COLUMNS, arrow_schema, spark_schema
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.decode.decoding import Decoded, decode, payload_schema
-from broker_spark.kafka_connector.connector import read, read_stream
+from broker_spark.kafka_connector import read, read_stream
 from broker_spark.progress import lag
 from broker_spark.session import register, session
 

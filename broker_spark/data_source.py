@@ -1,4 +1,4 @@
-"""What Spark calls by the name "broker". Options are checked here, when a read or a write is planned."""
+"""`format("broker")` for Spark. Options are checked here, when a read or a write is planned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["BrokerDataSource", "MessageDataSource"]
 
 
 class MessageDataSource(DataSource):
-    """What takes the options of a source of topics, and has its columns."""
+    """Base of the sources of topics: their options and columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Spark pickles this object, and its own mapping forgets how names were written.
@@ -46,7 +46,7 @@ class BrokerDataSource(MessageDataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """The name for `format(...)`."""
         return "broker"
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -91,7 +91,7 @@ def session(
     if master is not None:
         check_text("master", master)
         given["spark.master"] = master
-    asked = ", ".join(f"{key}={_shown(key, value)}" for key, value in given.items())
+    requested = ", ".join(f"{key}={_shown(key, value)}" for key, value in given.items())
     server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
     settings = {**configured(), **given} if not server or server.startswith("local") else given
     local = (server or settings.get("spark.master", "")).startswith("local")
@@ -104,7 +104,7 @@ def session(
             ours = {**ours, **_LOOPBACK, **(_SERVER_LOOPBACK if server else {}), **socket_settings(settings)}
         given = {**{key: value for key, value in ours.items() if key not in settings}, **given}
     with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
-        made = _start(name, given, server, asked)
+        made = _start(name, given, server, requested)
     atexit.register(made.stop)
     return register(made)
 
@@ -130,10 +130,10 @@ def _shown(key: str, value: str) -> str:
     return MASK if is_secret_name(key) else value.partition(";")[0] if key == "spark.remote" else value
 
 
-def _start(name: str, given: Mapping[str, str], server: str, asked: str) -> SparkSession:
+def _start(name: str, given: Mapping[str, str], server: str, requested: str) -> SparkSession:
     """Start the session and set `_DEFAULTS` where nothing else is configured.
 
-    :param asked: the given settings, for errors.
+    :param requested: the given settings, for errors.
     :raises ConfigurationError: Spark does not start.
     """
     made: SparkSession | None = None
@@ -156,11 +156,11 @@ def _start(name: str, given: Mapping[str, str], server: str, asked: str) -> Spar
                 made.stop()
         if isinstance(error, PySparkException) and error.getCondition() == _NO_JAVA:
             raise ConfigurationError(
-                f"Spark's JVM did not start with {asked}; its own message is above",
+                f"Spark's JVM did not start with {requested}; its own message is above",
                 advice="Install Java 17 or newer, and check master and settings",
             ) from error
         raise ConfigurationError(
-            f"Spark does not start with {asked}: {_root_cause(error)}",
+            f"Spark does not start with {requested}: {_root_cause(error)}",
             advice="Check that the master answers and that Spark knows the settings",
         ) from error
     return made

@@ -42,7 +42,7 @@ def measure_decoding(stage: SparkStage, scale: float, rounds: int) -> list[Secti
         "Decoding JSON by a class",
         "Rows per second of 13 fields (texts, numbers, a time, a decimal, a literal; 300 B of JSON), from memory into "
         "the `noop` sink, two tasks. `from_json` takes the same schema and makes null of what is wrong; `decode` "
-        "checks every field and tells the reason of what does not decode.",
+        "checks every field and gives the reason if a row does not decode.",
     )
     count = max(2000, int(100_000 * scale))
     frame = _json(stage.spark, count).persist()

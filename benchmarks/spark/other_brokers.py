@@ -1,6 +1,6 @@
 """Spark over Pulsar and Pub/Sub, beside our log reader and the brokers' own clients in their quickest form.
 
-Each server runs for its part only. The double of Service Bus is not measured: it is ours, and tells nothing of Azure's.
+Each server runs for its part only. The double of Service Bus is not measured: it says nothing about Azure.
 """
 
 from __future__ import annotations

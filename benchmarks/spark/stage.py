@@ -1,7 +1,7 @@
 """The brokers, a session of Spark on them, and topics that are filled.
 
-Every message has a key, every second one an attribute, and its body is a JSON object of about the size that is asked
-for. One server of each broker on the loopback, one JVM of Spark.
+Every message has a key, every second one an attribute, and its body is a JSON object of about the requested size. One
+server of each broker on the loopback, one JVM of Spark.
 """
 
 from __future__ import annotations

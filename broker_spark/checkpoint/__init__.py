@@ -1,1 +1,1 @@
-"""What queries keep in Spark's checkpoint."""
+"""The state of queries in Spark's checkpoint: positions and topic ids."""

@@ -1,6 +1,7 @@
-"""Spark's own files in a checkpoint: the numbers of the batches, and the positions of the last one.
+"""Reads Spark's own files in a checkpoint: the numbers of the batches, and the positions of the last one.
 
-Blocking; before the query is started. *Failure.* Incomplete files raise ConfigurationError; Spark would show a stack.
+Blocking; called before the query starts. *Failure.* Incomplete files raise ConfigurationError instead of Spark's stack
+trace.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class CheckpointLog:
         self._checkpoint = checkpoint.rstrip("/")
 
     def batches(self, log: str) -> list[int]:
-        """The numbers of the batches in `offsets`, which were planned, or in `commits`."""
+        """The numbers of the planned batches (log `offsets`) or of the committed ones (`commits`)."""
         with path_errors_as("checkpoint", self._checkpoint):
             path, files = find_path(self._spark, f"{self._checkpoint}/{log}")
             found: list[Any] = list(files.listStatus(path)) if files.exists(path) else []
@@ -40,9 +41,11 @@ class CheckpointLog:
         return [int(name) for name in names if name.isdecimal()]
 
     def positions(self) -> list[dict[str, Any]]:
-        """What the sources of the last batch that was planned wrote; none if none was. Of some it is no object.
+        """The positions of each source in the last planned batch; empty if no batch was planned.
 
-        :raises ConfigurationError: the query's id, or one of them, is incomplete or cannot be read.
+        A source that stores no JSON object has an empty one here.
+
+        :raises ConfigurationError: the query's metadata or a position is incomplete, or cannot be read.
         """
         identity = self._read_file("metadata")
         if identity is not None:
@@ -52,7 +55,7 @@ class CheckpointLog:
         if positions is None:
             return []
         what, text = positions
-        # A version, Spark's own, and a line for each source; some sources have a number there, or nothing yet.
+        # A version, Spark's metadata, and a line for each source; some sources store a number, or nothing yet.
         lines = enumerate(text.decode(errors="replace").splitlines()[2:], 3)
         return [
             parse_object(line, f"Line {number} of {what}", _ADVICE) if line.startswith("{") else {}
@@ -60,7 +63,7 @@ class CheckpointLog:
         ]
 
     def _read_file(self, name: str) -> tuple[str, bytes] | None:
-        """What errors call a file of the checkpoint, and what is in it; None if there is none.
+        """A file's name for errors and its contents; None if it does not exist.
 
         :raises ConfigurationError: it cannot be read.
         """

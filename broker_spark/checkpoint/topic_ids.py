@@ -2,7 +2,7 @@
 
 Sources of this package store ids in their offsets; Spark's Kafka connector does not. The file `anybroker-topics.json`
 lies in the checkpoint's directory, in any file system of Spark. It also has the number of tasks of a pipeline's batch.
-Blocking; before the query is started.
+Blocking.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ class TopicIds:
         return bool(self._log.batches("offsets"))
 
     def check(self, name: str, options: SourceOptions) -> None:
-        """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
+        """Check that the checkpoint belongs to a source's topics, or that a new checkpoint can begin with them.
 
-        :param name: of the source, among those of the checkpoint.
-        :raises ConfigurationError: a topic was recreated since, or is that of another broker; or `start` has an offset
-            that is not there, and nothing was read yet.
+        :param name: the source.
+        :raises ConfigurationError: a topic was recreated or belongs to another broker; or nothing was read yet, and
+            `start` has an offset that does not exist.
         :raises BrokerError: a broker does not answer.
         """
         if options.subscription is not None:
-            # Its spool knows.
+            # The spool stores these ids.
             return
         bus = bus_of(options.url)
         backend = bus.capabilities.backend
@@ -84,20 +84,20 @@ class TopicIds:
         identities = identities_of(bus, options, before.topics)
         if not self._has_batches:
             check_start(bus, options)
-        # Where some are read no more the offsets of Spark tell; where none of them is, it is another query's.
+        # Spark refuses topics that are no longer read. If none is read any more, it is another query's checkpoint.
         known = {topic: each for topic, each in before.topics.items() if topic in identities} or before.topics
         Offsets(before.backend, known).check(backend, identities, named=options.pattern is None)
         self._read[name] = set(identities)
-        # One that the broker does not tell now keeps what it was.
+        # A topic for which the broker returns no id now keeps the stored one.
         now = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if each is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
 
     def watch(self, name: str, options: SourceOptions) -> None:
-        """Have `recheck` look at a checked source, whose offsets do not tell which topics they are of."""
+        """Include a checked source in `recheck`, since its offsets have no topic ids."""
         self._watched[name] = options
 
     def recheck(self) -> None:
-        """Make sure that the topics of watched sources are still those that were checked, and keep what new ones are.
+        """Check that the topics of watched sources were not recreated, and store the ids of new topics.
 
         :raises ConfigurationError: one was recreated, or deleted.
         :raises BrokerError: a broker does not answer.
@@ -115,14 +115,14 @@ class TopicIds:
                 self.save()
 
     def check_positions(self) -> None:
-        """Make sure that the positions of the last batch are whole, from which Spark goes on, and the connector's where
-        that reads.
+        """Check the positions of the last batch, from which Spark continues.
 
-        :raises ConfigurationError: they are not, or cannot be read.
+        :raises ConfigurationError: they are incomplete, cannot be read, or the Python source wrote those of a source
+            that the connector reads now.
         """
         logs = [each for each in self._log.positions() if each.get("source") == LOG_SOURCE]
         now = {name: _ids(of) for name, of in self._now.items() if name != _TASKS}
-        # What the Python source reads besides, as of another cluster, may be of the same topics.
+        # The Python source may read topics of the same ids too, for instance from another cluster.
         ours = set[str | None]().union({None}, *(ids for name, ids in now.items() if name not in self._watched))
         before = set[str | None]().union(*map(_ids, logs)) - ours
         for name in self._watched:
@@ -134,9 +134,9 @@ class TopicIds:
                 )
 
     def tasks(self, now: Callable[[], int]) -> int:
-        """The number of tasks of a batch behind its reads.
+        """The number of tasks after the reads of a batch.
 
-        Message ids depend on the tasks. So a batch that an earlier run left has as many tasks as in that run.
+        Message ids depend on it, so a batch that an earlier run planned keeps the number of that run.
 
         :param now: the number for a new batch.
         """

@@ -1,7 +1,7 @@
-"""A source without rows, beside a stream of Spark's Kafka connector: it looks which topics each micro-batch is of.
+"""A source without rows beside a stream of Spark's Kafka connector: it checks the topic ids of each micro-batch.
 
-The connector keeps offsets only, which mean other records in a topic that was recreated. The offsets of this source are
-the ids of the topics, in the same checkpoint, and Spark asks both sources before it plans a batch.
+The connector stores only offsets, which mean other records once a topic is recreated. The offsets of this source are
+the topic ids, in the same checkpoint, and Spark calls both sources before it plans a batch.
 
     {"source": "broker-topics", "version": 1, "backend": "kafka", "ids": {"orders": "5kd…"}}
 """
@@ -25,14 +25,14 @@ from broker_spark.common.topics import chosen_topics, identities_of
 from broker_spark.data_source import MessageDataSource
 from broker_spark.runtime.workers import freeze_loaded_objects
 
-__all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "is_connectors"]
+__all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "was_read_by_connector"]
 
 _SOURCE: Final = "broker-topics"
 _VERSION: Final = 1
 
 
 class TopicsDataSource(MessageDataSource):
-    """What `read_stream` puts beside the connector's rows; it takes the options of `format("broker")`."""
+    """The source that `read_stream` adds to the connector's rows; it takes the options of `format("broker")`."""
 
     @classmethod
     def name(cls) -> str:
@@ -44,41 +44,41 @@ class TopicsDataSource(MessageDataSource):
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Its offsets change where a topic is new to a pattern, and it has no rows."""
+    """Has no rows. Its offsets change when a pattern matches a new topic."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Nothing is to be frozen."""
+        """There is no end to freeze."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """What the topics are now.
+        """The topic ids now.
 
-        :raises TopicNotFound: one of them is missing.
+        :raises TopicNotFound: a topic is missing.
         """
-        return self._look(Offsets(bus_of(self._options.url).capabilities.backend, {}))
+        return self._checked_ids(Offsets(bus_of(self._options.url).capabilities.backend, {}))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """What the topics are now, which is what they were.
+        """The topic ids now, compared with those of the checkpoint.
 
-        :raises ConfigurationError: one was recreated, or the checkpoint is of others.
-        :raises TopicNotFound: one of them was deleted.
+        :raises ConfigurationError: a topic was recreated, or the checkpoint belongs to other topics.
+        :raises TopicNotFound: a topic was deleted.
         """
-        return self._look(_from_json(start))
+        return self._checked_ids(_from_json(start))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return []
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Nothing; Spark makes a partition of its own where there is none."""
+        """No rows. Spark adds a partition of its own if a batch has none."""
         return iter(())
 
-    def _look(self, known: Offsets) -> dict[str, Any]:
+    def _checked_ids(self, known: Offsets) -> dict[str, Any]:
         bus = bus_of(self._options.url)
         ids = identities_of(bus, self._options, known.topics)
         known.check(bus.capabilities.backend, ids, named=self._options.pattern is None)
-        # One that the broker does not tell now keeps what it was.
+        # A topic for which the broker returns no id now keeps the stored one.
         kept = {topic: each.identity for topic, each in known.topics.items() if ids[topic] is None}
         return {
             "source": _SOURCE,
@@ -88,43 +88,44 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
 
-def is_connectors(positions: Sequence[Mapping[str, Any]], options: SourceOptions) -> bool | None:
-    """Whether the connector read these topics for a checkpoint, or the Python source; None where neither is known to.
+def was_read_by_connector(positions: Sequence[Mapping[str, Any]], options: SourceOptions) -> bool | None:
+    """Whether the connector wrote a checkpoint's positions of these topics; False: the Python source; None if unknown.
 
-    :param positions: of the checkpoint's last batch, from any sources; none if there was none.
-    :raises ConfigurationError: what sources of this package wrote is incomplete.
+    :param positions: the positions of all sources in the checkpoint's last batch; empty if there is none.
+    :raises ConfigurationError: positions of this package are incomplete.
     """
     if not positions or options.subscription is not None:
         return None
     bus = bus_of(options.url)
     chosen = set(chosen_topics(bus, options))
 
-    def are_of_them(offsets: Offsets) -> bool:
+    def has_these_topics(offsets: Offsets) -> bool:
         return offsets.backend == bus.capabilities.backend and not chosen.isdisjoint(offsets.topics)
 
     found = {
-        name: any(are_of_them(parse(each)) for each in positions if each.get("source") == name)
+        name: any(has_these_topics(parse(each)) for each in positions if each.get("source") == name)
         for name, parse in ((_SOURCE, _from_json), (LOG_SOURCE, Offsets.from_json))
     }
     return None if found[_SOURCE] == found[LOG_SOURCE] else found[_SOURCE]
 
 
 def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions) -> None:
-    """Look at the topics of a batch that was planned, which Spark runs again without asking.
+    """Check the topics of a planned batch, which Spark runs again without calling its sources.
 
-    :param positions: as there.
-    :raises ConfigurationError: a topic was recreated, or the checkpoint is of others or of another kind of source.
-    :raises TopicNotFound: one was deleted.
+    :param positions: as for `was_read_by_connector`.
+    :raises ConfigurationError: a topic was recreated, or the checkpoint belongs to other topics or another kind of
+        source.
+    :raises TopicNotFound: a topic was deleted.
     """
     if not positions:
         return
     kept = [_from_json(each) for each in positions if each.get("source") == _SOURCE]
     if not kept:
-        # It names whose they are.
+        # Raises, with the source that wrote them.
         _from_json(positions[0])
     bus = bus_of(options.url)
     ids = identities_of(bus, options, {topic for each in kept for topic in each.topics})
-    # A query may have several of these sources, also of topics of one name: one of them is this one's.
+    # A query may have several such sources, even with topics of the same name: one of them is this source.
     is_pattern = options.pattern is not None
     mine = [each for each in kept if not each.topics.keys().isdisjoint(ids) or (is_pattern and not each.topics)]
     refusal: ConfigurationError | None = None
@@ -140,7 +141,7 @@ def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions
 
 
 def _from_json(given: Mapping[str, Any]) -> Offsets:
-    """:raises ConfigurationError: another source wrote it, or a newer version of this one, or it is incomplete."""
+    """:raises ConfigurationError: another source or a newer version wrote it, or it is incomplete."""
     check_source(given, _SOURCE, _VERSION, ADVICE)
     try:
         ids = cast("Mapping[str, str | None]", given["ids"])

@@ -28,10 +28,10 @@ def covers(start: Places, end: Places) -> bool:
 
 
 def admit(start: Places, end: Places, most: int | None, *, shared: bool) -> dict[str, dict[int, int]]:
-    """How far to read from `start` towards `end`, so that it is at most `most` rows; None is all.
+    """How far to read from `start` towards `end`: at most `most` rows; None reads all.
 
-    Every topic and partition gets of it what its backlog is of the whole; who has the least gets what is left over, so
-    that a small backlog is not kept waiting by a large one.
+    Each topic and partition gets a share in proportion to its backlog. The smallest backlogs get the remainder, so that
+    they do not wait for a large one.
     """
     waiting = backlog(start, end, shared=shared)
     if most is None or sum(waiting.values()) <= most:
@@ -59,7 +59,7 @@ def _span(starts: Mapping[int, int], ends: Mapping[int, int], shared: bool) -> i
 
 
 def _share(waiting: Mapping[K, int], most: int) -> dict[K, int]:
-    """Whole parts of `most`, in proportion, none above what is waiting."""
+    """Integer shares of `most`, in proportion to the backlogs, and at most the backlog."""
     total = sum(waiting.values())
     if total <= most:
         return dict(waiting)

@@ -42,7 +42,7 @@ _HALF: Final = ".half"
 """What the name of a file ends with that is incomplete yet."""
 NEXT: Final = ".next"
 """The suffix of a complete file that is about to replace the previous one."""
-_LOOKS: Final = 3
+_OPEN_ATTEMPTS: Final = 3
 """How often both names of a file are tried before it is missing."""
 
 P = TypeVar("P")
@@ -234,7 +234,7 @@ class StoredFiles(Files):
     def open(self, name: str) -> Any:
         path = self._path(name)
         # The file may be renamed from the second name to the first between the two attempts.
-        for each in () if self._atomic else (path, f"{path}{NEXT}") * _LOOKS:
+        for each in () if self._atomic else (path, f"{path}{NEXT}") * _OPEN_ATTEMPTS:
             with suppress(FileNotFoundError):
                 return self._fs.open_input_file(each)
         return self._fs.open_input_file(path)

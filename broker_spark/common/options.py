@@ -1,6 +1,11 @@
 """The options of a source: strings, as Spark passes them, checked when a read is planned. Pure.
 
-Names ignore case and underscores: `maxRows`, `max_rows` and `maxrows` are the same option.
+Names ignore case and underscores: `maxRows`, `max_rows` and `maxrows` are the same option. `start` and `end` are:
+
+    earliest | latest | 2026-01-31T12:00:00+00:00 | {"0": 17, "1": "latest"} | {"orders": {"0": 17}, "refunds": {…}}
+
+A time means the first message with a broker time at or after it. An offset is the next one to read, so an end offset is
+exclusive. A partition or topic that the object does not name is read from its earliest to its latest message.
 """
 
 from __future__ import annotations
@@ -17,23 +22,27 @@ from broker.errors import ConfigurationError, InvalidName
 from broker.names import check_name, native_name
 from broker_spark.common.connections import check_reachable
 from broker_spark.common.files import check_place
-from broker_spark.common.positions import Position, parse_position
+from broker_spark.common.json_state import parse_object, shown
 from broker_spark.common.schema import COLUMNS, check_columns, nearest
 
 __all__ = [
     "CONNECTORS",
+    "Bound",
+    "Position",
     "SourceOptions",
     "as_text",
     "as_texts",
     "canonical",
-    "choice",
-    "count",
     "find_url",
     "is_spark_option",
+    "parse_choice",
+    "parse_position",
     "plain_name",
+    "refuse_option",
     "topic_name",
-    "wrong",
 ]
+
+Bound = Literal["earliest", "latest"]
 
 CONNECTORS: Final = ("auto", "always", "never")
 """Values of `connector` of `broker_spark.read`, the default first."""
@@ -41,10 +50,16 @@ _SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "tr
 """Options that Spark adds to those of a source or sink for its own use."""
 _MOST: Final = 2**31 - 1
 """The largest count that the layers below accept."""
+_DIGITS: Final = 9
+"""Most digits of a partition number."""
+_TAKES: Final = (
+    'It takes "earliest", "latest", a time such as 2026-01-31T12:00:00+00:00, or offsets as {"0": 17} '
+    'or {"topic": {"0": 17}}'
+)
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-def wrong(name: str, value: object, takes: str) -> NoReturn:
+def refuse_option(name: str, value: object, takes: str) -> NoReturn:
     """:raises ConfigurationError: always, with the option, its value and the accepted values."""
     raise ConfigurationError(f"Option {name} is {value!r}", advice=f"It takes {takes}")
 
@@ -100,18 +115,18 @@ def find_url(given: str | None) -> str:
     return url
 
 
-def count(name: str, text: str) -> int:
+def _count(name: str, text: str) -> int:
     """A whole number of 1 or more."""
     found = int(text) if re.fullmatch(r" *[0-9]{1,10} *", text) else 0
     if not 1 <= found <= _MOST:
-        wrong(name, text, f"a whole number of 1 or more, up to {_MOST}")
+        refuse_option(name, text, f"a whole number of 1 or more, up to {_MOST}")
     return found
 
 
-def choice(name: str, text: str, choices: tuple[str, ...]) -> str:
+def parse_choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     """One of these words."""
     if text.strip().lower() not in choices:
-        wrong(name, text, " or ".join(choices))
+        refuse_option(name, text, " or ".join(choices))
     return text.strip().lower()
 
 
@@ -137,7 +152,7 @@ def _portable(name: str, what: str, more: str = "") -> str:
 def _size(name: str, text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15}) *([kmg]?)b?", text.strip().lower())
     if match is None or int(match[1]) < 1:
-        wrong(name, text, "a size of 1 byte or more, such as 67108864 or 64m")
+        refuse_option(name, text, "a size of 1 byte or more, such as 67108864 or 64m")
     return int(match[1]) * _SIZES[match[2]]
 
 
@@ -147,20 +162,20 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 < found < 1e9:
-        wrong(name, text, "seconds above 0")
+        refuse_option(name, text, "seconds above 0")
     return found
 
 
 def _topics(name: str, text: str) -> tuple[str, ...]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        wrong(name, text, "one topic, or several with commas between")
+        refuse_option(name, text, "one topic, or several with commas between")
     return tuple(dict.fromkeys(topic_name(each) for each in names))
 
 
 def _pattern(name: str, text: str) -> str:
     if not text:
-        wrong(name, text, "a regular expression for whole topic names, for instance orders-.*")
+        refuse_option(name, text, "a regular expression for whole topic names, for instance orders-.*")
     try:
         re.compile(text)
     except re.error as error:
@@ -175,6 +190,79 @@ def _columns(name: str, text: str) -> tuple[str, ...]:
     return tuple(check_columns([part.strip() for part in text.split(",") if part.strip()]))
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A start or an end.
+
+    :ivar default: the position of all partitions that `offsets` does not name.
+    :ivar offsets: by topic, or "" for the only topic, and by partition.
+    """
+
+    default: Bound | datetime
+    offsets: Mapping[str, Mapping[int, int | Bound]] = field(default_factory=dict[str, Mapping[int, "int | Bound"]])
+
+    def of(self, topic: str) -> Mapping[int, int | Bound]:
+        """The positions of the topic's partitions."""
+        return self.offsets.get(topic, self.offsets.get("", {}))
+
+    @property
+    def moves(self) -> bool:
+        """Whether the position changes with each new message."""
+        return self.default == "latest" or any("latest" in places.values() for places in self.offsets.values())
+
+
+def parse_position(name: str, text: str, default: Bound) -> Position:
+    """Parse a start or end position.
+
+    :param name: the name of the option, for the error.
+    :raises ConfigurationError: the text is not a position.
+    """
+    text = text.strip()
+    if text in {"earliest", "latest"}:
+        return Position(cast("Bound", text))
+    if text.startswith("{"):
+        return Position(default, _offsets(name, text))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"Option {name} is {shown(text)}", advice=_TAKES) from None
+    if time.tzinfo is None:
+        raise ConfigurationError(
+            f"Option {name} is {text!r}, which has no timezone",
+            advice=f"Add the offset, for instance {time.isoformat()}+00:00 for UTC",
+        )
+    return Position(time)
+
+
+def _offsets(name: str, text: str) -> dict[str, Mapping[int, int | Bound]]:
+    found = parse_object(text, f"Option {name}", _TAKES)
+    if not found:
+        raise ConfigurationError(f"Option {name} names no partition", advice=_TAKES)
+    if all(map(_is_number, found)):
+        return {"": _partitions(name, found)}
+    for topic, partitions in found.items():
+        if not isinstance(partitions, dict):
+            raise ConfigurationError(f"Option {name} has {shown(partitions)} for {shown(topic)}", advice=_TAKES)
+    return {topic: _partitions(name, partitions) for topic, partitions in found.items()}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
+def _partitions(name: str, given: Mapping[str, Any]) -> dict[int, int | Bound]:
+    found: dict[int, int | Bound] = {}
+    for key, value in given.items():
+        fits = value in {"earliest", "latest"} if isinstance(value, str) else type(value) is int and value >= 0
+        if not _is_number(key) or not fits:
+            raise ConfigurationError(
+                f"Option {name} has {shown(value)} for partition {shown(key)}",
+                advice='Partitions are numbers, and each has an offset of 0 or more, "earliest" or "latest"',
+            )
+        found[int(key)] = cast("int | Bound", value)
+    return found
+
+
 _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "url": lambda _, text: text,
     "topic": _topics,
@@ -182,19 +270,19 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "start": lambda name, text: parse_position(name, text, "earliest"),
     "end": lambda name, text: parse_position(name, text, "latest"),
     "columns": _columns,
-    "maxRows": count,
+    "maxRows": _count,
     "maxBytes": _size,
-    "minRows": count,
+    "minRows": _count,
     "maxDelay": _seconds,
-    "tasksPerPartition": count,
-    "onDataLoss": lambda name, text: choice(name, text, ("fail", "skip")),
-    "arrowRows": count,
+    "tasksPerPartition": _count,
+    "onDataLoss": lambda name, text: parse_choice(name, text, ("fail", "skip")),
+    "arrowRows": _count,
     "group": lambda _, text: _portable(text, "group"),
     "subscription": lambda _, text: _portable(text, "subscription"),
     "spool": lambda _, text: check_place(text),
-    "aheadRows": count,
+    "aheadRows": _count,
     "aheadBytes": _size,
-    "tasks": count,
+    "tasks": _count,
 }
 _STREAM_ONLY: Final = ("subscription", "maxRows", "maxBytes", "minRows", "maxDelay", "group")
 _LOG_ONLY: Final = ("tasksPerPartition", "onDataLoss", "group")
@@ -256,7 +344,7 @@ class SourceOptions:
         if "aheadRows" not in found:
             made = replace(made, ahead_rows=2 * made.max_rows)
         if made.min_rows is not None and made.min_rows > made.max_rows:
-            wrong("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
+            refuse_option("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
         for name, position in (("start", made.start), ("end", made.end)):
             _check_topics(name, position, made)
         _check_times(made.start, made.end)
@@ -299,16 +387,18 @@ def _check_times(start: Position, end: Position) -> None:
     :raises ConfigurationError: both are times, and start is after end.
     """
     if isinstance(start.default, datetime) and isinstance(end.default, datetime) and start.default > end.default:
-        wrong("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
+        refuse_option("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
 
 
 def _check_ahead(made: SourceOptions) -> None:
     if made.subscription is None:
         return
     if made.start.offsets:
-        wrong("start", "offsets", "earliest, latest or a time for a subscription, and applies only to a new one")
+        refuse_option(
+            "start", "offsets", "earliest, latest or a time for a subscription, and applies only to a new one"
+        )
     if made.ahead_rows < (made.min_rows or 1):
-        wrong("aheadRows", made.ahead_rows, f"no fewer than minRows, which is {made.min_rows}")
+        refuse_option("aheadRows", made.ahead_rows, f"no fewer than minRows, which is {made.min_rows}")
 
 
 _FIELDS: Final = {"topic": "topics", "topicPattern": "pattern"}
@@ -326,8 +416,10 @@ def plain_name(name: str) -> str:
 def _check_topics(name: str, position: Position, options: SourceOptions) -> None:
     for topic in position.offsets:
         if topic == "" and len(options.topics) != 1:
-            wrong(name, "offsets of no topic", 'the topic too if there are several: {"topic": {"0": 17}}')
+            refuse_option(name, "offsets of no topic", 'the topic too if there are several: {"topic": {"0": 17}}')
         if topic and options.topics and topic not in options.topics:
-            wrong(name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}")
+            refuse_option(
+                name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}"
+            )
         if topic and options.pattern is not None and not re.fullmatch(options.pattern, topic):
-            wrong(name, f"an offset of topic {topic!r}", f"topics that match topicPattern {options.pattern!r}")
+            refuse_option(name, f"an offset of topic {topic!r}", f"topics that match topicPattern {options.pattern!r}")

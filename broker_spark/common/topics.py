@@ -16,8 +16,7 @@ from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError, NotAuthorized, TopicNotFound, Unsupported
 from broker.hooks import Event, Warned, logger
 from broker_spark.common.offsets import GONE
-from broker_spark.common.options import SourceOptions
-from broker_spark.common.positions import Bound, Position
+from broker_spark.common.options import Bound, Position, SourceOptions
 
 __all__ = [
     "TopicLog",
@@ -36,8 +35,8 @@ __all__ = [
     "skip_deleted",
 ]
 
-_LOOKED_AT: Final = 100
-_PARTITIONS: Final = 8
+_SAMPLED_ROWS: Final = 100
+_SAMPLED_PARTITIONS: Final = 8
 _OVERHEAD: Final = 64
 """Bytes of the columns besides key and value, about."""
 
@@ -235,12 +234,12 @@ def mean_size(bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[s
         reverse=True,
     )
     rows = size = 0
-    for behind, topic, partition in waiting[:_PARTITIONS]:
+    for behind, topic, partition in waiting[:_SAMPLED_PARTITIONS]:
         if behind <= 0:
             continue
         first = begins[topic][partition]
         try:
-            found = bus.log.read(topic, partition, first, first + behind, max_records=_LOOKED_AT)
+            found = bus.log.read(topic, partition, first, first + behind, max_records=_SAMPLED_ROWS)
             for records in found:
                 rows += len(records)
                 size += sum(len(each.data or b"") + len(each.key or b"") for each in records)

@@ -78,7 +78,9 @@ def _tables(bus: Bus, options: SourceOptions, wanted: Range, columns: _Columns) 
                 offsets = table.column("offset")
                 first, last = offsets[0].as_py(), offsets[-1].as_py()
                 if not position <= first <= last < wanted.stop:
-                    raise OffsetOutOfRange(f"Offsets {first} to {last} came, and {position} to {wanted.stop} were due")
+                    raise OffsetOutOfRange(
+                        f"Offsets {first} to {last} came, and {position} to {wanted.stop} were expected"
+                    )
                 position = last + 1
                 yield table
             return
@@ -88,14 +90,14 @@ def _tables(bus: Bus, options: SourceOptions, wanted: Range, columns: _Columns) 
 
 
 def _after_loss(bus: Bus, options: SourceOptions, wanted: Range, position: int, error: OffsetOutOfRange) -> int:
-    """Where to read on after retention removed what was due."""
+    """The position to continue at after retention removed records."""
     bounds = bus.log.bounds(wanted.topic).get(wanted.partition)
     where = f"{wanted.topic!r}[{wanted.partition}]"
     if bounds is None or bounds.first <= position:
         raise OffsetOutOfRange(
             f"The range {wanted.start} to {wanted.stop} of {where} cannot be read at {position}: {error.message}",
             native=error,
-            advice="The end of this log was lost: begin a new checkpoint, and look what the broker went through",
+            advice="The end of this log was lost: begin a new checkpoint, and find out what happened to the broker",
         ) from error
     if options.on_data_loss == "fail":
         raise OffsetOutOfRange(

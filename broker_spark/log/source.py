@@ -35,8 +35,7 @@ from broker_spark.common.topics import (
     resolve,
     skip_deleted,
 )
-from broker_spark.log.counting import Counted, count_rows, offsets_count_rows, spans_between
-from broker_spark.log.ranges import Range, ranges
+from broker_spark.log.ranges import Counted, Range, count_rows, offsets_count_rows, ranges, spans_between
 from broker_spark.log.reading import read_range
 
 __all__ = ["LogBatchReader", "LogStreamReader"]

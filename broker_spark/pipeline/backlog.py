@@ -1,12 +1,15 @@
-"""Counts the rows behind a batch that an earlier run planned. Spark does not ask its sources for their ends then.
+"""Finds the source of each position in a pipeline's stream, and counts the rows that Spark's progress does not report.
 
-Blocking: asks the brokers, and for subscriptions also reads the spools.
+Spark keeps positions without names, one for each branch of its plan, so `match_positions` finds the source of each. It
+asks a broker only if two sources read topics of the same names. Behind a batch that an earlier run planned, Spark does
+not ask its sources for their ends: `unreported_rows` asks the brokers, and reads the spools of subscriptions. Blocking.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,13 +20,52 @@ from broker_spark.common.connections import bus_of
 from broker_spark.common.files import open_files
 from broker_spark.common.offsets import Offsets
 from broker_spark.common.options import SourceOptions
-from broker_spark.common.topics import bounds_of, chosen_topics
-from broker_spark.log.counting import count_rows
+from broker_spark.common.topics import bounds_of, chosen_topics, identity_of
+from broker_spark.log.ranges import count_rows
 from broker_spark.pipeline.definition import Pipeline
 from broker_spark.progress import offsets_of
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
 
-__all__ = ["unreported_rows", "waiting_rows"]
+__all__ = ["match_positions", "unreported_rows", "waiting_rows"]
+
+
+def match_positions(pipeline: Pipeline, positions: Iterable[Offsets | None]) -> list[str | None]:
+    """The source of each position; None for a subscription and for a source that was removed."""
+    sources = {name: each for name in pipeline.sources if (each := pipeline.parsed_options(name)).subscription is None}
+    left = list(sources)
+    names: list[str | None] = []
+    for found in positions:
+        if found is None:
+            names.append(None)
+            continue
+        has_identity = any(each.identity is not None for each in found.topics.values())
+        fitting = [name for name, each in sources.items() if _reads(each, found)]
+        if not has_identity:
+            fitting = [name for name in left if name in fitting] or fitting
+        chosen = fitting[0] if fitting else None
+        if len(fitting) > 1:
+            chosen = next((name for name in fitting if _is_of(found, sources[name])), chosen)
+        left = [name for name in left if name != chosen]
+        names.append(chosen)
+    return names
+
+
+def _reads(options: SourceOptions, found: Offsets) -> bool:
+    """Whether a source reads topics of these names."""
+    if options.pattern is not None:
+        return all(re.fullmatch(options.pattern, topic) for topic in found.topics)
+    return set(found.topics) <= set(options.topics)
+
+
+def _is_of(found: Offsets, options: SourceOptions) -> bool:
+    """Whether the positions have the identities of the source's topics, where both are known."""
+    try:
+        bus = bus_of(options.url)
+        return bus.capabilities.backend == found.backend and all(
+            kept.identity in {None, identity_of(bus, topic)} for topic, kept in found.topics.items()
+        )
+    except BrokerError:
+        return False
 
 
 def unreported_rows(pipeline: Pipeline, progress: Any, owners: Sequence[str | None]) -> int:

@@ -1,6 +1,6 @@
 """The parts of a pipeline: sources, transform, sinks, dead letters, checkpoint. Values only, no I/O.
 
-`Pipeline` checks all of them when it is made: an error names the part, the value and the fix.
+`Pipeline` checks all of them when it is created: an error names the part, the value and the fix.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from broker_spark.common.options import (
     CONNECTORS,
     SourceOptions,
     as_texts,
-    choice,
     find_url,
     is_spark_option,
+    parse_choice,
     plain_name,
     topic_name,
 )
@@ -41,12 +41,9 @@ __all__ = [
     "Source",
     "TableSink",
     "TopicSink",
-    "Transform",
     "absolute",
     "errors_of",
     "is_whole",
-    "same_path",
-    "same_table",
 ]
 
 
@@ -61,7 +58,7 @@ def absolute(path: Any) -> Any:
     return path if not isinstance(path, str) or is_whole(path) else str(Path(path).absolute())
 
 
-def same_path(path: str) -> str:
+def _same_path(path: str) -> str:
     """A normal form of a directory, which is a prefix of that of each subdirectory."""
     scheme, colon, rest = path.rpartition("://")
     if not colon:
@@ -70,7 +67,7 @@ def same_path(path: str) -> str:
     return f"path {scheme}:{posixpath.normpath(f'/{rest}').lstrip('/')}/"
 
 
-def same_table(table: str) -> str:
+def _same_table(table: str) -> str:
     """A normal form of a table name, for a session with the default database."""
     name = table.replace("`", "").lower().removeprefix("spark_catalog.").removeprefix("default.")
     return f"table {name} "
@@ -99,11 +96,12 @@ _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 class Source:
     """Topics to read.
 
-    :ivar topic: one, or several with commas; "" where option `topicPattern` says which.
+    :ivar topic: one topic, or several separated by commas; "" with option `topicPattern`.
     :ivar decode: a dataclass, pydantic model or msgspec struct: column `value` becomes `payload`, and rows that do not
         decode go to the dead letters. None leaves `value` as it is.
-    :ivar url: of its broker; None is the pipeline's.
-    :ivar options: any other of `format("broker")`, such as `maxRows`, and `connector` of `broker_spark.read_stream`.
+    :ivar url: its broker; None uses that of the pipeline.
+    :ivar options: other options of `format("broker")`, such as `maxRows`, and `connector` of
+        `broker_spark.read_stream`.
     """
 
     topic: str = ""
@@ -116,10 +114,10 @@ class Source:
 class TopicSink:
     """Rows become messages of a topic, with deterministic ids: once each where the broker deduplicates.
 
-    Rows that have a column `value` are messages already; others become JSON objects.
+    Rows with a column `value` are messages already; others become JSON objects.
 
-    :ivar key: the column whose text is the key, where rows become JSON; only there.
-    :ivar where: a condition of SQL: only these rows.
+    :ivar key: the column whose text becomes the key; only for rows that become JSON.
+    :ivar where: a SQL condition: only these rows.
     """
 
     topic: str
@@ -131,9 +129,9 @@ class TopicSink:
 
 @dataclass(frozen=True, slots=True)
 class FileSink:
-    """Rows become files in `path/batch=N`, which are replaced when a batch is run again: exactly once.
+    """Rows become files in `path/batch=N`, which are replaced when a batch runs again: exactly once.
 
-    :ivar partition_by: columns that become directories below.
+    :ivar partition_by: columns that become subdirectories.
     """
 
     path: str = field(repr=False)
@@ -148,7 +146,7 @@ class FileSink:
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """Rows go into a table with a partition `batch`, which is replaced when a batch is run again: exactly once."""
+    """Rows go into a table with a partition `batch`, which is replaced when a batch runs again: exactly once."""
 
     table: str
     format: str = "parquet"
@@ -171,20 +169,20 @@ Sink = TopicSink | FileSink | TableSink | CallSink
 class Pipeline:
     """Topics in, typed rows through a transform, rows out: a stream of Spark with one checkpoint.
 
-    :ivar name: of logs and ids.
+    :ivar name: its name in logs and ids.
     :ivar sources: by name.
-    :ivar sinks: by name; every one gets every row of a batch before the batch is committed.
-    :ivar checkpoint: a directory that the driver and all executors see; where the pipeline was is kept there.
-    :ivar transform: called once, when the stream is made; None where rows go out as they come.
+    :ivar sinks: by name; each gets every row of a batch before the batch is committed.
+    :ivar checkpoint: a directory that the driver and all executors see, for the pipeline's positions.
+    :ivar transform: called once, when the stream is created; None leaves the rows unchanged.
     :ivar sql: instead of `transform`: a query on the names of the sources.
-    :ivar dead_letters: where rows go that do not decode; needed with `decode`.
-    :ivar url: the broker of all that name none; None is BROKER_URL.
-    :ivar trigger: "" begins the next batch at once, "10 seconds" in this interval; "available-now" ends with what there
-        is.
-    :ivar output_mode: "update" lets aggregates without a watermark out.
-    :ivar on_batch: called with the `BatchReport` of each committed batch, for metrics; what it raises is logged.
-    :ivar master: where Spark runs, if this pipeline makes the session.
-    :ivar config: settings of Spark, if this pipeline makes the session.
+    :ivar dead_letters: the sink for rows that do not decode; required with `decode`.
+    :ivar url: the broker of all parts without one; None uses BROKER_URL.
+    :ivar trigger: "" starts the next batch at once, "10 seconds" in this interval; "available-now" ends when everything
+        that was there at the start is read.
+    :ivar output_mode: "update" writes aggregates that have no watermark.
+    :ivar on_batch: called with the `BatchReport` of each committed batch, for metrics; its exceptions are logged.
+    :ivar master: where Spark runs, if this pipeline creates the session.
+    :ivar config: settings of Spark, if this pipeline creates the session.
     :raises ConfigurationError: a part is wrong; the error names it.
     """
 
@@ -246,7 +244,7 @@ class Pipeline:
         self._check_letters()
 
     def all_sinks(self) -> dict[str, Sink]:
-        """The sinks by the names that errors and tables have for them, dead letters last."""
+        """The sinks by their names in errors and tables, dead letters last."""
         found: dict[str, Sink] = {f"sinks.{name}": sink for name, sink in self.sinks.items()}
         return found if self.dead_letters is None else {**found, "dead_letters": self.dead_letters}
 
@@ -265,7 +263,7 @@ class Pipeline:
         :raises ConfigurationError: one cannot be used.
         """
         options = self.source_options(name)
-        choice("connector", options.pop("connector", CONNECTORS[0]), CONNECTORS)
+        parse_choice("connector", options.pop("connector", CONNECTORS[0]), CONNECTORS)
         return SourceOptions.parse(options).for_stream()
 
     def sink_options(self, sink: TopicSink) -> dict[str, str]:
@@ -349,12 +347,12 @@ class Pipeline:
 
     def _check_targets(self) -> None:
         """Refuse sinks that overlap each other or the checkpoint."""
-        seen = [("checkpoint", same_path(self.checkpoint))]
+        seen = [("checkpoint", _same_path(self.checkpoint))]
         for name, sink in self.all_sinks().items():
             if isinstance(sink, FileSink):
-                what, mine = "path", same_path(sink.path)
+                what, mine = "path", _same_path(sink.path)
             elif isinstance(sink, TableSink):
-                what, mine = "table", same_table(sink.table)
+                what, mine = "table", _same_table(sink.table)
             else:
                 continue
             for other, theirs in seen:

@@ -36,10 +36,10 @@ _TASK: Final = "__task"
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What a pipeline makes of its sources.
+    """The rows that a pipeline produces.
 
     :ivar out: the rows for the sinks.
-    :ivar dead: the rows that did not decode: every column of a source, and `reason`; None where nothing is decoded.
+    :ivar dead: the rows that did not decode: every column of a source, and `reason`; None if no source has `decode`.
     """
 
     out: DataFrame
@@ -49,17 +49,17 @@ class Frames:
 def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
     """Decode and transform.
 
-    :param sources: by name, with the columns that `format("broker")` has; of tests, any that the transform needs.
+    :param sources: by name, with the columns of `format("broker")`; in tests, with those that the transform needs.
     :raises ConfigurationError: a source is missing or cannot be decoded, Spark cannot plan the SQL or the transform, or
-        this gives no DataFrame.
+        the transform returns no DataFrame.
     """
     return _frames(pipeline, sources, lambda frame, _: frame, lambda frame, _, kind: decode(frame, kind))
 
 
 def counted_frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame], tasks: int) -> Frames:
-    """The same for a stream: each source is read and decoded once for both frames, and its rows are counted.
+    """`frames_of` for a stream: each source is read and decoded once for both frames, and its rows are counted.
 
-    :param tasks: how many handle a batch behind the reads.
+    :param tasks: the number of tasks after the reads of a batch.
     """
     return _frames(
         pipeline, sources, _counted, lambda frame, name, kind: _decoded_once(_judged_once(frame, kind, tasks), name)
@@ -93,24 +93,24 @@ def _counted(frame: DataFrame, name: str, what: str = ROWS) -> DataFrame:
 
 
 def _judged_once(frame: DataFrame, type: Any, tasks: int) -> DataFrame:
-    """Judged rows behind an exchange, which Spark runs once for all that read it.
+    """Judged rows after an exchange, which Spark runs once for all its readers.
 
-    Rows of a partition stay together and in order. They are one column, since Spark would else leave out below the
-    exchange what one reader does not need, and then there were two.
+    Rows of a partition stay together and in order. They are packed into one column: otherwise Spark would prune the
+    columns below the exchange for each reader, and run an exchange for each.
     """
     judged = judge(frame, type)
     is_dead = F.col(REASON).isNotNull()
-    # Those that decoded do not need their bytes any more.
+    # Decoded rows do not need their bytes any more.
     columns = [F.when(is_dead, F.col(name)).alias(name) if name == "value" else name for name in judged.columns]
     packed = judged.select(F.struct(*columns).alias(_ROW), _task_of(judged, tasks).alias(_TASK))
     return packed.repartitionById(tasks, _TASK)
 
 
 def _task_of(frame: DataFrame, tasks: int) -> Column:
-    """The same for a row when its batch is run again: the ids of messages are made of it."""
+    """The task of a row. The same when its batch runs again, since message ids contain it."""
     read = F.spark_partition_id()
     if "partition" in frame.columns:
-        # A source may then have its partitions in another order.
+        # A batch that runs again may read its partitions in another order.
         read = F.coalesce(F.col("partition"), read)
     if "topic" in frame.columns:
         read = F.pmod(read, F.lit(tasks)) + F.pmod(F.hash("topic"), F.lit(tasks))
@@ -124,7 +124,7 @@ def _decoded_once(judged: DataFrame, name: str) -> Decoded:
     def only(columns: Sequence[str]) -> list[Column]:
         return [F.col(f"{_ROW}.{each}").alias(each) for each in columns]
 
-    # Filters do not get past what is observed, and so not below the exchange.
+    # Spark does not move a filter below an observed frame, and so not below the exchange.
     rows = _counted(judged, name, _SEEN).where(~is_dead)
     return Decoded(
         rows.select(*only([each for each in columns if each not in ("value", REASON)])),
@@ -158,7 +158,7 @@ def as_dead_letters(dead: DataFrame, pipeline: str) -> DataFrame:
         F.create_map(*(each for name, text in details.items() for each in (F.lit(DEAD_LETTER_PREFIX + name), text))),
         lambda _, text: text != "",
     )
-    # A row that is read from a topic of dead letters has such attributes already.
+    # A row from a dead-letter topic has such attributes already.
     own = F.map_filter(
         F.coalesce(F.col("attributes"), F.create_map().cast("map<string,string>")),
         lambda name, _: ~name.startswith(DEAD_LETTER_PREFIX),
@@ -170,9 +170,9 @@ _DEAD_SCHEMA: Final = StructType([*spark_schema(COLUMNS), StructField(REASON, St
 
 
 def _complete(dead: DataFrame, topics: Sequence[str]) -> DataFrame:
-    """With every column of a source, also of those that option `columns` left out.
+    """The rows with every column of a source, including those that option `columns` left out.
 
-    :param topics: those that the source names; a redrive has to know where a letter came from.
+    :param topics: the topics of the source: a redrive needs the origin of a letter.
     """
     only = str(topics[0]) if len(topics) == 1 else None
     missing = {each: F.lit(only if each == "topic" else None) for each in COLUMNS if each not in dead.columns}
@@ -182,7 +182,7 @@ def _complete(dead: DataFrame, topics: Sequence[str]) -> DataFrame:
 
 
 def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
-    found = _found(pipeline, frames)
+    found = _result(pipeline, frames)
     if any(frame.isStreaming for frame in frames.values()) and not found.isStreaming:
         raise ConfigurationError(
             f"{'transform' if pipeline.sql is None else 'sql'} gave a DataFrame that is of none of the sources",
@@ -191,7 +191,7 @@ def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFra
     return found
 
 
-def _found(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+def _result(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
     first = next(iter(frames.values()))
     offered = ", ".join(f"{name} ({_columns(frame)})" for name, frame in frames.items())
     if pipeline.sql is not None:

@@ -25,10 +25,9 @@ from broker_spark.common.offsets import Offsets
 from broker_spark.common.options import find_url
 from broker_spark.common.topics import identity_of
 from broker_spark.decode.decoding import payload_schema
-from broker_spark.pipeline.backlog import waiting_rows
+from broker_spark.pipeline.backlog import match_positions, waiting_rows
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.frames import OUT
-from broker_spark.pipeline.ownership import match_positions
 from broker_spark.pipeline.running import build_stream
 from broker_spark.progress import offsets_of
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
@@ -41,8 +40,8 @@ class Place:
     """How far one partition was read.
 
     :ivar next: the next offset to read.
-    :ivar end: the offset after the last there is; None if unknown.
-    :ivar log: the same of places whose partitions share their offsets, so that what is behind counts once; else "".
+    :ivar end: the offset after the last record; None if unknown.
+    :ivar log: the same for all partitions that share their offsets, so that their lag counts once; else "".
     """
 
     topic: str
@@ -53,7 +52,7 @@ class Place:
 
     @property
     def lag(self) -> int | None:
-        """Offsets behind the end; rows at most."""
+        """Offsets behind the end, at most as many rows."""
         return None if self.end is None else max(0, self.end - self.next)
 
 
@@ -63,7 +62,7 @@ class Queue:
 
     :ivar source: its name in the pipeline.
     :ivar next: the number of the next segment of the spool to read.
-    :ivar spooled: rows that are received and in no committed batch.
+    :ivar spooled: rows that are received and not in a committed batch.
     :ivar waiting: messages at the broker, including leased ones; None if unknown.
     """
 
@@ -75,19 +74,19 @@ class Queue:
 
     @property
     def lag(self) -> int | None:
-        """Messages that are in no committed batch; at most, since one that is spooled may not be acked yet."""
+        """At most how many messages are not in a committed batch: a spooled message may not be acked yet."""
         return None if self.waiting is None else self.spooled + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far a pipeline is.
+    """The progress of a pipeline.
 
-    :ivar committed: the last batch that all sinks have; None if there was none.
-    :ivar planned: a batch that was begun and not committed: the next run begins with it.
-    :ivar places: of the topics that are read by position.
-    :ivar queues: of the subscriptions.
-    :ivar problem: why it is not known how far the pipeline is behind; "" if it is.
+    :ivar committed: the last committed batch, which all sinks have; None if there is none.
+    :ivar planned: a batch that was planned and not committed: the next run starts with it.
+    :ivar places: the partitions that are read by position.
+    :ivar queues: the subscriptions.
+    :ivar problem: why the lag is unknown; "" if it is known.
     """
 
     pipeline: str
@@ -100,7 +99,7 @@ class Status:
 
     @property
     def lag(self) -> int | None:
-        """What is behind in all partitions and subscriptions; None if one is not known."""
+        """The lag of all partitions and subscriptions; None if one is unknown."""
         found = [each.lag for each in (*self.places, *self.queues)]
         if None in found or self.problem:
             return None
@@ -112,10 +111,10 @@ class Status:
 
 
 def status(pipeline: Pipeline) -> Status:
-    """How far a pipeline is: its last committed batch, its offsets, and how far these are behind.
+    """The last committed batch of a pipeline, its positions and its lag.
 
-    :raises ConfigurationError: the checkpoint cannot be read, or is no pipeline's.
-    :raises OSError: the spool of a source cannot be looked at.
+    :raises ConfigurationError: the checkpoint cannot be read, or belongs to no pipeline.
+    :raises OSError: the spool of a source cannot be read.
     """
     try:
         files, root = _file_system(pipeline.checkpoint)
@@ -161,7 +160,7 @@ def status(pipeline: Pipeline) -> Status:
 
 
 def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
-    """What a pipeline is made of, as names and sentences, without secrets. No I/O."""
+    """The parts of a pipeline as names and descriptions, without secrets. No I/O."""
     found = [("name", pipeline.name)]
     for name, source in pipeline.sources.items():
         options = pipeline.source_options(name)
@@ -181,9 +180,9 @@ def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
 
 
 def explain(pipeline: Pipeline, spark: SparkSession) -> str:
-    """Spark's plan of the stream, and the schema of the rows that come out.
+    """Spark's plan of the stream, and the schema of the rows for the sinks.
 
-    :raises ConfigurationError: a part cannot be used as it is.
+    :raises ConfigurationError: a part cannot be used.
     """
     frame = build_stream(pipeline, spark)
     text = io.StringIO()
@@ -220,7 +219,7 @@ def _describe(options: Mapping[str, str]) -> str:
 
 def _file_system(checkpoint: str) -> tuple[Any, str]:
     if "://" in checkpoint or checkpoint.startswith("file:"):
-        # Hadoop's names of what Arrow has one name for.
+        # Hadoop has three schemes for S3, Arrow one.
         return fs.FileSystem.from_uri(re.sub("^s3[an]://", "s3://", checkpoint, flags=re.IGNORECASE))
     return fs.LocalFileSystem(), checkpoint.rstrip("/")
 
@@ -231,8 +230,9 @@ def _numbers(files: Any, directory: str) -> set[int]:
 
 
 def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPosition]]:
-    """Of logs and of spools: a version, Spark's own, and a line for each source.
+    """The positions of logs and of spools.
 
+    :param lines: a version, Spark's metadata, and a line for each source.
     :raises ConfigurationError: a line is incomplete, or of a newer version.
     """
     logs: list[Offsets] = []
@@ -243,7 +243,7 @@ def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPo
             if SPOOL_SOURCE in line:
                 spools.append(SpoolPosition.from_json(parse_object(line, where, _ADVICE)))
                 continue
-            # What the connector says of a pattern that matches nothing.
+            # The connector's positions for a pattern that matches nothing.
             found = Offsets("kafka", {}) if line == "{}" else offsets_of(_positions_in(line, where))
         except ConfigurationError:
             raise
@@ -255,14 +255,14 @@ def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPo
 
 
 def _positions_in(line: str, where: str) -> Mapping[str, Any] | None:
-    """What a line holds; None if another kind of source wrote it, such as a number."""
+    """The object in a line; None if another kind of source wrote the line, such as a number."""
     return parse_object(line, where, _ADVICE) if line.startswith("{") else None
 
 
 def _ends(bus: Bus, found: Offsets, topic: str) -> dict[int, int]:
-    """Where the partitions end.
+    """The ends of the partitions.
 
-    :raises ConfigurationError: the positions are of another backend or topic, or of one that was recreated since.
+    :raises ConfigurationError: the positions belong to another backend or topic, or the topic was recreated.
     """
     identities = {topic: identity_of(bus, topic)}
     Offsets(found.backend, {topic: found.topics[topic]}).check(bus.capabilities.backend, identities, named=False)
@@ -270,7 +270,7 @@ def _ends(bus: Bus, found: Offsets, topic: str) -> dict[int, int]:
 
 
 def _queues(pipeline: Pipeline, positions: list[SpoolPosition]) -> tuple[list[Queue], list[str]]:
-    """The subscriptions, and what is not known of them."""
+    """The subscriptions, and why the progress of some is unknown."""
     found: list[Queue] = []
     problems: list[str] = []
     for name in pipeline.sources:

@@ -39,9 +39,9 @@ __all__ = ["check_rows", "check_topics", "try_sinks"]
 
 
 def check_topics(pipeline: Pipeline) -> None:
-    """Check that the topics of all sinks exist, as far as the brokers allow the question.
+    """Check that the topics of all sinks exist, as far as the brokers permit this.
 
-    :raises TopicNotFound: one is missing.
+    :raises TopicNotFound: a topic is missing.
     """
     for sink in pipeline.all_sinks().values():
         if isinstance(sink, TopicSink):
@@ -51,9 +51,9 @@ def check_topics(pipeline: Pipeline) -> None:
 def check_rows(pipeline: Pipeline, frames: Frames) -> None:
     """Check that every sink can take these rows.
 
-    :param frames: of a batch or a stream.
+    :param frames: the frames of a batch or a stream.
     :raises ConfigurationError: names the sink, and the condition, column or format that cannot be used.
-    :raises Unsupported: a broker cannot do what a column asks for.
+    :raises Unsupported: a broker does not support a column.
     """
     for name, sink in pipeline.all_sinks().items():
         letters = name == "dead_letters"
@@ -68,7 +68,7 @@ def check_rows(pipeline: Pipeline, frames: Frames) -> None:
 def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
     match sink:
         case TopicSink():
-            _check_twice(rows.columns, exact=True)
+            _check_distinct(rows.columns, exact=True)
             SinkOptions.parse(pipeline.sink_options(sink), as_messages(rows, sink).schema)
         case FileSink(path=path, partition_by=partition_by):
             with path_errors_as("path", path):
@@ -103,10 +103,10 @@ def _check_columns(rows: DataFrame) -> None:
     for name in rows.columns:
         if name.lower() == BATCH:
             raise ConfigurationError(f"The rows have a column {name!r}, which is the pipeline's", advice="Rename it")
-    _check_twice(rows.columns, exact=is_case_sensitive(rows.sparkSession))
+    _check_distinct(rows.columns, exact=is_case_sensitive(rows.sparkSession))
 
 
-def _check_twice(columns: Sequence[str], *, exact: bool) -> None:
+def _check_distinct(columns: Sequence[str], *, exact: bool) -> None:
     known = [name if exact else name.lower() for name in columns]
     for number, name in enumerate(known):
         if name in known[:number]:
@@ -172,7 +172,7 @@ def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
 def _try_files(sink: FileSink, rows: DataFrame) -> None:
     with (
         path_errors_as("path", sink.path),
-        _passing(rows.sparkSession, sink.path) as directory,
+        _temporary_directory(rows.sparkSession, sink.path) as directory,
         plan_errors_as("The rows cannot be written", _ADVICE),
     ):
         write_files(sink, rows, directory)
@@ -184,22 +184,22 @@ def _try_files(sink: FileSink, rows: DataFrame) -> None:
 
 def _try_table(sink: TableSink, rows: DataFrame) -> None:
     spark = rows.sparkSession
-    if not _is_sparks(spark, sink.table) or spark.catalog.tableExists(sink.table):
+    if not _in_spark_catalog(spark, sink.table) or spark.catalog.tableExists(sink.table):
         return
     if (
         spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
         and spark.conf.get(f"spark.sql.catalog.{_CATALOG}", "") == ""
     ):
         with _write_errors():
-            _check_forgotten(spark, sink)
+            _check_leftover_files(spark, sink)
     if sink.format.lower() not in _FORMATS:
         return
-    # The path of a new table must be empty, so the trial writes beside it.
+    # The path of a new table must stay empty, so this writes beside it.
     plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
     with _write_errors():
-        place = _place_of(spark, sink)
+        place = _parent_of(spark, sink)
         if place is not None:
-            with _passing(spark, place) as directory:
+            with _temporary_directory(spark, place) as directory:
                 table_writer(replace(sink, options=plain), rows).save(directory)
 
 
@@ -212,10 +212,10 @@ def _write_errors() -> Generator[None]:
             raise ConfigurationError(f"The rows cannot be written: {first_line(error)}", advice=_ADVICE) from error
 
 
-def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
+def _check_leftover_files(spark: SparkSession, sink: TableSink) -> None:
     """Refuse a table whose files an earlier run left; else warn that the table ends with the session."""
     where = _path_of(sink)
-    if where is None and (above := _place_of(spark, sink)) is not None:
+    if where is None and (above := _parent_of(spark, sink)) is not None:
         where = f"{above.rstrip('/')}/{sink.table.replace('`', '').rpartition('.')[2].lower()}"
     if where is not None:
         place, files = find_path(spark, where)
@@ -232,8 +232,8 @@ def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
     )
 
 
-def _is_sparks(spark: SparkSession, table: str) -> bool:
-    """Whether a table is one of Spark's own catalog."""
+def _in_spark_catalog(spark: SparkSession, table: str) -> bool:
+    """Whether a table is in Spark's own catalog."""
     first, *rest = table.replace("`", "").split(".")
     if len(rest) == 2:
         return first == _CATALOG
@@ -246,8 +246,8 @@ def _path_of(sink: TableSink) -> str | None:
     return given[-1] if given else None
 
 
-def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
-    """The directory in which that of a new table will be."""
+def _parent_of(spark: SparkSession, sink: TableSink) -> str | None:
+    """The parent of the directory of a new table."""
     given = _path_of(sink)
     if given is not None:
         above = find_path(spark, given)[0].getParent()
@@ -257,7 +257,7 @@ def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
 
 
 @contextlib.contextmanager
-def _passing(spark: SparkSession, path: str) -> Generator[str]:
+def _temporary_directory(spark: SparkSession, path: str) -> Generator[str]:
     """A temporary subdirectory that Spark's readers skip. Removed at the end, with the parents made for it."""
     made = f"{path.rstrip('/')}/_check-{uuid.uuid4().hex}"
     place, files = find_path(spark, made)

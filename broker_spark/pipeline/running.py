@@ -34,13 +34,12 @@ from broker.hooks import logger
 from broker.urls import mask_within
 from broker_spark.checkpoint.topic_ids import TopicIds
 from broker_spark.common.schema import unused
-from broker_spark.kafka_connector.connector import pipeline_stream
-from broker_spark.pipeline.backlog import unreported_rows
+from broker_spark.kafka_connector import pipeline_stream
+from broker_spark.pipeline.backlog import match_positions, unreported_rows
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, errors_of
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_dead_letters, counted_frames_of, joined
-from broker_spark.pipeline.ownership import claim, clear, match_positions
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
-from broker_spark.pipeline.writing import write
+from broker_spark.pipeline.writing import claim, clear, write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session
@@ -51,7 +50,7 @@ _POLL_SECONDS: Final = 0.2
 """How often a query is polled."""
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
-"""How often a query is started whose sources do not come up."""
+"""How often a query is started if its sources do not start in time."""
 _OTHER_SOURCES: Final = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
 """Spark's error for a changed plan. It counts branches of its plan: a source with `decode` may be two of them."""
 _NOT_UP: Final = "Python worker failed to connect back"
@@ -120,7 +119,7 @@ def run(
 
 
 class Run:
-    """One run of a pipeline. `run` makes and executes one; `Run(pipeline).execute()` can be stopped from elsewhere."""
+    """One run of a pipeline. `run` executes one; `Run(pipeline).execute()` can be stopped from elsewhere."""
 
     def __init__(self, pipeline: Pipeline, on_batch: Callable[[BatchReport], object] | None = None) -> None:
         self._pipeline = pipeline
@@ -341,12 +340,12 @@ class Run:
 
     def _emit(self, report: BatchReport) -> None:
         logger.info("%s", report)
-        for tell in (self._pipeline.on_batch, self._on_batch):
+        for callback in (self._pipeline.on_batch, self._on_batch):
             try:
-                if tell is not None:
-                    tell(report)
+                if callback is not None:
+                    callback(report)
             except Exception:
-                # A failing observer does not stop the pipeline.
+                # A failing callback does not stop the pipeline.
                 logger.exception("on_batch failed for batch %d of %s", report.batch, report.pipeline)
 
 
@@ -367,7 +366,7 @@ def _session_for(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession
 def build_stream(pipeline: Pipeline, spark: SparkSession, topic_ids: TopicIds | None = None) -> DataFrame:
     """The rows of a pipeline as a streaming frame with the columns `out` and `dead`. Starts nothing.
 
-    :param topic_ids: those of its checkpoint, if the stream is to be started.
+    :param topic_ids: the topic ids of its checkpoint; None if the stream will not be started.
     :raises ConfigurationError: transform or SQL cannot be used, or a sink cannot take the rows.
     :raises Unsupported: the session is one of Spark Connect.
     """

@@ -159,11 +159,11 @@ class _File:
         return cast("Any", made)(target, **rest)
 
     def _place(self, path: str) -> str:
-        """A directory of the file's; Spark would take it for one in whatever directory it runs."""
+        """A directory, relative to the file; Spark would resolve it in its own working directory."""
         return path if is_whole(path) else str((self._directory / path).absolute())
 
     def _load(self, place: str, value: str) -> Any:
-        """What `module:name` names."""
+        """The object of `module:name`."""
         module, _, name = value.partition(":")
         if not all(part.isidentifier() for part in module.split(".")) or not name:
             _refuse(place, value, "module:name")
@@ -194,7 +194,7 @@ class _File:
         return found
 
     def _ship(self, names: set[str]) -> None:
-        """Have those of these modules pickled with their code that lie beside the file: workers look elsewhere."""
+        """Pickle the modules that lie beside the file with their code: workers do not find them."""
         here = self._directory.absolute()
         for name in names:
             module = sys.modules.get(name)
@@ -219,7 +219,7 @@ def _check_kind(place: str, value: Any, kinds: tuple[type, ...]) -> None:
 
 
 def _text(place: str, value: Any) -> str:
-    """An option as Spark takes it."""
+    """An option as text for Spark."""
     if isinstance(value, (bool, dict, datetime)):
         return as_text(value)
     if not isinstance(value, _PLAIN):

@@ -1,25 +1,45 @@
-"""Writes one batch into one sink. Writing a batch again replaces its files or partition, or publishes the same ids."""
+"""Claims the files and tables of a pipeline, and writes one batch into one sink. Blocking.
+
+Writing a batch again replaces its files or partition, or publishes the same ids. Every query numbers its batches from
+0, so a directory or table belongs to one query. A directory has the marker `_anybroker/<id of the query>`, which
+Spark's readers skip; a table has the property `anybroker.query`. Markers are written before the first batch: data
+without a marker belongs to something else.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, DataFrameWriter
+from typing import Any, Final, NoReturn
+
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
+from broker.urls import mask_within
 from broker_spark.common.options import as_texts
 from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
-from broker_spark.pipeline.ownership import batch_path, claim_table, insert
+from broker_spark.runtime.hadoop import find_path, path_errors_as
 from broker_spark.runtime.spark_errors import plan_errors_as
 
-__all__ = ["as_messages", "check_table", "table_writer", "write", "write_files"]
+__all__ = [
+    "as_messages",
+    "check_table",
+    "claim",
+    "clear",
+    "table_writer",
+    "write",
+    "write_files",
+]
+
+_MARKS: Final = "_anybroker"
+_PROPERTY: Final = "anybroker.query"
 
 
 def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
-    """Write a batch's rows; they are in the sink when it returns.
+    """Write a batch's rows. Returns when they are in the sink.
 
-    :param name: of the sink in the pipeline.
-    :param query: Spark's id of the query, which a checkpoint keeps.
-    :raises ConfigurationError: an option, or the table, is not what Spark takes.
+    :param name: the name of the sink.
+    :param query: Spark's id of the query, which the checkpoint keeps.
+    :raises ConfigurationError: Spark refuses an option or the table.
     """
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
     advice = "Fix its format or options" if isinstance(sink, FileSink) else "Fix its options, or its table"
@@ -30,7 +50,7 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
             as_messages(frame, sink).write.format("broker").options(**options).mode("append").save()
         case FileSink():
             with refused:
-                write_files(sink, frame, batch_path(sink, batch))
+                write_files(sink, frame, _batch_path(sink, batch))
         case TableSink():
             with refused:
                 _write_table(label, sink, frame, batch, query)
@@ -39,7 +59,7 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
 
 
 def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
-    """Write rows as a sink has its files, in the place of all that is in the directory."""
+    """Write the files of a sink, replacing all contents of the directory."""
     # In dynamic mode, partitions of a failed attempt without rows now would stay.
     options = {**as_texts(sink.options), "partitionOverwriteMode": "static"}
     writer = frame.write.format(sink.format).options(**options).mode("overwrite")
@@ -47,7 +67,7 @@ def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
 
 
 def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
-    """The rows as messages: as they are where there is a column `value`, else as JSON.
+    """The rows as messages: unchanged if they have a column `value`, else as JSON.
 
     :raises ConfigurationError: `key` names no column, or the rows are messages, which have a key of their own.
     """
@@ -69,9 +89,9 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
 
 
 def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
-    """The columns of a table that there is, in its order.
+    """The columns of an existing table, in its order.
 
-    :raises ConfigurationError: the rows have others, or it is not partitioned as a pipeline does it.
+    :raises ConfigurationError: the rows have other columns, or the table is not partitioned by `batch`.
     """
     found = rows.sparkSession.catalog.listColumns(sink.table)
     if not any(each.name == BATCH and each.isPartition for each in found):
@@ -89,7 +109,7 @@ def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
 
 
 def table_writer(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
-    """What writes rows as a new table of a sink has them; its partition is still to be named."""
+    """The writer for a new table of a sink, without its partition."""
     return rows.write.format(sink.format).options(**as_texts(sink.options))
 
 
@@ -99,6 +119,97 @@ def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query
         # Empty: after a crash before the claim or the rows, the table may still be claimed.
         empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
         table_writer(sink, empty).partitionBy(BATCH).saveAsTable(sink.table)
-        claim_table(spark, name, sink.table, query)
+        _claim_table(spark, name, sink.table, query)
     columns = check_table(sink, frame)
-    insert(sink, frame.select(*columns), batch)
+    _insert(sink, frame.select(*columns), batch)
+
+
+def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
+    """Claim the files and tables of a pipeline for a query.
+
+    :param query: Spark's id of the query, which the checkpoint keeps.
+    :raises ConfigurationError: another query owns one.
+    """
+    for name, sink in pipeline.all_sinks().items():
+        if isinstance(sink, FileSink):
+            with path_errors_as(f"{name}: path", sink.path):
+                _claim_directory(spark, name, sink.path, query)
+        elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+            _claim_table(spark, name, sink.table, query)
+
+
+def _claim_table(spark: SparkSession, name: str, table: str, query: str) -> None:
+    """Claim an existing table for a query.
+
+    :param name: the sink, for errors.
+    :raises ConfigurationError: another query owns it, or it has rows of no pipeline.
+    """
+    found = {row["key"]: row["value"] for row in spark.sql("SHOW TBLPROPERTIES IDENTIFIER(:t)", {"t": table}).collect()}
+    owner = found.get(_PROPERTY)
+    if owner == query:
+        return
+    if owner is not None or not spark.table(table).isEmpty():
+        _refuse(name, f"Table {table!r}", owner, "table")
+    spark.sql(f"ALTER TABLE IDENTIFIER(:t) SET TBLPROPERTIES ('{_PROPERTY}' = '{query}')", {"t": table})
+
+
+def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
+    """Remove the output of a failed attempt from files and tables, for a batch that now has no rows."""
+    if isinstance(sink, FileSink):
+        path, files = find_path(spark, _batch_path(sink, batch))
+        files.delete(path, True)
+    elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+        columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
+        # `createDataFrame` would make the session of the batch the active one.
+        nothing = spark.range(0).select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in columns))
+        _insert(sink, nothing, batch)
+
+
+def _batch_path(sink: FileSink, batch: int) -> str:
+    """The directory of a batch."""
+    return f"{sink.path.rstrip('/')}/{BATCH}={batch}"
+
+
+def _insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
+    """Replace the rows of a batch."""
+    rows.sparkSession.sql(
+        f"INSERT OVERWRITE TABLE IDENTIFIER(:name) PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}",  # noqa: S608
+        {"name": sink.table},
+        rows=rows,
+    )
+
+
+def _claim_directory(spark: SparkSession, name: str, directory: str, query: str) -> None:
+    root, files = find_path(spark, directory)
+    marks, _ = find_path(spark, f"{directory.rstrip('/')}/{_MARKS}")
+    mine, _ = find_path(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
+
+    def names(path: Any) -> list[str]:
+        return [str(each.getPath().getName()) for each in files.listStatus(path)] if files.exists(path) else []
+
+    def check(found: list[str]) -> None:
+        others = [each for each in found if each != query and not each.startswith(".")]
+        if others:
+            _refuse(name, mask_within(directory), others[0], "path")
+
+    found = names(marks)
+    check(found)
+    if query in found:
+        return
+    if not found and any(each.startswith(f"{BATCH}=") for each in names(root)):
+        _refuse(name, mask_within(directory), None, "path")
+    files.create(mine, True).close()
+    try:
+        # Two queries that claim at the same time both see both markers.
+        check(names(marks))
+    except ConfigurationError:
+        files.delete(mine, False)
+        raise
+
+
+def _refuse(name: str, what: str, owner: str | None, kind: str) -> NoReturn:
+    whose = "that no pipeline is known for" if owner is None else f"of another query, {owner}"
+    raise ConfigurationError(
+        f"{name}: {what} has batches {whose}: this one would overwrite them, since each counts from 0",
+        advice=f"Give this sink another {kind}, or rename or remove that one; a new checkpoint is a new query",
+    )

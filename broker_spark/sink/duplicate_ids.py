@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-# Pandas, which Spark needs, brings it; and pyarrow has loaded it.
+# Spark needs pandas, which needs numpy; pyarrow has loaded it already.
 import numpy
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _EXACT: Final = 500_000
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Hashes of ids, sorted, each once, and how often each id had come."""
+    """Sorted distinct hashes of ids, and how often each id had occurred."""
 
     hashes: NDArray[numpy.uint64]
     counts: NDArray[numpy.uint32]
@@ -29,10 +29,10 @@ class _Block:
 class IdCounter:
     """How often each id of a task occurred. No id is forgotten.
 
-    Half a million and those of a batch are held as they are. Of those before only a hash of 64 bits and the count are
-    held: 12 bytes for each, and four times as much for a moment when more are sorted in. An id that has the hash of
-    another counts with it, as happens in one of 3,700 tasks of a hundred million ids: it may get a number that it would
-    not need, and none that another has. The hash of a row is an id too.
+    Half a million ids and those of the current batch are kept as text; of earlier ids only a 64-bit hash and the count:
+    12 bytes each, and four times as much while blocks are merged. Two ids with the same hash share a count, which
+    happens in one of 3,700 tasks of a hundred million ids: such an id may get a number that it does not need, but never
+    the number of another. The hash of a row counts as an id too.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class IdCounter:
         """From old to new, each less than half as long as the one before."""
 
     def expect(self, ids: Iterable[str | None]) -> None:
-        """Look up how often these came; until the next call, `times` counts these in and no others.
+        """Load the counts of these ids. Until the next call, `times` takes these ids only.
 
-        :param ids: those of a batch. None and the empty one are no ids.
+        :param ids: the ids of a batch. None and empty text are no ids.
         """
         if len(self._exact) >= _EXACT:
             self._hash()
@@ -51,16 +51,16 @@ class IdCounter:
             self._recall([each for each in dict.fromkeys(ids) if each and each not in self._exact])
 
     def times(self, id: str) -> int:
-        """Count in one that was expected; how often it came."""
+        """Count one expected id. Returns how often it has occurred."""
         times = self._exact[id] = self._exact.get(id, 0) + 1
         return times
 
     def _hash(self) -> None:
-        """Hold all that there are by their hashes."""
+        """Replace the ids kept as text by their hashes."""
         counts = numpy.fromiter(self._exact.values(), numpy.uint32, len(self._exact))
         block = _sorted(_hashes_of(self._exact), counts)
         self._exact = {}
-        # So there are few blocks to look into, and each id is sorted in as few times.
+        # Keeps the blocks few, and merges each id only a few times.
         while self._blocks and len(self._blocks[-1].hashes) < 2 * len(block.hashes):
             older = self._blocks.pop()
             block = _sorted(
@@ -69,9 +69,9 @@ class IdCounter:
         self._blocks.append(block)
 
     def _recall(self, ids: list[str]) -> None:
-        """Hold those that came before as they are, with their counts."""
+        """Load the ids that occurred before as text, with their counts."""
         hashes = _hashes_of(ids)
-        # One that came back is in a newer block too, with what it had come in all by then.
+        # An id that occurred again is in a newer block too, with its total count.
         for block in self._blocks:
             places = block.hashes.searchsorted(hashes)
             places[places == len(block.hashes)] = 0
@@ -80,13 +80,13 @@ class IdCounter:
 
 
 def _hashes_of(ids: Iterable[str]) -> NDArray[numpy.uint64]:
-    """The same in every process, so that a task that is run again counts as it did before."""
+    """The same in every process, so that a retried task counts the same."""
     whole = b"".join([blake2b(each.encode(), digest_size=8).digest() for each in ids])
     return numpy.frombuffer(whole, numpy.uint64)
 
 
 def _sorted(hashes: NDArray[numpy.uint64], counts: NDArray[numpy.uint32]) -> _Block:
-    """A block of these; of those that are equal with the highest count, after which no number was given yet."""
+    """A block of these hashes; each with its highest count, so that no number is given twice."""
     order = hashes.argsort(kind="stable")
     hashes = hashes[order]
     first = numpy.append(True, hashes[1:] != hashes[:-1])

@@ -1,13 +1,13 @@
 """Arrow batches as messages, with deterministic ids. Pure.
 
-The id of a row is made of what writes it (query and batch, or the write itself), its task, its place in the task and a
-hash of its contents. A batch that is run again over the same rows in the same order has the same ids, which is what a
-broker deduplicates by; if their order changed, a row gets another id, and comes twice rather than pass for another.
-Where the write itself has a name that is kept (`writeId`), the place is that among equal rows of the task, and their
-order makes no difference.
+A generated id consists of a prefix (query and batch, or the write), the task, the row's place in the task and a hash of
+its contents. A batch that runs again over the same rows in the same order has the same ids, by which a broker
+deduplicates. If the order changed, a row gets another id: it is duplicated rather than dropped as a duplicate of
+another row. With a stored id of the write (`writeId`), the place is counted among equal rows of the task, so that the
+order does not matter.
 
-An id that a row brings is its own, unless a row before it in the task had that id, as rows have that were made of one
-message: then how often it came and the hash are added, lest they pass for copies.
+A row keeps the id in its column `id`, unless an earlier row of the task has the same id, as rows made from one message
+do: then its count and hash are appended, so that neither row is dropped as a duplicate.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Outbound", "messages_of"]
 
 _BODIES: Final = ("key", "value")
 _MORE: Final = frozenset({"attributes", "partition", "publish_time", "deliver_at"})
-"""Columns of a message beside those that most have."""
+"""Columns that few writes have."""
 _NO_MORE: Final[tuple[Any, ...]] = (None,) * len(_MORE)
 _NO_LENGTHS: Final = b", None" * len(_MORE)
 
 Outbound = tuple[str, OutboundMessage]
-"""A topic and what goes there."""
+"""A topic and its message."""
 
 
 def messages_of(
@@ -47,14 +47,14 @@ def messages_of(
 ) -> Iterator[Outbound]:
     """The messages of a batch, in order.
 
-    :param topic: of all rows; None takes their own.
-    :param columns: those of the batch that are used.
-    :param prefix: what ids begin with; None gives none, but those that the rows bring.
+    :param topic: the topic of all rows; None uses column `topic`.
+    :param columns: the columns of the batch that are used.
+    :param prefix: the beginning of generated ids; None generates none.
     :param first_row: the number of the batch's first row in its task.
-    :param given: counts the ids that rows of the task bring; it is added to.
-    :param seen: counts the equal rows of the task, whose ids then do not depend on order; it is added to.
+    :param given: counts the ids in column `id` of the task; updated.
+    :param seen: counts equal rows of the task, so that generated ids do not depend on their order; updated.
     :raises ConfigurationError: a row has no topic.
-    :raises InvalidMessage: a row is no message that could be published.
+    :raises InvalidMessage: a row cannot be published.
     """
     count = batch.num_rows
     values = {name: _list(name, batch.column(name), first_row) for name in columns}
@@ -115,7 +115,7 @@ def messages_of(
 
 def _list(name: str, column: Any, first_row: int) -> list[Any]:
     if name in _BODIES and not pyarrow.types.is_binary(column.type):
-        # Text is UTF-8 in Arrow too, so this only looks at it otherwise.
+        # Text is UTF-8 in Arrow, so this copies nothing.
         column = column.cast(pyarrow.binary())
     try:
         return column.to_pylist()
@@ -145,9 +145,11 @@ def _topic(name: str | None, row: int) -> str:
 
 
 def _row_hash(size: int, topic: str, key: bytes | None, value: bytes | None, more: Sequence[Any]) -> str:
-    """A hash of a row in so many bytes; all that makes it another message, or one at another time, makes another."""
+    """A hash of everything that distinguishes one message from another, including its times.
+
+    :param size: bytes of the hash."""
     target = topic.encode()
-    # With the lengths no part can pass for the end of another, nor nothing for what is empty.
+    # The lengths separate the parts, and None from empty.
     lengths = b"[%d, %a, %a" % (len(target), None if key is None else len(key), None if value is None else len(value))
     if more is _NO_MORE:
         rest, bodies = _NO_LENGTHS, ()

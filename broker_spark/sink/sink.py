@@ -1,10 +1,10 @@
 """The writers of Spark: publish a DataFrame, and check every receipt before a task reports success.
 
-What a task wrote and then failed is written again by the next attempt: at least once, and once where the broker
-deduplicates by id within its window. A commit has nothing left to do, an abort cannot take anything back.
+Rows that a failed attempt wrote are written again by the next one: at least once, and once where the broker
+deduplicates by id within its window. A commit only logs, and an abort cannot undo anything.
 
 *Concurrency.* A task publishes one chunk while it prepares the next; rows of a key keep their order. *Failure.* A
-message that is not on the broker fails the task, with the fate of each in the error.
+message that the broker did not store fails the task; the error has the outcome of each message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from broker.errors import BackendError, ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker_spark.common.connections import bus_of, check_reachable
-from broker_spark.common.options import canonical, choice, find_url, topic_name, wrong
+from broker_spark.common.options import canonical, find_url, parse_choice, refuse_option, topic_name
 from broker_spark.common.schema import nearest
 from broker_spark.runtime.workers import freeze_loaded_objects
 from broker_spark.sink.duplicate_ids import IdCounter
@@ -65,14 +65,14 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType) -> SinkOptions:
-        """Take the options and the schema of a write. No I/O.
+        """Parse the options and the schema of a write. No I/O.
 
-        :raises ConfigurationError: an option or a column is unknown or cannot be used, or one is missing.
-        :raises Unsupported: the broker cannot do what a column asks for.
+        :raises ConfigurationError: an option or a column is unknown, invalid or missing.
+        :raises Unsupported: the broker does not support a column.
         """
         found = canonical(options, _KNOWN, "The sink")
         url = find_url(found.get("url"))
-        keep = choice("keepPartition", found.get("keepPartition", "false"), ("true", "false")) == "true"
+        keep = parse_choice("keepPartition", found.get("keepPartition", "false"), ("true", "false")) == "true"
         columns = _columns(schema, keep_partition=keep)
         if keep and "partition" not in columns:
             raise ConfigurationError(
@@ -81,7 +81,7 @@ class SinkOptions:
             )
         topic = topic_name(found["topic"]) if "topic" in found else None
         if topic is not None:
-            # Rows that were read from a topic name that one, and would go back there.
+            # Rows read from a topic have its name there, and would be published to it again.
             columns = tuple(name for name in columns if name != "topic")
         if topic is None and "topic" not in columns:
             raise ConfigurationError(
@@ -94,10 +94,10 @@ class SinkOptions:
             if (needed := broker.settings_needed.get(f"publish.{column}")) is not None:
                 way_out += f"; or give what it takes: {needed}"
             raise Unsupported(f"This broker has no use for column {column!r}", advice=way_out)
-        ids = choice("ids", found.get("ids", "always"), ("always", "never")) == "always"
+        ids = parse_choice("ids", found.get("ids", "always"), ("always", "never")) == "always"
         write_id = found.get("writeId")
         if write_id is not None and (not ids or not 0 < len(write_id) <= _LONGEST_WRITE_ID):
-            wrong("writeId", write_id, f"1 to {_LONGEST_WRITE_ID} characters, and ids that are not never")
+            refuse_option("writeId", write_id, f"1 to {_LONGEST_WRITE_ID} characters, and ids that are not never")
         return cls(url=url, topic=topic, ids=ids, columns=columns, write_id=write_id)
 
 
@@ -150,11 +150,11 @@ class MessageWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        # Made once and pickled into every task, so that an attempt has the ids of the one before.
+        # Pickled into every task, so that each attempt generates the same ids.
         self._id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        """Publish a task's rows; every one is on the broker when it returns."""
+        """Publish a task's rows. Returns when the broker has stored them all."""
         return _publish(self._options, iterator, f"{self._id}-{_task().partitionId()}")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -176,12 +176,12 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        """Publish a task's rows; every one is on the broker when it returns."""
+        """Publish a task's rows. Returns when the broker has stored them all."""
         task = _task()
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            # Without them another query's rows would pass for copies of these.
+            # Otherwise rows of different queries could get the same ids.
             query, batch = uuid.uuid4().hex, "0"
         return _publish(self._options, iterator, f"{query}-{batch}-{task.partitionId()}")
 
@@ -249,14 +249,14 @@ def _chunks(rows: Iterator[Outbound]) -> Iterator[list[Outbound]]:
 
 
 def _send(bus: Bus, chunk: list[Outbound]) -> int:
-    """Publish a chunk; how many of it the broker had already."""
+    """Publish a chunk. Returns how many of its messages the broker already had."""
     by_topic: dict[str, list[OutboundMessage]] = {}
     for topic, message in chunk:
         by_topic.setdefault(topic, []).append(message)
     duplicates = 0
     for topic, messages in by_topic.items():
         if not bus.capabilities.publish.deduplication:
-            # Receipts would only confirm what the return of the call confirms too.
+            # Receipts would add nothing: the call returns when every message is stored.
             bus.topic(topic).publish_batch(messages, receipts=False)
             continue
         receipts = bus.topic(topic).publish_batch(messages)

@@ -3,15 +3,12 @@
 | module | its job | runs in |
 |---|---|---|
 | `lease` | one query owns a spool; a dead owner is replaced | planner |
-| `metadata` | the file `spool.json`: id and contents of a spool | planner |
 | `segments` | numbered Arrow files: names, writing, reading | everywhere |
 | `columns` | messages as an Arrow table, with an identity per message | planner |
-| `spool` | the segments of a spool: adds, records acks, trims, recognizes redeliveries | planner |
-| `drain_goal` | how much to receive for `Trigger.AvailableNow` | planner |
-| `receiver` | a thread that receives, writes and acks | planner |
+| `spool` | metadata and segments: adds, records acks, trims, recognizes redeliveries | planner |
+| `receiver` | a thread that receives, writes and acks; for `Trigger.AvailableNow`, how much | planner |
 | `positions` | the position in Spark's checkpoint | planner |
-| `shutdown` | releases the spool at SIGTERM | planner |
-| `source` | Spark's stream reader | planner, executor |
+| `source` | Spark's stream reader; releases the spool at SIGTERM | planner, executor |
 
 Layout of a spool: `spool.json` is its metadata; `owners/` has a file per owner; `segments/` has the rows, in files
 named by number, owner, rows and bytes; `doubts/` has identities of written messages that may be redelivered.

@@ -4,7 +4,7 @@ An owner is a file `owners/<epoch>-<token>.json` that only its owner writes; the
 that takes over writes a higher name first and reads the segments after that; an owner checks that it still is the owner
 between writing a segment and acking it. So either the new owner counts a segment, or the old owner acks nothing.
 
-An owner on this machine is dead when its process is. An owner on another machine is dead after `SILENCE` seconds
+An owner on this machine is dead when its process is. An owner on another machine is dead after `DEAD_AFTER_SECONDS`
 without a heartbeat.
 """
 
@@ -24,13 +24,13 @@ from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import logger
 from broker_spark.common.files import Files
 
-__all__ = ["BEAT", "SILENCE", "Lease", "Owner"]
+__all__ = ["DEAD_AFTER_SECONDS", "HEARTBEAT_SECONDS", "Lease", "Owner"]
 
-BEAT: Final = 5.0
+HEARTBEAT_SECONDS: Final = 5.0
 """Seconds between heartbeats."""
-SILENCE: Final = 30.0
+DEAD_AFTER_SECONDS: Final = 30.0
 """Seconds without a heartbeat after which an owner on another machine is dead."""
-PATIENCE: Final = 5.0
+LOCAL_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for an owner on this machine, such as a query that was just stopped."""
 _POLL_SECONDS: Final = 0.2
 _DIRECTORY: Final = "owners"
@@ -213,9 +213,9 @@ def _read(files: Files, name: str) -> Owner | None:
 
 
 def _is_dead(files: Files, owner: Owner) -> bool:
-    """Whether the owner is dead or released the spool, after waiting up to `PATIENCE` or `SILENCE`."""
+    """Whether the owner is dead or released the spool. Waits `LOCAL_WAIT_SECONDS` or `DEAD_AFTER_SECONDS` at most."""
     here = owner.machine == _machine()
-    deadline = time.monotonic() + (PATIENCE if here else SILENCE)
+    deadline = time.monotonic() + (LOCAL_WAIT_SECONDS if here else DEAD_AFTER_SECONDS)
     name = owner.name
     while True:
         now = _read(files, name)

@@ -15,7 +15,7 @@ from broker.errors import ConfigurationError
 from broker_spark.common.files import Files
 from broker_spark.common.json_state import check_source
 from broker_spark.spool import segments
-from broker_spark.spool.metadata import read_metadata
+from broker_spark.spool.spool import read_metadata
 
 __all__ = ["SPOOL_SOURCE", "SpoolPosition", "rows_behind"]
 

@@ -2,7 +2,7 @@
 
 While one segment is written and acked the next one is received. Messages are acked only after they are written durably,
 and none are received while `aheadRows` or `aheadBytes` wait for Spark. If the process ends, messages that are received
-and not acked are redelivered.
+and not acked are redelivered. For `Trigger.AvailableNow` it stops at a `DrainGoal`: what waited at the start.
 
 *Concurrency.* `start`, `drain` and `stop` come from one other thread. *Failure.* The error that ended the thread is in
 `failure`.
@@ -15,6 +15,8 @@ import re
 import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -30,19 +32,21 @@ from broker.messages import Message, MessageBatch, SettleState
 from broker_spark.common.files import spool_error
 from broker_spark.common.options import SourceOptions
 from broker_spark.spool.columns import Stamps, identified_by_id, places_of, stamps_of, table_of, unseen_rows
-from broker_spark.spool.drain_goal import FOREVER, IDLE, DrainGoal, find_drain_goal
-from broker_spark.spool.lease import BEAT
+from broker_spark.spool.lease import HEARTBEAT_SECONDS
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 
-__all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "Receiver"]
+__all__ = ["DrainGoal", "Receiver", "find_drain_goal"]
 
 SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20
 LINGER: Final = 0.1
 """The most seconds from the first message of a segment until it is written."""
+IDLE: Final = 1.0
+"""Seconds without a message after which a subscription without unsettled messages counts as empty."""
+FOREVER: Final = 2**31 - 1
 _STOP_SECONDS: Final = 4.0
-"""Less than `lease.PATIENCE`, which the next owner on this machine waits."""
+"""Less than `lease.LOCAL_WAIT_SECONDS`, which the next owner on this machine waits."""
 
 
 class Receiver:
@@ -67,16 +71,16 @@ class Receiver:
         self._columns = options.columns
         self._opened = threading.Event()
         self._draining = False
-        self._came = 0
+        self._received = 0
         self._settled = 0
-        self._in_hand = 0
+        self._being_written = 0
         """Messages of the segment that is being written."""
         self._dropped = 0
         """Redelivered messages."""
         self._highest: dict[str, int] = {}
         """The highest offset received of each topic, if messages have offsets."""
         self._last_lag = (0, 0)
-        """Messages outside of the spool when the broker was last asked, and those inside."""
+        """Messages outside of the spool when the lag was last fetched, and those inside."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
@@ -105,17 +109,17 @@ class Receiver:
     @property
     def waiting(self) -> int:
         """Messages outside of the spool: the last lag minus the messages added since."""
-        missing, kept = self._last_lag
-        return max(0, missing - (self._kept - kept))
+        missing, spooled = self._last_lag
+        return max(0, missing - (self._spooled - spooled))
 
     @property
     def has_room(self) -> bool:
         """Whether less than `aheadRows` and `aheadBytes` waits for Spark."""
         rows, size = self._spool.ahead()
-        return rows + self._in_hand < self._options.ahead_rows and size < self._options.ahead_bytes
+        return rows + self._being_written < self._options.ahead_rows and size < self._options.ahead_bytes
 
     def stop(self) -> None:
-        """Give back messages that are not written. Waits `_STOP_SECONDS` at most."""
+        """Release messages that are not written. Waits `_STOP_SECONDS` at most."""
         loop, main = self._loop, self._main
         if loop is not None and main is not None and not loop.is_closed():
             loop.call_soon_threadsafe(main.cancel)
@@ -176,7 +180,7 @@ class Receiver:
                 consumer, topics = await self._subscribed(bus, stack, confirm)
                 lease = family.lease_seconds or 0.0
                 goal = await find_drain_goal(bus, topics, options.subscription or "", lease) if self._draining else None
-                await self._look(bus, topics)
+                await self._refresh_lag(bus, topics)
                 self._opened.set()
                 watch = asyncio.create_task(self._watch_lag(bus, topics))
                 try:
@@ -222,30 +226,30 @@ class Receiver:
 
     async def _fill(self, consumer: MessageConsumer[bytes], goal: DrainGoal | None) -> None:
         """:param goal: None receives for ever."""
-        kept: asyncio.Task[None] | None = None
+        writing: asyncio.Task[None] | None = None
         most = FOREVER if goal is None else goal.messages
         is_over = False
         try:
             last_message = monotonic()
-            while self._came < most and not is_over:
+            while self._received < most and not is_over:
                 # Time without receiving does not show that the subscription is empty.
                 last_message += await self._wait_for_room()
-                batches = await self._gather(consumer, most - self._came)
-                self._came += sum(map(len, batches))
+                batches = await self._gather(consumer, most - self._received)
+                self._received += sum(map(len, batches))
                 if batches and (goal is None or goal.was_waiting(batches)):
                     last_message = monotonic()
                 is_over = goal is not None and monotonic() - last_message >= goal.patience
-                if kept is not None and (batches or kept.done()):
+                if writing is not None and (batches or writing.done()):
                     # A stop ends this loop, but not the write.
-                    await asyncio.shield(kept)
-                    kept = None
+                    await asyncio.shield(writing)
+                    writing = None
                 if batches:
-                    self._in_hand = sum(map(len, batches))
-                    kept = asyncio.create_task(self._keep(batches))
+                    self._being_written = sum(map(len, batches))
+                    writing = asyncio.create_task(self._write_and_ack(batches))
         finally:
-            if kept is not None:
+            if writing is not None:
                 # Finish writing and acking: otherwise the messages would be redelivered.
-                await asyncio.shield(kept)
+                await asyncio.shield(writing)
 
     async def _wait_for_room(self) -> float:
         """Wait until there is room. Returns the seconds waited."""
@@ -279,12 +283,12 @@ class Receiver:
         self.busy = rows * 2 >= self._rows or size * 2 >= self._bytes
         return found
 
-    async def _keep(self, batches: Sequence[MessageBatch[bytes]]) -> None:
+    async def _write_and_ack(self, batches: Sequence[MessageBatch[bytes]]) -> None:
         """Write, then ack."""
         # A message with a lost lease is redelivered, perhaps to another consumer.
         messages = [message for batch in batches for message in batch if not message.lease_lost]
         written = await asyncio.to_thread(self._write, messages) if messages else None
-        self._in_hand = 0
+        self._being_written = 0
         self._room.set()
         ends = await asyncio.gather(*(batch.ack() for batch in batches), return_exceptions=True)
         self._settled += len(messages)
@@ -294,7 +298,7 @@ class Receiver:
             if end is not None:
                 logger.warning("Messages in the spool were not acked, and are dropped on redelivery: %s", end)
         if written is not None:
-            await asyncio.to_thread(self._acked, messages, *written)
+            await asyncio.to_thread(self._record_acks, messages, *written)
 
     def _write(self, messages: list[Message[bytes]]) -> tuple[Any, int | None, set[str]]:
         """Write the new messages. Returns all identities, the segment's number if any, and known identities."""
@@ -328,36 +332,36 @@ class Receiver:
                 again = True
         return again
 
-    def _acked(self, messages: list[Message[bytes]], names: Any, number: int | None, repeated: set[str]) -> None:
+    def _record_acks(self, messages: list[Message[bytes]], names: Any, number: int | None, repeated: set[str]) -> None:
         unsure = [
             names[place].as_py() for place, message in enumerate(messages) if message.state is not SettleState.SETTLED
         ]
-        self._spool.settled(repeated.difference(unsure))
-        self._spool.acked(number, unsure)
+        self._spool.forget_doubts(repeated.difference(unsure))
+        self._spool.record_acks(number, unsure)
 
     async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.to_thread(self._spool.beat)
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _watch_lag(self, bus: Bus, topics: Sequence[str]) -> None:
         while True:
-            await asyncio.sleep(BEAT)
-            await self._look(bus, topics)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self._refresh_lag(bus, topics)
 
-    async def _look(self, bus: Bus, topics: Sequence[str]) -> None:
+    async def _refresh_lag(self, bus: Bus, topics: Sequence[str]) -> None:
         try:
             lags = [await bus.admin.lag(topic, self._options.subscription or "") for topic in topics]
         except BrokerError as error:
             logger.debug("The lag is unknown: %s", error)
             return
-        kept = self._kept
+        spooled = self._spooled
         # Some unsettled messages are already in the spool.
         unsettled = sum(each.waiting + (each.unsettled or 0) for each in lags)
-        self._last_lag = (unsettled - (kept - self._settled), kept)
+        self._last_lag = (unsettled - (spooled - self._settled), spooled)
 
     @property
-    def _kept(self) -> int:
+    def _spooled(self) -> int:
         return self._spool.added + self._dropped
 
     async def _topics(self, bus: Bus) -> list[str]:
@@ -368,6 +372,48 @@ class Receiver:
         if not found:
             raise ConfigurationError(f"Option topicPattern {pattern!r} matches no topic", advice="Make one first")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class DrainGoal:
+    """When to stop receiving.
+
+    :ivar messages: the most messages to receive.
+    :ivar patience: stop earlier after this many seconds without a message that waited at the start.
+    :ivar began: the start, if the broker does not count waiting messages; else None.
+    """
+
+    messages: int
+    patience: float
+    began: datetime | None
+
+    def was_waiting(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
+        """Whether one of these may have waited at the start, by the broker's clock, or else the publisher's."""
+        if self.began is None:
+            return True
+        times = [message.broker_time or message.publish_time for batch in batches for message in batch]
+        return any(time is None or time <= self.began for time in times)
+
+
+async def find_drain_goal(bus: Bus, topics: Sequence[str], subscription: str, lease: float) -> DrainGoal:
+    """The goal of a drain that starts now.
+
+    :param lease: seconds until an unsettled message is redelivered.
+    """
+    began = datetime.now(UTC)
+    try:
+        lags = [await bus.admin.lag(topic, subscription) for topic in topics]
+    except BrokerError as error:
+        logger.warning("The lag of subscription %s is unknown, so draining it takes longer: %s", subscription, error)
+        lags = []
+    if not lags or not all(each.current for each in lags):
+        return DrainGoal(FOREVER, lease + IDLE, began)
+    unsettled = sum(each.unsettled or 0 for each in lags)
+    # Messages of a killed consumer come when their leases end. Some brokers count these as waiting.
+    uncounted = any(each.unsettled is None for each in lags)
+    return DrainGoal(
+        sum(each.waiting for each in lags) + unsettled, lease + IDLE if unsettled or uncounted else IDLE, None
+    )
 
 
 async def _identity_of(bus: Bus, topic: str) -> str | None:

@@ -1,14 +1,20 @@
 """Spark's stream reader over a subscription.
 
 Spark pickles the reader into several processes, so the spool is opened by the first call that needs it. A batch is a
-range of whole segments: a batch that is run again has exactly the same rows.
+range of whole segments: a batch that is run again has exactly the same rows. At SIGTERM, by which Spark ends the
+process, the reader releases the spool.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final
 
 import pyarrow
@@ -26,15 +32,17 @@ from broker_spark.spool import segments
 from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import Segment
-from broker_spark.spool.shutdown import Shutdown
 from broker_spark.spool.spool import Spool
 
-__all__ = ["SpoolPart", "SpoolStreamReader"]
+__all__ = ["Shutdown", "SpoolPart", "SpoolStreamReader"]
 
 _WAIT: Final = 0.5
 """Seconds to wait for messages before reporting none."""
 _FULLER: Final = 1.0
 """Seconds to wait for a fuller batch while messages come fast: a batch has a fixed cost for Spark."""
+_PROCESS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+_RELEASE_SECONDS: Final = 8.0
+"""The most that releasing may take: unresponsive storage must not keep a process that Spark has given up."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spool, _ = self._begin()
         spool.check_columns(self._options.columns, spool.first)
         with spool.changed:
-            held = sum(segment.rows for segment in spool.between(spool.first, spool.next))
-            of_others = held > spool.added
+            rows = sum(segment.rows for segment in spool.between(spool.first, spool.next))
+            of_others = rows > spool.added
         # Spark asks twice, and by then this query may have received something.
         if of_others:
             logger.warning(
@@ -152,7 +160,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("Old segments of the spool %s were not deleted: %s", mask_within(self._options.spool), error)
 
     def stop(self) -> None:
-        """Give back messages that are not written yet, and release the spool."""
+        """Release messages that are not written yet, and release the spool."""
         self._release()
         self._shutdown.finish()
 
@@ -265,3 +273,47 @@ def _parts(found: Sequence[Segment], tasks: int) -> list[SpoolPart]:
         parts[-1].append(segment)
         rows += segment.rows
     return [SpoolPart(tuple(part)) for part in parts]
+
+
+class Shutdown:
+    """Turns SIGTERM into SystemExit, so that Spark's runner calls the reader's `stop` before the process ends."""
+
+    def __init__(self) -> None:
+        self._installed = False
+        self._releasing = False
+        self._requested = False
+
+    def install(self) -> None:
+        """Handle SIGTERM from now on, in the process of a streaming source only."""
+        running = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if running is not None and running.name == _PROCESS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_signal)
+            self._installed = True
+
+    def begin_release(self) -> None:
+        """From now on no signal interrupts the caller, who releases the spool."""
+        self._releasing = True
+        if self._requested:
+            _start_deadline()
+
+    def finish(self) -> None:
+        """End the process if a signal came. Spark's runner would only log that its peer is gone."""
+        if self._installed:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._requested:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Spark sends the signal twice, perhaps after its runner began to exit.
+        is_first, self._requested = not self._requested, True
+        if not self._releasing:
+            self._releasing = True
+            raise SystemExit(128 + number)
+        if is_first:
+            _start_deadline()
+
+
+def _start_deadline() -> None:
+    deadline = threading.Timer(_RELEASE_SECONDS, os._exit, (128 + signal.SIGTERM,))
+    deadline.daemon = True
+    deadline.start()

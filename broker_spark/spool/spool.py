@@ -1,7 +1,7 @@
-"""The segments of a spool: adds them, records which are acked, and deletes those that Spark has committed.
+"""A spool: its metadata, and its segments from being written to being acked, committed by Spark and deleted.
 
 A segment that is written and not yet recorded as acked is in doubt: the broker may redeliver its messages. They are
-recognized by their identities, which are kept for `KEPT` seconds. A killed broker may also redeliver messages whose
+recognized by their identities, which are kept for `DOUBT_SECONDS`. A killed broker may also redeliver messages whose
 acks it had confirmed; so the identities of the last rows are remembered.
 
 *Concurrency.* One thread adds, another one plans and trims; `changed` is notified of both. *Failure.* The process may
@@ -24,18 +24,23 @@ import pyarrow
 
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker_spark.common.files import Files
+from broker_spark.common.json_state import parse_object
 from broker_spark.spool import segments
 from broker_spark.spool.columns import place_of
 from broker_spark.spool.lease import Lease
-from broker_spark.spool.metadata import METADATA, VERSION, check_metadata, read_metadata
 from broker_spark.spool.segments import IDENTITY, Segment
 
-__all__ = ["Spool"]
+__all__ = ["Spool", "read_metadata"]
 
-KEPT: Final = 24 * 3600.0
+DOUBT_SECONDS: Final = 24 * 3600.0
 """Seconds for which the identity of a message that may be redelivered is kept."""
-REMEMBERED: Final = 1_000_000
+REMEMBERED_ROWS: Final = 1_000_000
 """Rows whose identities are kept in memory, about 40 bytes each."""
+_METADATA: Final = "spool.json"
+_VERSION: Final = 1
+_ADVICE: Final = (
+    "Restore the file from a copy. A new spool would not have the messages that this one still holds: they are acked"
+)
 _DOUBTS: Final = "doubts"
 _IDENTITIES: Final = "identities"
 
@@ -80,22 +85,22 @@ class Spool:
         """Segments whose columns are not checked yet."""
 
     @classmethod
-    def open(cls, files: Files, place: str, what: Mapping[str, Any]) -> Spool:
+    def open(cls, files: Files, place: str, metadata: Mapping[str, Any]) -> Spool:
         """Claim the spool and load its state.
 
-        :param what: backend, subscription and topics whose messages the spool holds.
+        :param metadata: backend, subscription and topics whose messages the spool holds.
         :raises ConfigurationError: the spool holds other messages, another query owns it, or one of its files is
             incomplete.
         :raises OffsetOutOfRange: a segment is missing or incomplete.
         """
-        check_metadata(files, place, what)
+        _check_metadata(files, place, metadata)
         lease = Lease.claim(files, place)
         try:
-            name = check_metadata(files, place, what)
+            name = _check_metadata(files, place, metadata)
             if name is None:
                 name = uuid.uuid4().hex
-                text = json.dumps({"spool": name, "version": VERSION, **what}).encode()
-                files.write(METADATA, lambda file: file.write(text))
+                text = json.dumps({"spool": name, "version": _VERSION, **metadata}).encode()
+                files.write(_METADATA, lambda file: file.write(text))
             before = lease.before
             epochs = list(before.epochs or []) if before is not None else []
             acked = before.acked if before is not None else 0
@@ -141,12 +146,12 @@ class Spool:
                     f"({kept[topic]} then, {identity} now)",
                     advice=(
                         "Give this query a spool and a checkpointLocation of its own; or, to continue this spool "
-                        f"with the recreated topic, remove {_IDENTITIES!r} from its {METADATA}"
+                        f"with the recreated topic, remove {_IDENTITIES!r} from its {_METADATA}"
                     ),
                 )
         if known.keys() - kept.keys():
             text = json.dumps({**what, _IDENTITIES: {**kept, **known}}).encode()
-            self._files.write(METADATA, lambda file: file.write(text))
+            self._files.write(_METADATA, lambda file: file.write(text))
 
     def check_columns(self, columns: Sequence[str], start: int) -> None:
         """Check that the segments from `start` on have these columns. Earlier ones are read already.
@@ -159,7 +164,7 @@ class Spool:
                 _check_columns(self._files, self._place, segment, columns)
             self._unchecked.pop()
 
-    # -- what there is -----------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @property
     def first(self) -> int:
@@ -259,7 +264,7 @@ class Spool:
             self.changed.notify_all()
         return segment.number
 
-    def acked(self, number: int | None, unsure: Sequence[str]) -> None:
+    def record_acks(self, number: int | None, unsure: Sequence[str]) -> None:
         """Record that everything up to this segment is acked, except `unsure`.
 
         :param number: None if all messages were duplicates and nothing was written.
@@ -272,7 +277,7 @@ class Spool:
         if number is not None:
             self._acked = number + 1
 
-    def settled(self, identities: Iterable[str]) -> None:
+    def forget_doubts(self, identities: Iterable[str]) -> None:
         """Forget redelivered messages that are acked now."""
         self._doubts.difference_update(identities)
 
@@ -311,6 +316,46 @@ class Spool:
         """Let the next owner claim the spool at once; see `Lease.release`."""
         with self._heartbeat_lock:
             self._lease.release(acked=self._acked)
+
+
+def _check_metadata(files: Files, place: str, metadata: Mapping[str, Any]) -> str | None:
+    """The id of the spool; None if it is new.
+
+    :param metadata: the metadata that the spool must have.
+    :raises ConfigurationError: it differs, is of another version, or incomplete.
+    """
+    try:
+        found = read_metadata(files, place)
+    except FileNotFoundError:
+        return None
+    if found.get("version") != _VERSION:
+        raise ConfigurationError(
+            f"The spool {place} was written by another version of broker_spark: {found.get('version')!r}",
+            advice="Give this query a spool of its own",
+        )
+    for name, value in metadata.items():
+        if found.get(name) != value:
+            raise ConfigurationError(
+                f"The spool {place} is for {name} {_shown(found.get(name))}, and this query is for {_shown(value)}",
+                advice="Give this query a spool of its own",
+            )
+    return str(found["spool"])
+
+
+def read_metadata(files: Files, place: str) -> dict[str, Any]:
+    """The metadata of a spool.
+
+    :raises FileNotFoundError: there is no spool.
+    :raises ConfigurationError: the file is incomplete.
+    """
+    found = parse_object(files.read(_METADATA), f"{_METADATA} of the spool {place}", _ADVICE)
+    if found.get("version") == _VERSION and not isinstance(found.get("spool"), str):
+        raise ConfigurationError(f"{_METADATA} of the spool {place} is incomplete: it has no 'spool'", advice=_ADVICE)
+    return found
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(cast("list[str]", value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
 def _nothing() -> None:
@@ -366,7 +411,7 @@ def _remembered(files: Files, place: str) -> set[str]:
     found: set[str] = set()
     for name in files.names(_DOUBTS):
         path = f"{_DOUBTS}/{name}"
-        if files.age(path) > KEPT:
+        if files.age(path) > DOUBT_SECONDS:
             files.delete(path)
             continue
         try:
@@ -382,7 +427,7 @@ def _remembered(files: Files, place: str) -> set[str]:
 
 
 class RecentlyAcked:
-    """The identities of the last `REMEMBERED` rows, at least of the last segment. One thread at a time."""
+    """The identities of the last `REMEMBERED_ROWS` rows, at least of the last segment. One thread at a time."""
 
     def __init__(self) -> None:
         self._chunks: deque[Any] = deque()
@@ -392,7 +437,7 @@ class RecentlyAcked:
         """Remember the identities of a segment, an array of pyarrow."""
         self._chunks.append(identities)
         self._rows += len(identities)
-        while self._rows > REMEMBERED and len(self._chunks) > 1:
+        while self._rows > REMEMBERED_ROWS and len(self._chunks) > 1:
             self._rows -= len(self._chunks.popleft())
 
     def known(self, identities: Any) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.bus import Bus, connect
-from broker.reading import fetch_loop as record_pump
+from broker.reading import record_fetcher
 from broker_kafka.group import GroupConsumer
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
@@ -100,7 +100,7 @@ async def test_partitions_of_a_dead_member_delay_idleness(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, family: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ):
     # Its session may last longer than any grace.
-    monkeypatch.setattr(record_pump, "_JOIN_GRACE", 0.0)
+    monkeypatch.setattr(record_fetcher, "_JOIN_GRACE", 0.0)
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, PER_PARTITION)
     async with other_member(kafka, topic, group, protocol) as dead, open_bus(kafka, protocol) as bus:

@@ -1,8 +1,8 @@
 """A program for a cluster: `cluster_program MASTER URL SOURCE TARGET ORDERS DEAD DIRECTORY STEP`; it prints JSON.
 
 A batch read, a stream that copies the source into the target, a second run of the stream that finds nothing new, a
-pipeline of typed orders, and a queue over the source whose spool all executors read. A task of the first stream stands
-still at `STEP` (see `halting`), until its executor is killed; at none if that is empty.
+pipeline of typed orders, and a queue over the source whose spool all executors read. A task of the first stream halts
+at `STEP` (see `halting`) until its executor is killed; an empty `STEP` halts nowhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Order:
 
 def main(master: str, url: str, source: str, target: str, orders: str, dead: str, directory: str, step: str) -> None:
     settings = {**SETTINGS, "spark.executor.memory": "512m", "spark.cores.max": 2, "spark.executor.cores": 1}
-    # For the module of the step; the package is installed.
+    # To import the module of the step; the package itself is installed.
     settings["spark.executorEnv.PYTHONPATH"] = str(Path(__file__).parents[2])
     spark = broker_spark.session("cluster", master=master, config=settings)
     spark.dataSource.register(HaltingSource)
@@ -54,7 +54,7 @@ def main(master: str, url: str, source: str, target: str, orders: str, dead: str
     spooled = spark.readStream.format("broker").options(**queue, columns="value").load()
     writer = spooled.writeStream.format("parquet").option("checkpointLocation", f"{directory}/queue")
     writer.trigger(availableNow=True).start(f"{directory}/spooled").awaitTermination()
-    told = {
+    result = {
         "rows": sum(counts),
         "tasks": len(counts),
         "copied": copied,
@@ -62,7 +62,7 @@ def main(master: str, url: str, source: str, target: str, orders: str, dead: str
         "files": spark.read.parquet(f"{directory}/files").distinct().count(),
         "spooled": sorted(int(row["value"]) for row in spark.read.parquet(f"{directory}/spooled").collect()),
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(result) + "\n")
     spark.stop()
 
 

@@ -27,13 +27,13 @@ from tests.spark.spool_query import MakeQuery, Query
 
 STREAMING = "org.apache.spark.sql.execution.streaming"
 
-# Many JVMs live for seconds here, the children's of these tests too: what counts is how soon they start.
+# Many JVMs live for seconds here, also in child processes: their start time dominates.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 use_archive()
 
 _INTERPRETED = {"spark.sql.codegen.wholeStage": False, "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _COMPILED = {"spark.sql.codegen.wholeStage": True, "spark.sql.codegen.factoryMode": "FALLBACK"}
-"""As Spark has them by default."""
+"""Spark's defaults."""
 
 SETTINGS = {
     "spark.driver.memory": "1g",
@@ -42,16 +42,16 @@ SETTINGS = {
     "spark.default.parallelism": 2,
     "spark.sql.shuffle.partitions": 2,
     "spark.sql.session.timeZone": "UTC",
-    # To compile a plan costs more than to interpret it over some rows.
+    # Compiling a plan costs more than interpreting it over a few rows.
     **_INTERPRETED,
-    # Else an idle query asks its sources a hundred times a second.
+    # By default an idle query polls its sources a hundred times a second.
     "spark.sql.streaming.pollingDelay": "100ms",
     # Forks a third of the processes for each micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-"""What starts in half the time, and says little."""
+"""A session that starts in half the time and logs little."""
 
 CONNECTOR = Path(__file__).with_name("connector.xml")
 """The jars of Spark's own Kafka connector."""
@@ -60,10 +60,10 @@ MakeTopic = Callable[..., str]
 
 
 PROCESSES = frozenset({"test_cluster", "test_connect", "test_shipping", "test_spool_kills"})
-"""Modules whose tests run Spark in processes of their own, and not in the session of all."""
+"""Modules whose tests run Spark in processes of their own, not in the shared session."""
 
 
-# First, since pytest-xdist makes groups of what is marked when its own hook is called.
+# First, since pytest-xdist reads the marks in its own hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -95,7 +95,7 @@ def spark() -> SparkSession:
 
 @pytest.fixture
 def compiled(spark: SparkSession) -> Iterator[None]:
-    """Have plans compiled, as a session of users has it."""
+    """Compile plans, as sessions of users do."""
     for name, value in _COMPILED.items():
         spark.conf.set(name, value)
     yield
@@ -105,7 +105,7 @@ def compiled(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture
 def books(request: pytest.FixtureRequest) -> Books:
-    """Where a test of a fault counts rows."""
+    """Where a fault test counts rows."""
     return Books(request.node)
 
 
@@ -123,7 +123,7 @@ def bus(url: str) -> Iterator[Bus]:
 
 @pytest.fixture
 def make_topic(bus: Bus) -> MakeTopic:
-    """`make_topic(partitions=2)` gives the name of a new topic."""
+    """`make_topic(partitions=2)` returns the name of a new topic."""
 
     def make(partitions: int = 2) -> str:
         name = f"spark.{uuid.uuid4().hex[:12]}"
@@ -135,7 +135,7 @@ def make_topic(bus: Bus) -> MakeTopic:
 
 @pytest.fixture
 def make_query(url: str, tmp_path: Path) -> Iterator[MakeQuery]:
-    """`make_query(topic)` gives a query over a spool of the test; it ends with the test."""
+    """`make_query(topic)` returns a query over a spool of the test, and stops it after the test."""
     made: list[Query] = []
 
     def make(topic: str, spool: Path | str = tmp_path / "spool", **options: Any) -> Query:

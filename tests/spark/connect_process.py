@@ -1,4 +1,4 @@
-"""What works with Spark Connect: `connect_process JARS URL SOURCE TARGET KAFKA TOPIC QUEUE DIRECTORY` prints JSON.
+"""Uses Spark Connect: `connect_process JARS URL SOURCE TARGET KAFKA TOPIC QUEUE DIRECTORY` prints JSON.
 
 The queue is a topic of the broker at `URL`.
 """
@@ -34,7 +34,7 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
         "state": str(spark.conf.get("spark.sql.streaming.stateStore.providerClass")).rpartition(".")[2],
         "batch": broker_spark.read(spark, url=url, topic=source).count(),
     }
-    # The connector's columns are the server's, ours are read by its Python.
+    # The server's JVM reads the connector's columns, its Python those of our source.
     for connector in ("always", "never", "auto"):
         frame = broker_spark.read(spark, connector=connector, url=kafka, topic=topic)
         found[connector] = [sorted(bytes(row.value).decode() for row in frame.collect()), frame.columns[:3]]
@@ -83,7 +83,7 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
 
 
 def copy(frame: DataFrame, url: str, target: str, checkpoint: str) -> StreamingQuery:
-    """What is there now, and ends."""
+    """Copies what is there now, and ends."""
     query = (
         frame.drop("id")
         .writeStream.format("broker")

@@ -1,6 +1,6 @@
-"""Queries that stand still, each at a step of its own, for ever: `halted_process FILE`, with a `Halted` in each line.
+"""Queries that halt for ever, each at its own step: `halted_process FILE`, with a `Halted` in each line.
 
-One SIGKILL of this process is a kill at all of these steps, for the price of one JVM.
+One SIGKILL of this process kills at all of these steps, for the cost of one JVM.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["BATCH", "LATE", "WINDOW", "Halted"]
 BATCH = 100
 """Rows of a batch."""
 WINDOW = 20
-"""Numbers of an order, which are its second, in one window of time."""
+"""Orders per time window; the number of an order is its second."""
 LATE = 40
-"""How many the watermark is behind the highest number of the batches before."""
+"""How far the watermark is behind the highest number of earlier batches."""
 AT_ONCE = 1
-"""Queries that are under way to their step at a time: Spark gives each start of Python 10 s."""
+"""How many queries run towards their step at a time: Spark gives each start of Python 10 s."""
 
 _LOOK_SECONDS = 0.1
 
@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Halted:
-    """A query, and where it stands still.
+    """A query, and where it halts.
 
     :ivar kind: `log` copies a topic, `pipeline` has several sinks and dead letters, and `windows` is one that keeps
         state.
@@ -76,7 +76,7 @@ class Halted:
 
     @property
     def halted(self) -> bool:
-        """Whether it stands still."""
+        """Whether it has halted."""
         with suppress(FileNotFoundError):
             return Path(self.directory, "halted").stat().st_size > 0
         return False
@@ -94,7 +94,7 @@ class Halted:
             halt.at("between", batch)
 
         return Pipeline(
-            # Those that run in one session have names of their own.
+            # Names must be unique within a session.
             name=f"halted-{self.kind}-{self.backend}-{self.step}-{self.connector}",
             url=self.url,
             sources={"orders": Source(self.source, Order, options={"maxRows": BATCH, "connector": self.connector})},
@@ -164,11 +164,11 @@ def main(file: str) -> None:
         if case in pipelines:
             threading.Thread(target=_HaltingRun(case).execute, args=(spark,), daemon=True).start()
         else:
-            # In this thread, whose session knows the source.
+            # In this thread, whose session has the source.
             case.writer(spark, halts=True).start()
         # A query starts Python four times, and many of them at once would be too slow for Spark.
         while sum(not each.halted for each in started) >= AT_ONCE:
-            # Raises what ends a query: none of them is meant to end.
+            # Raises the error of a query that ended: none should end.
             spark.streams.awaitAnyTermination(_LOOK_SECONDS)  # pyright: ignore[reportArgumentType]
     spark.streams.awaitAnyTermination()
 

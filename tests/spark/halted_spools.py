@@ -1,4 +1,4 @@
-"""Queries over spools that stand still, each at a step of its own: `halted_spools FILE`, with a `HaltedSpool` in each
+"""Queries over spools that halt, each at its own step: `halted_spools FILE`, with a `HaltedSpool` in each
 line.
 
 One SIGKILL of this process ends the owners of all of these spools, with their JVM: planners as Spark starts them.
@@ -28,7 +28,7 @@ from tests.spark.support import copying
 __all__ = ["SPOOL", "HaltedSpool"]
 
 SPOOL = "spool-"
-"""What a step begins with that is one of `spool_steps`, whose number is how often it is taken, instead of a batch."""
+"""The prefix of a step of `spool_steps`; its number counts calls instead of batches."""
 
 _LOOK_SECONDS = 0.1
 
@@ -56,7 +56,7 @@ class HaltedSpool(Halted):
 
 class _HaltingQueue(HaltingSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        # Called in the process that is to own this spool, and no other, and in those of tasks, which take no such step.
+        # Called in the process that will own this spool only, and in those of tasks, which never reach such a step.
         step = self._halt.step.removeprefix(SPOOL)
         if step != self._halt.step:
             halt = self._halt
@@ -71,9 +71,9 @@ def main(file: str) -> None:
     for line in Path(file).read_text().splitlines():
         case = HaltedSpool(**json.loads(line))
         case.writer(spark, halts=True).start()
-        # One at a time, since each start of Python is given 10 s.
+        # One at a time, since Spark gives each start of Python 10 s.
         while not case.halted:
-            # Raises what ends a query: none of them is meant to end.
+            # Raises the error of a query that ended: none should end.
             spark.streams.awaitAnyTermination(_LOOK_SECONDS)  # pyright: ignore[reportArgumentType]
     spark.streams.awaitAnyTermination()
 

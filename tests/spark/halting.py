@@ -1,9 +1,9 @@
-"""The source and the sink standing still at one step of one batch, so that it is known where a SIGKILL finds them.
+"""A source and a sink that halt at one step of one batch, so that a SIGKILL hits exactly there.
 
-`format("halting")` takes option `halt` more than `format("broker")`: `step:batch:file`. Who gets to that step of that
-batch first writes the number of its process into the file, and does nothing more. Spark's own order of the steps:
+`format("halting")` has one option more than `format("broker")`: `halt`, as `step:batch:file`. The first process that
+reaches that step of that batch writes its pid into the file, and then blocks. The steps in Spark's order:
 
-| step | what stands still | what Spark has written by then |
+| step | what halts | what Spark has written by then |
 |---|---|---|
 | planned | `partitions` of the source | the batch's offsets |
 | read | a task, after the first rows it read | |
@@ -11,7 +11,7 @@ batch first writes the number of its process into the file, and does nothing mor
 | written | the commit of the sink, after all tasks | |
 | committed | the planning of the next batch | that the batch is done |
 
-What a batch of a pipeline writes to a topic is a write of its own: of it there is `half`.
+The batch of a pipeline writes to a topic in a write of its own, which has step `half` only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Halt", "HaltingSource", "stand"]
 
 @dataclass(frozen=True)
 class Halt:
-    """Where to stand still."""
+    """Where to halt."""
 
     step: str = ""
     batch: int = 0
@@ -57,7 +57,7 @@ class Halt:
         return cls(step, int(batch or 0), file)
 
     def claims(self, step: str, batch: int) -> bool:
-        """Whether it is here; true once, whoever asks."""
+        """Whether this is the step; true once, for the first caller."""
         if (step, batch) != (self.step, self.batch):
             return False
         try:
@@ -67,13 +67,13 @@ class Halt:
         return True
 
     def at(self, step: str, batch: int) -> None:
-        """Stand still if it is here."""
+        """Halt if this is the step."""
         if self.claims(step, batch):
             stand(self.file)
 
 
 def stand(file: str) -> NoReturn:
-    """Say so, and do nothing any more."""
+    """Report it, and block."""
     half = Path(f"{file}.half")
     half.write_text(str(os.getpid()))
     half.replace(file)
@@ -89,7 +89,7 @@ def _batch() -> int:
 class _HaltingReader(LogStreamReader):
     halt = Halt()
     batches = 0
-    """How many were planned; a query that stands still has no checkpoint when it starts."""
+    """Planned batches; a query that halts has no checkpoint when it starts."""
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         self.halt.at("committed", self.batches - 1)
@@ -132,7 +132,7 @@ def _written(
     halt: Halt,
     batch: int,
 ) -> WriterCommitMessage:
-    """Write a task's rows, or half of the first of them and no more."""
+    """Write a task's rows, or only half of the first ones."""
     if halt.step == "half" and (first := next(rows, None)) is not None:
         if halt.claims("half", batch):
             write(iter([first.slice(0, max(1, first.num_rows // 2))]))

@@ -1,8 +1,8 @@
-"""A program for `spark-submit`: `shipped_program URL SOURCE TARGET`. It copies the source, and prints what came of it.
+"""A program for `spark-submit`: `shipped_program URL SOURCE TARGET`. It copies the source and prints the result.
 
-With an archive as a fourth argument it sends that to the executors itself, where the driver has the package installed.
+With an archive as a fourth argument it ships that to the executors itself; the driver has the package installed.
 
-Where streams cannot be read it copies a stream of lines that Spark reads itself, since sinks are to work all the same.
+Where our streams cannot be read it copies a stream of lines that Spark reads itself, since sinks must still work.
 """
 
 import sys
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 import broker_spark
 
 NOT_UP = "failed to connect back"
-"""What Spark says where the Python process of a source is not there in ten seconds, as on a busy machine."""
+"""Spark's error if the Python process of a source does not start within ten seconds, as on a busy machine."""
 
 url, source, target, *archives = sys.argv[1:]
 spark = broker_spark.session("shipped")
@@ -23,7 +23,7 @@ for archive in archives:
 
 
 def copy(stream: DataFrame, checkpoint: str) -> None:
-    """What is there now."""
+    """Copies what is there now."""
     options = {"url": url, "topic": target, "checkpointLocation": str(Path(checkpoint).absolute())}
     stream.writeStream.format("broker").options(**options).trigger(availableNow=True).start().awaitTermination()
 

@@ -1,6 +1,6 @@
 """Drains a subscription as Spark does, with its write-ahead log, up to a step at which it is killed.
 
-Each batch is one file of `out`, so that one which is run again is there once, as in a sink that knows batches.
+Each batch is one file of `out`, which is replaced if the batch runs again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main(url: str, topic: str, directory: str, step: str = "") -> None:
-    """:param step: of `spool_steps`, and how often it is taken; "" drains to the end."""
+    """:param step: a step of `spool_steps`, and the number of the call; "" drains to the end."""
     name, _, number = step.partition(":")
     if name:
         spool_steps.STEPS[name](int(number))
@@ -53,7 +53,7 @@ def _run(root: Path, reader: SpoolStreamReader, number: int, start: Any, end: An
 
 
 def _initial(root: Path, reader: SpoolStreamReader) -> Any:
-    # Spark has the initial offset in its first batch only, and asks anew if that was never planned.
+    # Spark stores the initial offset in its first batch only, and calls again if that was never planned.
     path = root / "initial"
     if not path.exists() or not _numbered(root / "offsets"):
         _save(path, reader.initialOffset())

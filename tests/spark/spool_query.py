@@ -21,7 +21,7 @@ SECONDS = 20.0
 
 
 class Query:
-    """Calls a reader in Spark's order; a new reader for each run, as a restart makes one."""
+    """Calls a reader in Spark's order; a new reader for each run, as after a restart."""
 
     def __init__(self, url: str, topic: str, spool: Path | str, **options: Any) -> None:
         given = {"url": url, "topic": topic, "subscription": "spark", "spool": str(spool), **options}
@@ -38,8 +38,8 @@ class Query:
         return self
 
     def batch(self, limit: ReadLimit | None = None) -> list[bytes] | None:
-        """The next one, or None if there is none."""
-        # Spark keeps offsets as JSON text.
+        """The next batch; None if there is none."""
+        # Spark stores offsets as JSON text.
         end = json.loads(json.dumps(self.reader.latestOffset(self.at, limit or self.reader.getDefaultReadLimit())))
         if end == self.at:
             return None
@@ -63,7 +63,7 @@ class Query:
         return found
 
     def until(self, count: int) -> list[bytes]:
-        """Batches until there are so many rows."""
+        """Batches until this many rows are read."""
         found: list[bytes] = []
         deadline = time.monotonic() + SECONDS
         while len(found) < count:

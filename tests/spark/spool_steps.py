@@ -1,4 +1,4 @@
-"""Kills a process at one step of the spool: `STEPS["written"](3)` at the third segment that is written."""
+"""Kills a process at one step of the spool: `STEPS["written"](3)` at the third written segment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _kill() -> None:
 
 
 def _killing(owner: Any, name: str, number: int, *, after: bool, when: Callable[..., bool] = lambda *_: True) -> None:
-    """Have a call of a method be the last thing that happens."""
+    """Kill the process after this call of a method."""
     original = getattr(owner, name)
     left = [number]
 
@@ -46,7 +46,7 @@ STEPS: dict[str, Callable[[int], None]] = {
     "half": lambda number: _killing(Path, "replace", number, after=False, when=_of_segments),
     "unchecked": lambda number: _killing(segments, "write", number, after=True),
     "written": lambda number: _killing(spool.Spool, "add", number, after=True),
-    "acked": lambda number: _killing(receiver.Receiver, "_acked", number, after=False),
+    "acked": lambda number: _killing(receiver.Receiver, "_record_acks", number, after=False),
     "planned": lambda number: _killing(source.SpoolStreamReader, "partitions", number, after=False),
     "committed": lambda number: _killing(source.SpoolStreamReader, "commit", number, after=False),
     "trimming": lambda number: _killing(files.LocalFiles, "delete", number, after=True, when=_of_segments),

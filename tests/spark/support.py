@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Helpers of the tests in this folder."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def publish(bus: Bus, topic: str, values: Sequence[bytes]) -> None:
-    """A key for each, so that they spread over the partitions."""
+    """Publish values, each with its own key, so that they spread over the partitions."""
     bus.topic(topic).publish_batch([OutboundMessage(value, value) for value in values])
 
 
 def values(frame: DataFrame) -> list[bytes]:
-    """What is in column value."""
+    """The values of column `value`."""
     return [bytes(row.value) for row in frame.select("value").collect()]
 
 
 def rows_of(options: SourceOptions, wanted: Range) -> list[bytes]:
-    """What a task would read, here."""
+    """The values that a task reads, in this process."""
     return [value or b"" for batch in read_range(options, wanted) for value in batch.column("value").to_pylist()]
 
 
 def copy(spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, **options: Any) -> StreamingQuery:
-    """Copies what is there now, and ends."""
+    """Copy what is there now, and end."""
     query = copying(spark, url, source, target, checkpoint, **options).trigger(availableNow=True).start()
     query.awaitTermination()
     return query
@@ -54,9 +54,9 @@ def copy(spark: SparkSession, url: str, source: str, target: str, checkpoint: Pa
 def copying(
     spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, *, halt: str = "", **options: Any
 ) -> DataStreamWriter:
-    """A copy that was not started.
+    """A copy that is not started.
 
-    :param halt: where it stands still, as `tests.spark.halting` has it; of Spark's connector only where it writes.
+    :param halt: where it halts, see `tests.spark.halting`; with Spark's connector only at a write.
     """
     name, halts = ("halting", {"halt": halt}) if halt else ("broker", {})
     if "connector" in options:
@@ -81,7 +81,6 @@ def log(bus: Bus, topic: str) -> list[tuple[str, bytes]]:
 
 
 def plan_of(frame: Any) -> list[str]:
-    """The steps of a frame, in a classic session; what begins with a star and a number is one method with the others
-    of that number."""
+    """The steps of a frame, in a classic session; steps with the same number after a star are one method."""
     plan: str = frame._jdf.queryExecution().executedPlan().toString()
     return [line.lstrip(" +-:") for line in plan.splitlines()]

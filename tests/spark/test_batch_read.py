@@ -1,7 +1,7 @@
 """Batch reads of every broker with a log: rows, ranges, splits and losses.
 
-What depends on the broker is called here as a task calls it; Spark reads each kind of thing from one of them.
-`test_kafka_connector` has the same of Kafka.
+Broker-specific code is called here as a task calls it; Spark itself reads from one broker per case.
+`test_kafka_connector` has the same for Kafka.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_rows_are_the_records(spark: SparkSession, url: str, bus: Bus, make_topi
     for row, record in zip(rows, expected, strict=True):
         time = record.publish_time or record.broker_time
         assert time is not None
-        # Spark gives times without a zone, in that of the session.
+        # Spark returns times without a zone, in that of the session.
         assert (row.publish_time or row.broker_time).replace(tzinfo=UTC) == time
         assert abs((time - before).total_seconds()) < 120
 
@@ -106,7 +106,7 @@ def test_several_topics_and_patterns(spark: SparkSession, url: str, bus: Bus, ma
     assert nothing.load().collect() == []
 
 
-def test_offsets_of_a_topic_that_a_pattern_does_not_find(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_offsets_of_a_topic_outside_the_pattern(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic()
     publish(bus, topic, numbered(4))
     both = {"url": url, "topicPattern": f"{topic}|spark[.]gone.*"}
@@ -126,7 +126,7 @@ def test_an_empty_topic(spark: SparkSession, url: str, make_topic: MakeTopic) ->
     assert read(spark, url, make_topic()).collect() == []
 
 
-def test_what_retention_removed_fails_the_read(
+def test_data_loss_by_retention_fails_the_read(
     url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = make_topic(partitions=1)
@@ -158,7 +158,7 @@ def test_a_range_that_the_log_does_not_reach_raises(url: str, bus: Bus, make_top
     publish(bus, topic, numbered(2))
     with pytest.raises(Exception, match=r"recreated|end of this log was lost"):
         rows_of(options, wanted)
-    # Also where the new topic has enough for the old offsets.
+    # Even if the new topic reaches the old offsets.
     publish(bus, topic, numbered(20))
     with pytest.raises(Exception, match="was deleted and recreated while it was read"):
         rows_of(options, wanted)
@@ -179,7 +179,7 @@ def test_the_largest_value(spark: SparkSession, url: str, bus: Bus, make_topic: 
 
 
 def small_batches(url: str, bus: Bus, topic: str, count: int, **options: str) -> tuple[SourceOptions, Range]:
-    """So many numbers in the only partition of the topic, and the range of them all."""
+    """Numbers in the only partition of the topic, and the range of all of them."""
     publish(bus, topic, numbered(count))
     found = SourceOptions.parse({"url": url, "topic": topic, **options})
     (wanted,) = planned(found)
@@ -187,7 +187,7 @@ def small_batches(url: str, bus: Bus, topic: str, count: int, **options: str) ->
 
 
 class Tables:
-    """Counts what is made of a log, and may fail."""
+    """Counts the batches made from a log, and may fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None) -> None:
         place = "broker_spark.log.reading._Columns.table"
@@ -208,10 +208,10 @@ def reading() -> bool:
 
 
 @pytest.mark.parametrize("columns", ["value,offset", "value,offset,attributes"])
-async def test_batches_that_are_made_ahead_are_those_of_the_log_in_its_order(
+async def test_batches_prepared_ahead_keep_the_order_of_the_log(
     url: str, bus: Bus, make_topic: MakeTopic, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns that cost much are made by a thread, one batch ahead, which ends also when the read is broken off."""
+    """A thread prepares expensive columns one batch ahead; it also ends when the read is abandoned."""
     options, wanted = small_batches(url, bus, make_topic(partitions=1), 300, columns=columns, arrowRows="50")
     assert rows_of(options, wanted) == numbered(300)
     tables = Tables(monkeypatch)
@@ -226,7 +226,7 @@ async def test_batches_that_are_made_ahead_are_those_of_the_log_in_its_order(
 
 
 @pytest.mark.parametrize("columns", ["value", "value,id"])
-def test_an_error_in_the_middle_comes_behind_what_was_read_before_it(
+def test_an_error_follows_the_rows_read_before_it(
     url: str, bus: Bus, make_topic: MakeTopic, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, wanted = small_batches(url, bus, make_topic(partitions=1), 100, columns=columns, arrowRows="10")

@@ -44,9 +44,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def run(home: Path, master: str, url: str, topics: Sequence[str], directory: Path, step: str = "") -> dict[str, object]:
-    """The program in a driver of its own, since this process has a session already.
+    """Run the program in a driver of its own, since this process has a session already.
 
-    :param step: at which an executor is killed; "" kills none.
+    :param step: where an executor is killed; "" kills none.
     """
     program = [sys.executable, "-m", "tests.spark.cluster_program"]
     command = [*program, master, url, *topics, str(directory), step]
@@ -70,7 +70,7 @@ def run(home: Path, master: str, url: str, topics: Sequence[str], directory: Pat
 
 
 def wait_for(halted: Path, driver: subprocess.Popen[str]) -> int:
-    """The Python worker that stands still."""
+    """The halted Python worker."""
     while not halted.exists() or not halted.stat().st_size:
         assert driver.poll() is None, "the program ended before"
         time.sleep(0.02)
@@ -78,7 +78,7 @@ def wait_for(halted: Path, driver: subprocess.Popen[str]) -> int:
 
 
 def executor_of(worker: int) -> int:
-    """The JVM that a Python worker is of."""
+    """The JVM of a Python worker."""
     while Path(f"/proc/{worker}/comm").read_text().strip() != "java":
         worker = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
     return worker
@@ -111,9 +111,9 @@ def test_a_standalone_cluster_of_two_workers(
     assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 62, "files": 30, "spooled": EACH}
     assert sorted(data for _, data in log(bus, dead)) == sorted(bad)
     ids, rows = zip(*log(bus, target), strict=True)
-    told = "SIGKILL of an executor: half; a standalone cluster"
+    fault = "SIGKILL of an executor: half; a standalone cluster"
     why = "the task is run again"
-    books.balance(told, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, twice=ROWS // 2, why=why)
+    books.balance(fault, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, twice=ROWS // 2, why=why)
     executors = {path.parent.name for path in cluster.directory.glob("work-*/*/*/stderr")}
-    # One more for the one that was killed.
+    # One more to replace the killed one.
     assert executors == {"0", "1", "2"}

@@ -24,7 +24,7 @@ JOBS = [b"job %d" % number for number in range(10)]
 
 
 class Found(NamedTuple):
-    """What one process said and left behind; a server of Spark Connect takes long to start."""
+    """The output and the rows of one process; a server of Spark Connect takes long to start."""
 
     said: dict[str, Any]
     copies: dict[str, list[bytes]]
@@ -48,7 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         jars = ",".join(map(str, jars_of(CONNECTOR, "spark-connector")))
         arguments = [jars, url, source, target, kafka_url, source, queue, str(tmp_path_factory.mktemp("connect"))]
         with quick_python():
-            # Has the server take a free port, and its client find out which.
+            # The server takes a free port, which its client finds out.
             environment = {**os.environ, "SPARK_TESTING": "1"}
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark.connect_process", *arguments],
@@ -98,7 +98,7 @@ def test_streams_of_the_kafka_connector_work_with_spark_connect(found: Found) ->
     first, again = found.said["connector"]
     assert first["rows"] == [2, 1]
     assert again["rows"] == []
-    # One of ours goes along, which looks at the topics.
+    # With one of our sources, which checks the topics.
     kafka, ours = first["sources"]
     assert kafka.startswith("KafkaV2[")
     assert ".PythonMicroBatchStream" in ours

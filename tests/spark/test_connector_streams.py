@@ -1,6 +1,6 @@
 """Streams of Kafka by Spark's own connector and by our Python source: the same options, the same rows.
 
-What is read is counted against the topic each time. Where the two differ, as `docs/spark.md` tells, the test has both.
+The rows are compared with the topic each time. Where the two differ, as `docs/spark.md` says, the test has both.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Stream:
         self._spark = spark
         self._fixed = {"url": url, "connector": connector, "checkpoint": str(checkpoint)}
         self.batches: list[list[Record]] = []
-        """The rows of each that had any."""
+        """The rows of each batch that had any."""
         self.tasks: list[dict[int, int]] = []
-        """By how many tasks each of its partitions was read."""
+        """How many tasks read each of its partitions."""
         self.on_batch: Callable[[int], object] = lambda number: None
-        """Called behind each, with its number of all."""
+        """Called after each batch, with its number."""
         self.queries: list[StreamingQuery] = []
 
     def start(self, *, available_now: bool = False, **options: Any) -> StreamingQuery:
@@ -71,7 +71,7 @@ class Stream:
         return self.queries[-1]
 
     def run(self, **options: Any) -> list[int]:
-        """Read what is there now, and tell how many rows each batch had."""
+        """Read what is there now. Returns the rows of each batch."""
         before = len(self.batches)
         self.start(available_now=True, **options).awaitTermination()
         return [len(batch) for batch in self.batches[before:]]
@@ -96,7 +96,7 @@ class Stream:
 
 @pytest.fixture
 def progress_when_idle(spark: SparkSession) -> Iterator[None]:
-    """A query tells of each look at its sources, also where it takes nothing."""
+    """A query reports each poll of its sources, even without rows."""
     name = "spark.sql.streaming.noDataProgressEventInterval"
     spark.conf.set(name, 0)
     yield
@@ -123,7 +123,7 @@ def there(bus: Bus, *topics: str) -> list[Record]:
 
 
 @pytest.mark.deep
-def test_what_comes_later_is_read_from_its_beginning_and_what_goes_ends_the_stream(
+def test_new_partitions_are_read_and_a_deleted_topic_ends_the_stream(
     stream: Stream, bus: Bus, connector: str, books: Books
 ) -> None:
     stem = f"spark.{uuid.uuid4().hex[:12]}"
@@ -163,7 +163,7 @@ def test_available_now_reads_to_where_the_log_ended_in_bounded_batches(
     early, late = now - timedelta(hours=2), now - timedelta(hours=1)
 
     def fill(time: datetime, *counts: int) -> None:
-        """So many rows of this time for each partition."""
+        """This many rows of this time in each partition."""
         bus.topic(topic).publish_batch(
             [
                 OutboundMessage(each, publish_time=time, partition=partition)
@@ -202,7 +202,7 @@ def test_few_rows_wait_for_more(
     send(9)
     query = stream.start(topic=topic, minRows=10, maxDelay=3600)
     if connector == "always":
-        # What is there when a run begins waits for nothing.
+        # Rows that were there at the start do not wait.
         query.processAllAvailable()
         send(9)
 
@@ -218,7 +218,7 @@ def test_few_rows_wait_for_more(
     query.processAllAvailable()
     query.stop()
 
-    # At the end of a run the connector leaves fewer to the next.
+    # At the end of a run the connector leaves too few rows to the next run.
     send(15)
     assert stream.run(topic=topic, minRows=10, maxRows=10) == {"always": [10], "never": [10, 5]}[connector]
     query = stream.start(topic=topic, minRows=1000, maxDelay=0.3)
@@ -231,7 +231,7 @@ def test_few_rows_wait_for_more(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("is_planned", [False, True], ids=["after a batch", "under a planned batch"])
-def test_a_topic_that_is_made_anew_ends_its_stream(
+def test_a_recreated_topic_ends_its_stream(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, is_planned: bool, books: Books
 ) -> None:
     topic = make_topic(partitions=1)
@@ -240,18 +240,18 @@ def test_a_topic_that_is_made_anew_ends_its_stream(
     def renew(number: int) -> None:
         bus.admin.delete_topic(topic)
         bus.admin.ensure_topic(topic, partitions=1)
-        # More than there were, so that the old offsets would fit.
+        # More than before, so that the old offsets would exist.
         publish(bus, topic, numbered(50, 100))
         if is_planned:
             raise RuntimeError("not committed")
 
     stream.on_batch = renew
     query = stream.start(topic=topic)
-    told = f"'{topic}' was deleted and recreated"
-    with pytest.raises(StreamingQueryException, match="not committed" if is_planned else told):
+    expected = f"'{topic}' was deleted and recreated"
+    with pytest.raises(StreamingQueryException, match="not committed" if is_planned else expected):
         query.awaitTermination(60)
     # The next run too, which Spark would begin with the planned batch.
-    with pytest.raises((ConfigurationError, StreamingQueryException), match=told):
+    with pytest.raises((ConfigurationError, StreamingQueryException), match=expected):
         stream.run(topic=topic)
     case = f"the topic is recreated {'under a planned batch' if is_planned else 'under a query'}; {NAMES[connector]}"
     sent = numbered(30) + numbered(50, 100)
@@ -260,9 +260,7 @@ def test_a_topic_that_is_made_anew_ends_its_stream(
 
 
 @pytest.mark.deep
-def test_a_topic_that_joined_a_pattern_is_known_to_a_batch_that_was_planned(
-    stream: Stream, bus: Bus, connector: str
-) -> None:
+def test_a_planned_batch_knows_a_topic_that_joined_a_pattern(stream: Stream, bus: Bus, connector: str) -> None:
     stem = f"spark.{uuid.uuid4().hex[:12]}"
     first, second = f"{stem}.a", f"{stem}.b"
     bus.admin.ensure_topic(first, partitions=1)
@@ -284,7 +282,7 @@ def test_a_topic_that_joined_a_pattern_is_known_to_a_batch_that_was_planned(
     assert sorted(stream.values) == sorted(numbered(5) + numbered(10, 100))
 
 
-def test_topics_that_are_the_brokers_own_match_no_pattern(
+def test_internal_topics_match_no_pattern(
     spark: SparkSession, stream: Stream, url: str, bus: Bus, connector: str
 ) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
@@ -333,12 +331,12 @@ def test_values_of_the_largest_size_in_a_topic_that_was_empty(
 
 
 @pytest.mark.deep
-def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
+def test_the_id_of_a_topic_that_joins_over_the_connector_is_stored(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     stem = f"spark.{uuid.uuid4().hex[:12]}"
     first, second = f"{stem}.a", f"{stem}.b"
-    taken: list[list[str]] = []
+    read: list[list[str]] = []
     with connect(url) as bus:
 
         def renew(topic: str, count: int) -> None:
@@ -348,8 +346,8 @@ def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
 
         def take(frame: DataFrame, batch: int) -> None:
             assert batch < 2
-            taken.append(sorted(row.topic for row in frame.collect()))
-            # With more rows than it had, so that the old offsets would fit.
+            read.append(sorted(row.topic for row in frame.collect()))
+            # With more rows than before, so that the old offsets would exist.
             renew(second, 10 if batch == 0 else 40)
 
         pipeline = Pipeline(
@@ -360,29 +358,29 @@ def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
             checkpoint=str(tmp_path / "checkpoint"),
         )
         renew(first, 5)
-        told = f"Topic '{second}' was deleted and recreated"
-        with pytest.raises(ConfigurationError, match=told):
+        expected = f"Topic '{second}' was deleted and recreated"
+        with pytest.raises(ConfigurationError, match=expected):
             run(pipeline, spark=spark)
-        # What it was is kept for the next run too.
-        with pytest.raises(ConfigurationError, match=told):
+        # The stored id stays for the next run.
+        with pytest.raises(ConfigurationError, match=expected):
             TopicIds(spark, pipeline.checkpoint).check("log", pipeline.parsed_options("log"))
-    assert taken == [[first] * 5, [second] * 10]
+    assert read == [[first] * 5, [second] * 10]
 
 
 @pytest.mark.deep
-def test_a_pipeline_that_changes_its_connector_is_told_whose_its_checkpoint_is(
+def test_a_pipeline_that_changes_its_connector_raises(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(5))
-    taken: list[int] = []
+    read: list[int] = []
 
     def go_on(connector: str, checkpoint: str) -> None:
         pipeline = Pipeline(
             name="changed",
             url=url,
             sources={"log": Source(topic, options={"connector": connector})},
-            sinks={"rows": CallSink(lambda frame, batch: taken.append(frame.count()))},
+            sinks={"rows": CallSink(lambda frame, batch: read.append(frame.count()))},
             checkpoint=str(tmp_path / checkpoint),
             trigger="available-now",
         )
@@ -394,4 +392,4 @@ def test_a_pipeline_that_changes_its_connector_is_told_whose_its_checkpoint_is(
         go_on("always", "never")
     with pytest.raises(ConfigurationError, match="another kind of source: Spark's own of Kafka"):
         go_on("never", "always")
-    assert taken == [5, 5]
+    assert read == [5, 5]

@@ -1,4 +1,4 @@
-"""JSON by classes: what decodes, and what is told of what does not. On plain frames, without a broker."""
+"""JSON by classes: which values decode, and why others do not. On plain frames, without a broker."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_columns_of_a_class() -> None:
 
 
 @pytest.mark.deep
-def test_what_decodes(spark: SparkSession) -> None:
+def test_values_that_decode(spark: SparkSession) -> None:
     full = {
         "share": 2, "price": "1.25", "moment": "2026-01-01T00:00:00Z", "day": "2026-02-03", "part": {"name": "a"},
         "names": ["q"], "parts": {"k": {"name": "r", "count": 3}}, "uuid": "12345678-1234-1234-1234-123456789abc",
@@ -122,7 +122,7 @@ ROUNDED = [
     "0.1234567890123456789012345678901234567890", "1.000000000000000000000000000000000000000001",
     "1234567891234567891e-15", "9999999999999999e0", "1.0000000000000000000001e2", "1e-19", "1.5e-18", "1e20",
     "0.1234567890123456785", "123456789012345678901", "12345678901234567890123456789012.000001",
-    # What a double makes 0 of.
+    # A double would be 0.
     "1e-400", "-0.01E-350",
 ]  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_a_decimal_is_the_number_that_was_written_or_none(spark: SparkSession) -
     texts_only = {"1234567891234567891e-15", "9999999999999999e0"}
     assert sorted(row.text for row in rows) == sorted([*NUMBERS, *NUMBERS, *texts_only])
     assert decoded.dead.where("reason not like '%and decimal(38,18) is due'").count() == 0
-    # What to_json makes of them comes back.
+    # The output of to_json decodes again.
     again = decode(decoded.rows.select(F.to_json(F.struct("payload.*")).alias("value"), "text"), Priced).rows.collect()
     assert sorted((row.text, row.payload.price) for row in again) == sorted(
         (row.text, row.payload.price) for row in rows
@@ -174,7 +174,7 @@ BAD: list[tuple[Any, str]] = [
     ({"moment": "2026"}, 'moment is "2026", and timestamp is due'),
     ({"moment": "2026-01-01T99:00:00"}, 'moment is "2026-01-01T99:00:00", and timestamp is due'),
     ({"day": "2026-13-01"}, 'day is "2026-13-01", and date is due'),
-    # Spark has these, and Python, which gets the rows, has not.
+    # Spark has these values, but Python, which receives the rows, does not.
     ({"day": "0000-12-31"}, 'day is "0000-12-31", and date is due'),
     ({"moment": "0000-12-31T00:00:00Z"}, 'moment is "0000-12-31T00:00:00Z", and timestamp is due'),
     ({"moment": "9999-12-31T23:00:00-02:00"}, 'moment is "9999-12-31T23:00:00-02:00", and timestamp is due'),
@@ -217,10 +217,10 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.deep
-def test_texts_are_those_of_json(spark: SparkSession) -> None:
+def test_strings_are_those_of_json(spark: SparkSession) -> None:
     texts = ["", "5", "null", 'a "quoted" one', "\\", "\\u0041", "a\tb\nc\x00d", "{}", "über", "\U0001f600", '"],"t":1']
     values = [json.dumps({**BASE, "text": text, "part": {"name": text}, "names": [text]}) for text in texts]
-    # Of several with one name the last counts, for its type too.
+    # Of several fields with one name the last one counts, also for its type.
     values += ['{"text": 5, "text": "last", "number": 1, "colour": "red", "part": {"name": 5, "name": "last"}}']
     frame = spark.createDataFrame([(value, n) for n, value in enumerate(values)], "value string, n int")
     found = decode(frame, Everything).rows.orderBy("n").collect()
@@ -230,20 +230,20 @@ def test_texts_are_those_of_json(spark: SparkSession) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("half", ["rows", "dead"])
-def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, half: str) -> None:
+def test_generated_methods_are_small_enough_to_be_compiled(spark: SparkSession, half: str) -> None:
     frame = spark.createDataFrame([(json.dumps(BASE),)], "value string")
     steps = plan_of(getattr(decode(frame, Everything), half))
     assert [step.split(" ")[0] for step in steps if "AS __made" in step or "Filter" in step] == ["Filter", "Project"]
 
 
 @pytest.mark.deep
-def test_every_row_that_does_not_decode_is_told_with_its_reason(spark: SparkSession) -> None:
+def test_every_row_that_does_not_decode_has_its_reason(spark: SparkSession) -> None:
     values = [json.dumps({**BASE, **bad}).encode() if isinstance(bad, dict) else bad for bad, _ in BAD]
     frame = spark.createDataFrame([(value, n) for n, value in enumerate(values)], "value binary, n int")
     decoded = decode(frame, Everything)
     assert decoded.dead.columns == ["value", "n", "reason"]
     found = {row.n: (row.value and bytes(row.value), row.reason) for row in decoded.dead.collect()}
-    assert found == {n: (value, told) for n, (value, (_, told)) in enumerate(zip(values, BAD, strict=True))}
+    assert found == {n: (value, expected) for n, (value, (_, expected)) in enumerate(zip(values, BAD, strict=True))}
     assert decoded.rows.count() == 0
 
 
@@ -326,7 +326,7 @@ class Wrong:
 
 
 @pytest.mark.parametrize(
-    ("type", "told"),
+    ("type", "expected"),
     [
         (int, "int is no dataclass, pydantic model or msgspec struct"),
         (Union, "Union.bad: int | str is a union"),
@@ -351,12 +351,12 @@ class Wrong:
         (msgspec.defstruct("Set_", [("e", Enum("E", {"A": 1, "B": "x"}))]), "neither all str nor all int"),
     ],
 )
-def test_a_class_that_cannot_be_read_names_the_field(type: Any, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_a_class_that_cannot_be_read_names_the_field(type: Any, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
         payload_schema(type)
 
 
-def test_columns_that_are_in_the_way_are_named(spark: SparkSession) -> None:
+def test_conflicting_columns_are_named(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="has a column 'payload' already"):
         decode(spark.createDataFrame([("x", "y")], "value string, payload string"), Part)
     with pytest.raises(ConfigurationError, match="no column 'value' to decode"):
@@ -364,7 +364,7 @@ def test_columns_that_are_in_the_way_are_named(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("column", ["Payload", "__read"])
-def test_columns_that_are_in_the_way_but_for_their_case_are_named(spark: SparkSession, column: str) -> None:
+def test_columns_that_conflict_but_for_their_case_are_named(spark: SparkSession, column: str) -> None:
     with pytest.raises(ConfigurationError, match=f"has a column '{column}' already"):
         decode(spark.createDataFrame([("x", "y")], f"value string, {column} string"), Part)
 

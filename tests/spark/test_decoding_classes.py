@@ -1,4 +1,4 @@
-"""What the classes of `decode` say themselves: defaults, names in JSON, digits; and frames with names of their own."""
+"""What classes declare for `decode`: defaults, names in JSON, digits; and frames with other columns."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Identified:
 
 
 def payloads(spark: SparkSession, type: Any, *texts: str) -> list[dict[str, Any]]:
-    """What decodes of these, all of which are to."""
+    """The decoded rows; all of them must decode."""
     decoded = decode(spark.createDataFrame([(each,) for each in texts], "value string"), type)
     assert [row.reason for row in decoded.dead.collect()] == []
     return [row.payload.asDict(recursive=True) for row in decoded.rows.collect()]
 
 
-def test_uuids_are_taken_with_hyphens_and_without(spark: SparkSession) -> None:
+def test_uuids_decode_with_and_without_hyphens(spark: SparkSession) -> None:
     name = UUID(int=0xABCDEF << 96)
     texts = [str(name), name.hex, name.hex.upper()]
     assert [each["id"] for each in payloads(spark, Identified, *(f'{{"id": "{text}"}}' for text in texts))] == texts
@@ -74,8 +74,8 @@ def test_uuids_are_taken_with_hyphens_and_without(spark: SparkSession) -> None:
 def test_defaults_are_those_of_the_class(spark: SparkSession) -> None:
     missing, null = payloads(spark, Defaults, "{}", '{"lean": null, "aware": null}')
     assert missing == null
-    told = spark.createDataFrame([(NAIVE.isoformat(), AWARE.isoformat())], "naive string, aware string")
-    (times,) = told.selectExpr("cast(naive as timestamp) naive", "cast(aware as timestamp) aware").collect()
+    parsed = spark.createDataFrame([(NAIVE.isoformat(), AWARE.isoformat())], "naive string, aware string")
+    (times,) = parsed.selectExpr("cast(naive as timestamp) naive", "cast(aware as timestamp) aware").collect()
     assert (missing["aware"], missing["times"]) == (times.aware, [times.aware])
     assert (missing["naive"], missing["naives"]) == (times.naive, [times.naive])
     assert missing["lean"] == LEAN
@@ -113,7 +113,7 @@ NAMED = [
 
 
 @pytest.mark.deep
-def test_fields_come_by_their_alias_and_by_their_name_where_pydantic_takes_both(spark: SparkSession) -> None:
+def test_fields_are_read_by_alias_and_name_where_pydantic_accepts_both(spark: SparkSession) -> None:
     assert payloads(spark, Named, *NAMED) == [Named.model_validate_json(each).model_dump() for each in NAMED]
     decoded = decode(spark.createDataFrame([('{"text": 5}',), ('{"NUM": "x", "txt": "a"}',)], "value string"), Named)
     assert sorted(row.reason for row in decoded.dead.collect()) == [
@@ -134,7 +134,7 @@ class Crossed(pydantic.BaseModel):
 
 
 @pytest.mark.deep
-def test_names_that_pydantic_does_not_take_are_not_taken(spark: SparkSession) -> None:
+def test_names_that_pydantic_ignores_are_ignored(spark: SparkSession) -> None:
     assert [each["number"] for each in payloads(spark, ByName, '{"NUM": 2}', '{"number": 2}')] == [1, 2]
     with pytest.raises(ConfigurationError, match=r"Crossed\.two: int is 'one' in JSON, and so is field 'one'"):
         payload_schema(Crossed)
@@ -148,7 +148,7 @@ class Digits(pydantic.BaseModel):
 
 
 @pytest.mark.deep
-def test_digits_of_pydantic_make_columns_that_hold_what_it_lets_through(spark: SparkSession) -> None:
+def test_digits_of_pydantic_choose_columns_that_hold_every_valid_value(spark: SparkSession) -> None:
     assert [each.dataType for each in payload_schema(Digits)] == [
         DecimalType(8, 4),
         DecimalType(38, 2),
@@ -172,7 +172,7 @@ class Bought:
     card: str
 
 
-def test_a_number_is_exact_whatever_texts_stand_beside_it(spark: SparkSession) -> None:
+def test_a_number_is_exact_whatever_text_is_beside_it(spark: SparkSession) -> None:
     found = payloads(
         spark,
         Bought,

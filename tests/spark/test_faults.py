@@ -1,4 +1,4 @@
-"""Streams whose topics, rows or checkpoints go wrong: a clear error, and every row counted against the source."""
+"""Streams whose topics, rows or checkpoints are broken: a clear error, and all rows compared with the source."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_topic_that_changes_under_a_query(
         books.balance("the topic is deleted", backend, numbered(500), bodies(bus, target))
     finally:
         query.stop()
-    # With more rows than the one before had, so that its offsets would fit.
+    # With more rows than before, so that the old offsets would exist.
     bus.admin.ensure_topic(source, partitions=4)
     publish(bus, source, numbered(900, 1000))
     with pytest.raises(StreamingQueryException, match="was deleted and recreated"):
         copy(spark, url, source, target, tmp_path / "one")
     books.balance("the topic is recreated; its checkpoint", backend, numbered(500), bodies(bus, target))
-    anew = [row for batch in Query(url, source).batches() for row in batch]
-    books.balance("the topic is recreated; a new one", backend, numbered(900, 1000), anew)
+    recreated = [row for batch in Query(url, source).batches() for row in batch]
+    books.balance("the topic is recreated; a new one", backend, numbered(900, 1000), recreated)
 
 
 @pytest.mark.deep
@@ -113,13 +113,13 @@ def test_a_checkpoint_of_another_topic_or_broker(
         books.balance("checkpoint of another broker; its own", "jetstream", numbered(20), bodies(bus, target))
     with connect(urls[1]) as bus:
         books.balance("checkpoint of another broker; the other", "kafka", [], bodies(bus, target))
-    # What the checkpoint holds is JSON that people can read.
+    # The checkpoint holds readable JSON.
     offsets = (tmp_path / "offsets" / "0").read_text().splitlines()[-1]
     assert json.loads(offsets)["topics"][source]["next"].keys() == {"0", "1"}
 
 
 def test_the_largest_value(url: str, bus: Bus, make_topic: MakeTopic, books: Books) -> None:
-    """What tasks do, here: how large it is depends on the broker, and on nothing in Spark."""
+    """A task's read, in this process: the size depends on the broker, not on Spark."""
     source, target = make_topic(partitions=1), make_topic(partitions=1)
     most = bus.capabilities.publish.limits.body
     assert most is not None
@@ -174,7 +174,7 @@ def test_a_poison_row(
         run(pipeline(F.udf(poisoned, "int")), spark=spark)
     before = len(bodies(bus, target))
     assert 0 < before < 119
-    # The same batch is run again by the program that is mended.
+    # The fixed program runs the same batch again.
     run(pipeline(F.udf(lambda number: number * 2, "int")), spark=spark)
     good = [b"%d" % number for number in range(120) if number != 20]
     files = [b"%d" % row.number for row in spark.read.parquet(str(tmp_path / "files")).collect()]

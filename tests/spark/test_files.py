@@ -1,4 +1,4 @@
-"""What is durable, whole, shown and configured, without Spark."""
+"""Files of a spool: durable, complete, and masked in errors. Without Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from broker_spark.spool.spool import Spool
 METADATA = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
 
 
-def test_every_directory_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_created_directory_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(files, "_sync_directory", synced.append)
     LocalFiles(str(tmp_path / "spools" / "shop" / "orders")).write("segments/one", lambda file: file.write(b"1"))
@@ -34,12 +34,12 @@ def test_every_directory_that_is_made_is_durable(tmp_path: Path, monkeypatch: py
     assert {tmp_path, tmp_path / "spools", shop, shop / "orders", shop / "orders" / "segments"} == set(synced)
 
 
-def test_what_azure_shows_before_it_is_whole_gets_another_name_until_then() -> None:
+def test_incomplete_objects_on_azure_have_another_name() -> None:
     azure: Any = getattr(fs, "AzureFileSystem", None)
     assert not StoredFiles(azure(account_name="shop", sas_token="sv=1"), "spools")._atomic
 
 
-def test_hdfs_without_its_client_is_told_with_the_mend(tmp_path: Path) -> None:
+def test_hdfs_without_its_client_is_reported_with_the_fix(tmp_path: Path) -> None:
     # In a process of its own, whose environment has no client, and which loads it once.
     place = "hdfs://name:secret@127.0.0.1:1/spools/jobs"
     program = f"""
@@ -56,13 +56,13 @@ for _ in range(2):
     }
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     first, second = ran.stdout.splitlines()
-    for told in (first, second):
-        assert told.startswith("Option spool is 'hdfs://")
-        assert "HDFS needs libhdfs, Hadoop's client and Java on every node: set HADOOP_HOME" in told
-        assert "secret" not in told
+    for expected in (first, second):
+        assert expected.startswith("Option spool is 'hdfs://")
+        assert "HDFS needs libhdfs, Hadoop's client and Java on every node: set HADOOP_HOME" in expected
+        assert "secret" not in expected
 
 
-def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
+def test_an_incomplete_owner_is_named(tmp_path: Path) -> None:
     place = LocalFiles(str(tmp_path))
     place.write("owners/00000001-abc.json", lambda file: file.write(b'{"epoch": 1, "tok'))
     with pytest.raises(ConfigurationError, match=r"owners/00000001-abc\.json is incomplete.*Start again"):
@@ -70,7 +70,7 @@ def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (b"", "it is empty"),
         (b'{"spool": "6f', "it ends after 13 characters, in the middle of its JSON"),
@@ -78,7 +78,7 @@ def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
         (b'{"version": 1}', "it has no 'spool'"),
     ],
 )
-def test_what_a_spool_says_of_itself_is_whole(tmp_path: Path, text: bytes, told: str) -> None:
+def test_incomplete_metadata_is_reported(tmp_path: Path, text: bytes, expected: str) -> None:
     place = LocalFiles(str(tmp_path))
     place.write("spool.json", lambda file: file.write(text))
     for look in (
@@ -87,10 +87,10 @@ def test_what_a_spool_says_of_itself_is_whole(tmp_path: Path, text: bytes, told:
     ):
         with pytest.raises(ConfigurationError) as caught:
             look()
-        assert f"spool.json of the spool {tmp_path} is incomplete: {told}. Restore the file" in str(caught.value)
+        assert f"spool.json of the spool {tmp_path} is incomplete: {expected}. Restore the file" in str(caught.value)
 
 
-def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
+def test_an_incomplete_segment_is_named(tmp_path: Path) -> None:
     place, segment = LocalFiles(str(tmp_path)), Segment(7, "abc", 1, 10)
     place.write(segment.name, lambda file: file.write(b"ARROW1\0\0half of it"))
     for look in (columns_of, identities_of, lambda files, each: list(read(files, "", each, ["value"]))):
@@ -98,7 +98,7 @@ def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
             look(place, segment)
 
 
-def test_a_sign_of_life_does_not_look_while_segments_change(tmp_path: Path) -> None:
+def test_a_heartbeat_does_not_read_segments_while_they_change(tmp_path: Path) -> None:
     spool = Spool.open(LocalFiles(str(tmp_path)), str(tmp_path), METADATA)
     looked: list[bool] = []
 
@@ -115,7 +115,7 @@ def test_a_sign_of_life_does_not_look_while_segments_change(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("line", ["spark.master  spark://host:7077", " spark.master=spark://host:7077 "])
-def test_the_master_of_the_defaults_goes_before_ours(
+def test_the_master_of_spark_defaults_takes_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)

@@ -1,4 +1,4 @@
-"""Files on a file system that renames to free names only, or makes the name free first, as pyarrow's of HDFS does."""
+"""Files on a file system that renames to unused names only, or deletes the target first, as pyarrow does on HDFS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Died(BaseException):
 
 
 class Renaming(Handler):
-    """A local directory, of which `move` to a name that is taken is refused, or is a deletion and then a rename.
+    """A local directory in which `move` refuses an existing name, or deletes it and then renames.
 
     :ivar before: called before each step that changes something.
     """
@@ -88,7 +88,7 @@ def put(files: StoredFiles, text: bytes) -> None:
     files.write(NAME, lambda file: file.write(text))
 
 
-def test_a_file_is_whole_at_each_step_of_its_replacement(handler: Renaming, tmp_path: Path) -> None:
+def test_a_file_is_complete_at_each_step_of_its_replacement(handler: Renaming, tmp_path: Path) -> None:
     files, other = files_of(handler, tmp_path), files_of(Renaming(handler.kind), tmp_path)
     put(files, b"old")
     seen: list[bytes] = []
@@ -106,7 +106,7 @@ def test_a_file_is_whole_at_each_step_of_its_replacement(handler: Renaming, tmp_
     assert [path.name for path in (tmp_path / "owners").iterdir()] == ["one"]
 
 
-def test_what_a_process_left_that_ended_at_any_step_is_one_of_the_two(handler: Renaming, tmp_path: Path) -> None:
+def test_a_process_that_ends_at_any_step_leaves_one_of_two_files(handler: Renaming, tmp_path: Path) -> None:
     steps = 0
     for last in range(1, 20):
         root = tmp_path / str(last)
@@ -127,7 +127,7 @@ def test_what_a_process_left_that_ended_at_any_step_is_one_of_the_two(handler: R
         files = files_of(handler, root)
         assert files.names("owners") == ["one"]
         assert files.read(NAME) in {b"old", b"new"}
-        # Whoever comes next begins with what is left.
+        # The next process starts with what is left.
         put(files, b"last")
         assert files.read(NAME) == b"last"
         files.sweep("owners")
@@ -142,7 +142,7 @@ def test_what_a_process_left_that_ended_at_any_step_is_one_of_the_two(handler: R
     assert steps > 3
 
 
-def test_a_spool_lives_there(handler: Renaming, tmp_path: Path) -> None:
+def test_a_spool_lies_in_s3(handler: Renaming, tmp_path: Path) -> None:
     for identity in ("a", "b"):
         spool = Spool.open(files_of(handler, tmp_path), str(tmp_path), METADATA)
         spool.check_topics({f"orders-{identity}": identity})

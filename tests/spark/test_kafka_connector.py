@@ -20,8 +20,7 @@ from broker.outbound import OutboundMessage
 from broker_kafka.settings import KafkaSettings
 from broker_spark import COLUMNS, read, read_stream, spark_schema
 from broker_spark.common.options import SourceOptions
-from broker_spark.kafka_connector.connector import _settings
-from broker_spark.kafka_connector.java_security import java_properties
+from broker_spark.kafka_connector import _settings, java_properties
 from tests.servers import kafka, nats
 from tests.servers.kafka_client import RawAdmin
 from tests.spark.support import numbered, plan_of, publish
@@ -91,7 +90,7 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
     rows = sorted_rows(theirs)
     assert len(rows) == 70
     assert rows == sorted_rows(ours)
-    # What is no UTF-8 looks alike as Python's text.
+    # Invalid UTF-8 becomes the same text in Python.
     assert sorted_rows(theirs.withColumn("id", F.hex("id"))) == sorted_rows(ours.withColumn("id", F.hex("id")))
 
 
@@ -149,7 +148,7 @@ def test_patterns_and_several_topics(spark: SparkSession, bus: Bus, url: str, to
 
 @pytest.mark.deep
 @pytest.mark.parametrize("connector", SOURCES)
-def test_what_retention_removed_fails_a_stream_or_is_skipped(
+def test_data_loss_by_retention_fails_a_stream_or_is_skipped(
     spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path, connector: str
 ) -> None:
     def run(loss: str, timeout: int = 30) -> int:
@@ -165,7 +164,7 @@ def test_what_retention_removed_fails_a_stream_or_is_skipped(
     publish(bus, topic, numbered(50, 100))
     bus.admin.purge(topic)
     publish(bus, topic, numbered(70, 150))
-    # Over another connection, since that of before may have what was removed, fetched behind what it read.
+    # Over another connection, since the first one may have prefetched the removed records.
     with pytest.raises(StreamingQueryException, match=r"(?i)data.?loss|Retention removed"):
         run("fail", timeout=31)
     assert run("skip", timeout=31) == 70
@@ -173,7 +172,7 @@ def test_what_retention_removed_fails_a_stream_or_is_skipped(
 
 @pytest.mark.deep
 def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path) -> None:
-    """Over Spark's own connector; `test_streams` has ours."""
+    """Over Spark's own connector; `test_streams` has the Python source."""
 
     def run() -> list[int]:
         checkpoint = str(tmp_path / "checkpoint")
@@ -196,7 +195,7 @@ def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, t
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted(bytes(row.value) for row in rows) == sorted(numbered(50))
 
-    # Made anew with more rows than it had, so that the old offsets would fit.
+    # Recreated with more rows than before, so that the old offsets would exist.
     bus.admin.delete_topic(topic)
     bus.admin.ensure_topic(topic, partitions=2)
     publish(bus, topic, numbered(90))
@@ -209,7 +208,7 @@ def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, t
     bus.admin.delete_topic(other)
 
 
-def test_a_stream_is_the_connectors_where_all_that_its_checkpoint_is_of_can_be_known(
+def test_auto_uses_the_connector_if_the_checkpoint_can_be_checked(
     spark: SparkSession, url: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -228,7 +227,9 @@ def test_a_stream_is_the_connectors_where_all_that_its_checkpoint_is_of_can_be_k
     ]
 
 
-def test_what_the_connector_cannot_do_is_ours_or_an_error(spark: SparkSession, url: str, topic: str) -> None:
+def test_reads_that_the_connector_does_not_support_fall_back_or_raise(
+    spark: SparkSession, url: str, topic: str
+) -> None:
     assert read(spark, url=url, topic=topic, arrowRows=10).count() == 0
     for options, reason in (
         ({"arrowRows": 10}, "no counterpart of option arrowRows"),
@@ -259,7 +260,7 @@ def test_headers_are_read_for_the_columns_that_need_them(spark: SparkSession, ur
     assert included() == "true"
 
 
-def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, url: str, topic: str) -> None:
+def test_generated_methods_are_small_enough_to_be_compiled(spark: SparkSession, url: str, topic: str) -> None:
     steps = plan_of(read(spark, url=url, topic=topic, connector="always"))
     assert [step.split(" ")[0] for step in steps if "anybroker-id" in step] == ["Project"]
 

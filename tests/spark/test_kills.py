@@ -1,7 +1,7 @@
-"""Queries that are killed by SIGKILL at every step: what they leave behind, and what is there when they were resumed.
+"""Queries that are killed by SIGKILL at every step: what they leave behind, and the rows after they were resumed.
 
-All of them run in one process, each standing still at its step; it is killed once, and the session of the tests
-resumes them all. Each test then counts the rows of one.
+All of them run in one process, each halted at its step; it is killed once, and the session of the tests resumes them
+all. Each test then counts the rows of one.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SECONDS = 300.0
 AT_ONCE = 2
 """Queries that are resumed at a time."""
 KILLED = 1
-"""The batch at which they are killed, with those before it committed."""
+"""The batch at which they are killed; earlier ones are committed."""
 
 FAR = 100 * ROWS
-"""The number of an order that is later than all others."""
+"""The number of an order after all others."""
 
 SERVERS: dict[str, Callable[[], str]] = {
     "jetstream": lambda: nats.shared_server().url,
@@ -69,7 +69,7 @@ PIPELINES = [
 ]
 """Backend, whether Spark's own connector reads, step and batch: each step on one log, as a pipeline takes seconds."""
 WINDOWS = ("windows", "jetstream", "written", str(KILLED), "never")
-"""The one that keeps state, killed when that of its batch is written."""
+"""The query with state, killed when the state of its batch is written."""
 
 Log = list[tuple[str, bytes]]
 """Ids and bodies."""
@@ -92,7 +92,7 @@ def orders() -> list[bytes]:
 
 
 def windows() -> list[tuple[int, str, int, int]]:
-    """What is counted in each window of these orders, with its start, colour and total."""
+    """The windows of these orders, with start, colour and total."""
     found: dict[tuple[int, str], list[int]] = defaultdict(list)
     for number in range(ROWS):
         if number % 10:
@@ -103,9 +103,9 @@ def windows() -> list[tuple[int, str, int, int]]:
 class Killed:
     """All queries, killed and resumed.
 
-    :ivar before: how many rows were in the target of each when it was killed.
+    :ivar before: the rows in the target of each at the kill.
     :ivar kept: the files of its checkpoint then.
-    :ivar logs: what is in each topic that they wrote to, when they were resumed.
+    :ivar logs: the contents of each target topic after they were resumed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -138,7 +138,7 @@ class Killed:
         self._add(kind, backend, source, step, KILLED, connector)
 
     def kill(self) -> None:
-        """Have each get to its step, and end them all at once."""
+        """Let each reach its step, and kill all of them at once."""
         kill_when_halted("tests.spark.halted_process", list(self.cases.values()), self._directory)
         logs = self._read()
         for name, case in self.cases.items():
@@ -157,7 +157,7 @@ class Killed:
                 if case.kind != "log":
                     runs[name] = pool.submit(run, case.pipeline(trigger=AVAILABLE_NOW), spark=spark)
                 else:
-                    # In this thread, since Spark looks for the sink in the session of the thread.
+                    # In this thread, since Spark looks up the sink in the session of the thread.
                     query = case.writer(spark).trigger(availableNow=True).start()
                     runs[name] = pool.submit(query.awaitTermination)
         for name, ran in runs.items():
@@ -168,13 +168,13 @@ class Killed:
         self.logs = self._read()
 
     def case(self, *name: str) -> Halted:
-        """One that was resumed. :raises Exception: it was not."""
+        """A resumed query. :raises Exception: it could not be resumed."""
         if name in self._failures:
             raise self._failures[name]
         return self.cases[name]
 
     def _read(self) -> dict[str, Log]:
-        """What is in each topic that is written to, all at once since Kafka has each reader wait."""
+        """The contents of each target topic, read at once since each read of Kafka waits."""
         topics = {topic: case for case in self.cases.values() for topic in (case.target, case.dead) if topic}
         with ThreadPoolExecutor(len(topics)) as pool:
             found = pool.map(lambda topic: log(self.buses[topics[topic].backend], topic), topics)
@@ -209,9 +209,9 @@ class Killed:
 
 
 def kill_when_halted(program: str, cases: Sequence[Halted], directory: Path) -> None:
-    """Run cases in a process with a JVM of its own, and kill all of it when each stands still.
+    """Run cases in a process with a JVM of its own, and kill all of it when each has halted.
 
-    :param program: a module that is given a file with a case in each line.
+    :param program: a module that reads a file with a case in each line.
     """
     plan, output = directory / "cases", directory / "output"
     plan.write_text("".join(json.dumps(asdict(case)) + "\n" for case in cases))
@@ -235,7 +235,7 @@ def kill_when_halted(program: str, cases: Sequence[Halted], directory: Path) -> 
 
 
 def kill_session(leader: int) -> None:
-    """End a process that was started with a session of its own, its JVM, and the Python workers of that."""
+    """Kill a process that leads a session of its own, its JVM, and the JVM's Python workers."""
     alive = True
     while alive:
         alive = False
@@ -257,13 +257,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     with Killed(tmp_path_factory.mktemp("killed")) as found:
         found.add_all()
         found.kill()
-        # Asked for here, so that alone this module runs one JVM of Spark at a time.
+        # Requested here, so that this module alone runs one JVM of Spark at a time.
         found.resume(shared_session())
         yield found
 
 
 def allowed(bus: Bus, step: str) -> dict[str, Any]:
-    """What may be there twice."""
+    """Rows that may be there twice."""
     if bus.capabilities.publish.deduplication or step not in AGAIN:
         return {}
     return {"twice": BATCH, "why": AGAIN[step]}
@@ -298,21 +298,21 @@ def test_a_pipeline(
     before = killed.before[name] - sum(count for number, count in counts.items() if number < batch)
     assert {"planned": before == 0, "half": 0 < before < counts[batch]}.get(step, before == counts[batch])
     good = [b"%d" % number for number in range(ROWS) if number % 10]
-    told = f"SIGKILL of a pipeline: {step}"
+    fault = f"SIGKILL of a pipeline: {step}"
     via = _via(backend, connector)
     for sink in ("files", "more"):
         rows = spark.read.parquet(f"{case.directory}/{sink}").select("number").collect()
-        books.balance(f"{told}; {sink}", via, good, [b"%d" % row.number for row in rows])
+        books.balance(f"{fault}; {sink}", via, good, [b"%d" % row.number for row in rows])
     ids, bodies = zip(*killed.logs[case.target], strict=True)
     again = allowed(bus, step)
     books.balance(
-        f"{told}; topic", via, good, [b"%d" % json.loads(each)["number"] for each in bodies], ids=ids, **again
+        f"{fault}; topic", via, good, [b"%d" % json.loads(each)["number"] for each in bodies], ids=ids, **again
     )
     ids, bodies = zip(*killed.logs[case.dead], strict=True)
     bad = [each for each in orders() if each.startswith(b"bad")]
     # These are written last.
     again = again if step == "written" else {}
-    books.balance(f"{told}; dead letters", via, bad, bodies, ids=ids, **again)
+    books.balance(f"{fault}; dead letters", via, bad, bodies, ids=ids, **again)
 
 
 def test_a_pipeline_that_keeps_state(killed: Killed, books: Books, spark: SparkSession) -> None:
@@ -321,18 +321,18 @@ def test_a_pipeline_that_keeps_state(killed: Killed, books: Books, spark: SparkS
     assert {f"state/0/{task}/{version}.changelog" for task in (0, 1) for version in (1, 2)} <= kept
     assert ("commits/0" in kept, "commits/1" in kept) == (True, False)
     counts = windows()
-    # It gave those out that the first batch had ended.
+    # It wrote the windows that the first batch had closed.
     over = [window for window in counts if window[0] + WINDOW <= BATCH * KILLED - 1 - LATE]
     assert killed.before[WINDOWS] == len(over) > 0
-    told, due = f"SIGKILL of a pipeline with state: {case.step}", [json.dumps(window).encode() for window in counts]
+    fault, due = f"SIGKILL of a pipeline with state: {case.step}", [json.dumps(window).encode() for window in counts]
     again = allowed(killed.buses[case.backend], case.step)
     columns = ("start", "colour", "orders", "total")
     for sink in ("files", "more"):
         rows = spark.read.parquet(f"{case.directory}/{sink}").select(*columns).collect()
-        books.balance(f"{told}; {sink}", case.backend, due, [json.dumps(row).encode() for row in rows])
+        books.balance(f"{fault}; {sink}", case.backend, due, [json.dumps(row).encode() for row in rows])
     ids, bodies = zip(*killed.logs[case.target], strict=True)
     rows = [json.dumps([json.loads(each)[column] for column in columns]).encode() for each in bodies]
-    books.balance(f"{told}; topic", case.backend, due, rows, ids=ids, **again)
+    books.balance(f"{fault}; topic", case.backend, due, rows, ids=ids, **again)
     ids, bodies = zip(*killed.logs[case.dead], strict=True)
     bad = [each for each in orders() if each.startswith(b"bad")]
-    books.balance(f"{told}; dead letters", case.backend, bad, bodies, ids=ids, **again)
+    books.balance(f"{fault}; dead letters", case.backend, bad, bodies, ids=ids, **again)

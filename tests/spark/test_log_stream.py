@@ -1,4 +1,4 @@
-"""The streaming reader, called as Spark calls it but without Spark, so that each step can be looked at."""
+"""The streaming reader, called as Spark calls it but without Spark, so that each step can be checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Offsets = dict[str, Any]
 
 
 class Query:
-    """Calls a reader in Spark's order; a new reader for each run, as a restart makes one."""
+    """Calls a reader in Spark's order; a new reader for each run, as after a restart."""
 
     def __init__(self, url: str, topic: str | None, **options: Any) -> None:
         named = {} if topic is None else {"topic": topic}
@@ -47,7 +47,7 @@ class Query:
             yield batch
 
     def batch(self, limit: ReadLimit | None = None) -> list[bytes] | None:
-        # Spark keeps offsets as JSON text.
+        # Spark stores offsets as JSON text.
         end = json.loads(json.dumps(self.reader.latestOffset(self.at, limit or self.reader.getDefaultReadLimit())))
         if end == self.at:
             return None
@@ -91,7 +91,7 @@ def test_bounded_batches_read_each_row_once(url: str, bus: Bus, make_topic: Make
     assert len(query.batch(ReadAllAvailable()) or []) == 300
 
 
-def test_a_batch_that_is_run_again_is_the_same(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_a_batch_that_runs_again_has_the_same_rows(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(200))
     query = Query(url, topic, maxRows=50)
@@ -105,7 +105,7 @@ def test_a_batch_that_is_run_again_is_the_same(url: str, bus: Bus, make_topic: M
     assert [query.rows(start, end) for start, end in pairwise(places)] == rows
 
 
-def test_a_first_batch_that_is_run_again_is_the_same(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_a_first_batch_that_runs_again_has_the_same_rows(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(10))
     query = Query(url, topic, start="latest")
@@ -113,18 +113,18 @@ def test_a_first_batch_that_is_run_again_is_the_same(url: str, bus: Bus, make_to
     assert sorted(query.batch() or []) == sorted(numbered(200, start=10))
     publish(bus, topic, [b"later"])
     query.restart()
-    # Until a batch is committed Spark asks anew where the first one begins, and now that is another place.
+    # Until a batch is committed Spark requests the initial offset again, which is another one now.
     assert sorted(query.rows(query.reader.initialOffset(), query.at)) == sorted(numbered(200, start=10))
 
 
 @pytest.mark.parametrize("options", [{}, {"minRows": 100, "maxDelay": 3600}])
-def test_latest_is_a_place_from_the_first_look_on(
+def test_latest_is_a_fixed_offset_from_the_first_plan_on(
     url: str, bus: Bus, make_topic: MakeTopic, options: dict[str, Any]
 ) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(10))
     query = Query(url, topic, start="latest", **options)
-    # A batch without rows, which has the place kept.
+    # A batch without rows, which stores the position.
     assert query.batch() == []
     assert query.batch() is None
     publish(bus, topic, numbered(200, start=10))
@@ -145,7 +145,7 @@ def test_available_now_stops_where_it_began(url: str, bus: Bus, make_topic: Make
     assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(100, start=100))
 
 
-def test_partitions_that_are_added_are_read_from_their_beginning(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_new_partitions_are_read_from_their_beginning(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(10))
     query = Query(url, topic)
@@ -176,7 +176,7 @@ def test_a_stream_of_several_topics(url: str, bus: Bus, make_topic: MakeTopic, b
     assert query.behind == 0
 
 
-def test_a_topic_that_comes_to_match_joins_a_stream_at_its_beginning(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_a_new_topic_of_a_pattern_joins_a_stream_from_its_beginning(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     first = make_topic()
     second = f"{first}.later"
     publish(bus, first, numbered(10))
@@ -193,7 +193,7 @@ def test_a_topic_that_comes_to_match_joins_a_stream_at_its_beginning(url: str, b
         bus.admin.delete_topic(second)
 
 
-def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_left_out(
+def test_a_topic_deleted_during_a_pattern_lookup_is_left_out(
     url: str, bus: Bus, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
@@ -236,7 +236,7 @@ async def test_a_last_message_that_was_deleted_is_no_lost_end(url: str, bus: Bus
     assert query.batch() == [b"next"]
 
 
-def test_a_log_that_ends_below_the_checkpoint_is_told(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_a_log_that_ends_below_the_checkpoint_raises(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(10))
     query = Query(url, topic)
@@ -269,7 +269,7 @@ def test_batches_are_bounded_in_bytes(url: str, bus: Bus, make_topic: MakeTopic)
     batches = list(Query(url, topic, maxBytes="20k").batches())
     assert sum(map(len, batches)) == 100
     assert max(sum(map(len, batch)) for batch in batches) <= 20 << 10
-    # A row that is larger than it all comes alone.
+    # A row larger than the limit is a batch of its own.
     assert list(map(len, Query(url, topic, maxBytes="1").batches())) == [1] * 100
 
 
@@ -301,7 +301,7 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
     fresh = Query(url, other)
     fresh.options = replace(fresh.options, topics=(other, topic))
     fresh.restart()
-    # Nothing was read of it here, so that to make it is what helps.
+    # Nothing was read of it, so the advice is to create it.
     with pytest.raises(TopicNotFound, match=r"Create it with .*ensure_topic"):
         fresh.batch()
     bus.admin.ensure_topic(topic, partitions=2)
@@ -311,7 +311,7 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
     assert sorted(row for batch in Query(url, topic).batches() for row in batch) == sorted(numbered(20))
 
 
-def test_a_topic_that_is_made_anew_behind_who_catches_up_is_told(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_a_recreated_topic_raises_while_a_query_catches_up(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(100))
     query = Query(url, topic, maxRows=10)
@@ -319,15 +319,15 @@ def test_a_topic_that_is_made_anew_behind_who_catches_up_is_told(url: str, bus: 
     bus.admin.delete_topic(topic)
     bus.admin.ensure_topic(topic, partitions=1)
     publish(bus, topic, numbered(200))
-    # Whether or not the logs are looked at before this batch.
+    # Whether or not the ends are fetched before this batch.
     with pytest.raises(ConfigurationError, match="was deleted and recreated"):
         query.batch()
 
 
-def test_what_retention_removed_is_an_error_or_skipped(
+def test_data_loss_by_retention_raises_or_is_skipped(
     url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a client has fetched before it was removed is there.
+    # A client may still have records that it fetched before their removal.
     monkeypatch.setattr("broker_kafka.client.log_fetcher._AHEAD", 0.0)
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(100))
@@ -344,7 +344,7 @@ def test_what_retention_removed_is_an_error_or_skipped(
 
 
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
-def test_a_group_is_told_the_position(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_the_position_is_reported_to_a_group(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(10))
     group = f"{topic}.lag"
@@ -358,7 +358,7 @@ def test_a_group_is_told_the_position(url: str, bus: Bus, make_topic: MakeTopic)
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
-def test_where_a_group_cannot_be_told_the_log_warns_and_the_query_goes_on(
+def test_a_broker_without_groups_is_warned_of_once(
     url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = make_topic(partitions=2)
@@ -369,9 +369,9 @@ def test_where_a_group_cannot_be_told_the_log_warns_and_the_query_goes_on(
     query.reader.commit(query.at)
     assert len(batches) > 1
     assert sorted(row for batch in batches for row in batch) == sorted(numbered(10))
-    told = [(each.levelname, each.message) for each in caplog.records if group in each.message]
-    assert told == [("WARNING", f"Option group '{group}' does nothing: jetstream has no groups that keep positions")]
-    # Nor is anything of that name left there, which a tool would take for a position.
+    logged = [(each.levelname, each.message) for each in caplog.records if group in each.message]
+    assert logged == [("WARNING", f"Option group '{group}' does nothing: jetstream has no groups that keep positions")]
+    # Nor is a group of that name left, which tools would show as a position.
     assert bus.admin.subscriptions(topic) == []
     with pytest.raises(Unsupported, match="has no group administration"):
         bus.admin.describe_group(group)

@@ -15,8 +15,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker_spark import COLUMNS, arrow_schema, spark_schema
 from broker_spark.common.admission import admit, backlog
 from broker_spark.common.offsets import Offsets, TopicOffsets
-from broker_spark.common.options import SourceOptions, as_texts
-from broker_spark.common.positions import Position, parse_position
+from broker_spark.common.options import Position, SourceOptions, as_texts, parse_position
 from broker_spark.log.ranges import ranges
 from broker_spark.sink.sink import SinkOptions
 from broker_spark.spool.positions import SpoolPosition
@@ -34,7 +33,7 @@ def test_the_schema_is_what_spark_makes_of_it() -> None:
     assert len(COLUMNS) == 10
 
 
-def test_options_are_one_however_they_are_written() -> None:
+def test_options_ignore_case_and_underscores() -> None:
     for name in ("maxRows", "maxrows", "max_rows", "MAX_ROWS"):
         assert parse(**{name: "7"}).max_rows == 7
     assert parse(maxBytes="64m").max_bytes == 64 << 20
@@ -43,7 +42,7 @@ def test_options_are_one_however_they_are_written() -> None:
     assert SourceOptions.parse({"url": URL, "topicPattern": "orders-.*"}).pattern == "orders-.*"
 
 
-def test_options_of_python_are_as_spark_takes_them() -> None:
+def test_options_of_python_become_text_for_spark() -> None:
     given = {"group": None, "maxRows": 7, "start": {"0": 1}, "end": datetime(2026, 1, 31, tzinfo=UTC), "flag": True}
     assert as_texts(given) == {
         "maxRows": "7",
@@ -54,7 +53,7 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"maxRow": "1"}, "no option 'maxRow'. Did you mean 'maxRows'"),
         ({"maxRows": "many"}, "Option maxRows is 'many'. It takes a whole number of 1 or more"),
@@ -98,26 +97,26 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
         ({"url": "nets://x"}, "nats"),
     ],
 )
-def test_a_wrong_option_is_named_with_the_mend(options: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_named_with_the_fix(options: dict[str, str], expected: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(**options)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"topicPattern": ""}, "Option topicPattern is ''. It takes a regular expression"),
         ({"start": '{"order-1": {"0": 17}}'}, "an offset of topic 'order-1'\". It takes topics that match"),
         ({"end": '{"0": 17}'}, "offsets of no topic"),
     ],
 )
-def test_a_wrong_option_beside_a_pattern_is_named(options: dict[str, str], told: str) -> None:
+def test_a_wrong_option_beside_a_pattern_is_named(options: dict[str, str], expected: str) -> None:
     given = {"url": URL, "topicPattern": "orders-.*"}
     SourceOptions.parse({**given, "start": '{"orders-1": {"0": 17}}'})
     with pytest.raises(ConfigurationError) as caught:
         SourceOptions.parse({**given, **options})
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_options_of_the_other_kind_of_read_are_refused() -> None:
@@ -136,7 +135,7 @@ def test_positions() -> None:
     assert (found.default, found.of("orders"), found.of("refunds")) == ("earliest", {0: 17, 1: "latest"}, {})
 
 
-def test_offsets_come_back_and_strangers_are_refused() -> None:
+def test_offsets_round_trip_and_foreign_ones_are_refused() -> None:
     mine = Offsets("kafka", {"orders": TopicOffsets("a", {0: 5, 10: 7}, {10: 0})})
     assert Offsets.from_json(mine.to_json()) == mine
     mine.check("kafka", {"orders": "a", "refunds": "b"}, named=True)
@@ -152,7 +151,7 @@ def test_offsets_come_back_and_strangers_are_refused() -> None:
             with pytest.raises(ConfigurationError) as caught:
                 source.from_json(cast("Any", stranger))
             assert f"the positions of another kind of source: {whose}" in str(caught.value)
-    for broken, told in (
+    for broken, expected in (
         ({"source": "broker-log", "version": 1}, "incomplete: 'topics' is missing. Restore the checkpoint"),
         ({**mine.to_json(), "topics": {"orders": {"identity": "a"}}}, "incomplete: 'next' is missing. Restore"),
         (
@@ -162,7 +161,7 @@ def test_offsets_come_back_and_strangers_are_refused() -> None:
     ):
         with pytest.raises(ConfigurationError) as caught:
             Offsets.from_json(broken)
-        assert told in str(caught.value)
+        assert expected in str(caught.value)
     with pytest.raises(ConfigurationError, match="position in the checkpoint is incomplete: spool or next is missing"):
         SpoolPosition.from_json({"source": "broker-spool", "version": 1})
     with pytest.raises(ConfigurationError, match="another version of broker_spark: 2"):
@@ -220,7 +219,7 @@ def sink(*columns: tuple[str, object], **options: str) -> SinkOptions:
     return SinkOptions.parse({"url": URL, "topic": "orders", **options}, schema)
 
 
-def test_what_a_sink_takes() -> None:
+def test_columns_and_options_of_a_sink() -> None:
     found = SinkOptions.parse({"url": URL}, spark_schema())
     assert found.columns == ("topic", "id", "key", "value", "attributes", "publish_time")
     assert "topic" not in SinkOptions.parse({"url": URL, "topic": "orders"}, spark_schema()).columns

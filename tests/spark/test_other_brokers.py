@@ -71,13 +71,13 @@ def test_bounded_batches_of_a_log_in_ledgers_read_each_row_once(url: str, batche
     batched.admin.ensure_topic(topic, partitions=2)
     rows = numbered(200)
     for first in range(0, 200, 25):
-        # What is sent together may be one entry of the ledger, which is never cut.
+        # A batch may be one entry of the ledger, which is never cut.
         publish(batched, topic, rows[first : first + 25])
     query = Query(url, topic, maxRows=60, tasksPerPartition=2)
     batches = [query.batch() or []]
     assert 0 < len(batches[0]) < 200
     assert behind(query, topic) > 0
-    # The next run begins in the first ledger and goes on in a second one.
+    # The next run begins in the first ledger and continues in a second one.
     path = f"/admin/v2/persistent/public/default/{topic}/unload"
     assert pulsar.shared_server().request("PUT", path)[0] < 300
     publish(batched, topic, numbered(50, start=200))
@@ -86,13 +86,13 @@ def test_bounded_batches_of_a_log_in_ledgers_read_each_row_once(url: str, batche
     assert sorted(row for batch in batches for row in batch) == sorted(numbered(250))
     assert behind(query, topic) == 0
     assert query.batch() is None
-    # One that is behind all there is goes on with what comes.
+    # A query at the end continues with new messages.
     publish(batched, topic, numbered(5, start=250))
     assert sorted(query.batch() or []) == sorted(numbered(5, start=250))
 
 
 @on_pulsar
-def test_a_log_that_keeps_nothing_for_who_reads_by_position_is_warned_of(
+def test_a_log_without_retention_is_warned_of(
     url: str, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = make_topic(partitions=1)
@@ -113,8 +113,8 @@ def test_a_log_that_keeps_nothing_for_who_reads_by_position_is_warned_of(
     query = Query(url, topic)
     query.batch()
     query.batch()
-    (told,) = [each.message for each in caplog.records if topic in each.message]
-    assert told.startswith(f"Topic {topic!r} has no retention: Pulsar removes messages that all its subscriptions")
+    (warning,) = [each.message for each in caplog.records if topic in each.message]
+    assert warning.startswith(f"Topic {topic!r} has no retention: Pulsar removes messages that all its subscriptions")
 
 
 @on_pulsar
@@ -151,8 +151,8 @@ def test_a_broker_without_a_log_is_streamed_as_a_queue(url: str, make_topic: Mak
 
 
 @pytest.mark.parametrize("url", ["servicebus"], indirect=True)
-def test_rows_that_are_written_again_are_there_once(url: str) -> None:
-    """Where the broker knows a copy, though it tells of none."""
+def test_rows_written_again_are_stored_once(url: str) -> None:
+    """The broker deduplicates, but does not report it."""
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     with connect(f"{url}&deduplication_window=60") as bus:
         bus.admin.ensure_topic(topic)
@@ -174,7 +174,7 @@ def test_rows_that_are_written_again_are_there_once(url: str) -> None:
 
 def test_a_queue_is_drained_once(url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path) -> None:
     topic = make_topic()
-    # A spool wants its acks confirmed where that can be had.
+    # A spool confirms its acks if the broker can.
     options: dict[str, Any] = {"exactly_once": True} if bus.capabilities.backend == "pubsub" else {}
     bus.admin.ensure_subscription(topic, "spark", **options)
     publish(bus, topic, numbered(100))
@@ -217,7 +217,7 @@ def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: B
     topic = make_topic(partitions=1)
     bus.admin.ensure_subscription(topic, "reader")
     with bus.messages(topic, subscription="reader") as consumer:
-        # On a busy machine a write may take longer than that, and then says nothing.
+        # On a busy machine a write may take longer than that, and then shows nothing.
         for seconds in (2, 12, 60):
             due = datetime.now(UTC) + timedelta(seconds=seconds)
             rows = spark.createDataFrame([("later", due), ("now", None)], "value string, deliver_at timestamp")
@@ -229,7 +229,7 @@ def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: B
                 came[message.data] = datetime.now(UTC)
                 message.ack()
             assert came.keys() == {b"now", b"later"}
-            # The broker's clock is another one.
+            # The broker has another clock.
             assert came[b"later"] >= due - timedelta(milliseconds=20)
             if came[b"now"] < due:
                 return
@@ -237,7 +237,7 @@ def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: B
 
 
 @pytest.mark.parametrize("url", ["kafka", "pubsub"], indirect=True)
-def test_rows_for_later_are_refused_before_one_is_written_where_nothing_schedules(
+def test_delayed_rows_are_refused_where_the_broker_does_not_schedule(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic
 ) -> None:
     assert not bus.capabilities.publish.deliver_at

@@ -58,7 +58,7 @@ def make(url: str, source: str, directory: Path, **changes: Any) -> Pipeline:
 
 
 def forget_the_last_commit(checkpoint: str) -> None:
-    """As after a crash between the write and its commit: the last batch is run again."""
+    """As after a crash between the write and its commit: the last batch runs again."""
     last = max((Path(checkpoint) / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, last.with_name(f".{last.name}.crc")):
         path.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def test_every_row_is_once_in_every_sink(
         for again in (False, True):
             if again:
                 forget_the_last_commit(pipeline.checkpoint)
-                # Another machine has more cores.
+                # As on a machine with more cores.
                 monkeypatch.setattr(SparkContext, "defaultParallelism", 3)
                 assert run(pipeline, spark=spark) == 1
             else:
@@ -117,10 +117,10 @@ def test_every_row_is_once_in_every_sink(
     finally:
         spark.sql(f"drop table if exists {table}")
     found = [record for part in bus.log.partitions(dead) for batch in bus.log.read(dead, part) for record in batch]
-    told = {record.data: record for record in found}
-    assert told.keys() == {*bad, None}
-    assert told[b'{"number": 1}'].attributes["dead-letter-reason"] == "colour is missing or null"
-    gone = told[None]
+    by_body = {record.data: record for record in found}
+    assert by_body.keys() == {*bad, None}
+    assert by_body[b'{"number": 1}'].attributes["dead-letter-reason"] == "colour is missing or null"
+    gone = by_body[None]
     assert (gone.key, gone.attributes["table"], gone.attributes["dead-letter-id"]) == (b"gone", "3", "mine")
     assert gone.attributes["dead-letter-topic"] == source
     places = {
@@ -174,7 +174,7 @@ def test_the_second_stop_cancels_the_running_batch(spark: SparkSession, tmp_path
 
     def endless(frame: DataFrame, batch: int) -> None:
         started.set()
-        # What was cancelled is not the last that a batch may begin.
+        # A batch may start further jobs after the cancelled one.
         for _ in range(2):
             with suppress(Exception):
                 frame.sparkSession.range(10**15).agg(F.sum(F.sin("id"))).collect()

@@ -1,4 +1,4 @@
-"""Pipelines in TOML: what a file says, what is told of what it says wrong, and the command `broker pipeline`."""
+"""Pipelines in TOML: the keys of a file, errors in it, and the command `broker pipeline`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class LIMITS:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A good one, with a module of its own beside it, which Spark's workers need, and one that this imports."""
+    """A valid file, with a module beside it, which Spark's workers need, and another one that this module imports."""
     module = f"shop_{uuid.uuid4().hex[:8]}"
     (tmp_path / f"{module}.py").write_text(CODE.replace("MODULE", module))
     (tmp_path / f"limits_{module}.py").write_text(LIMITS)
@@ -103,7 +103,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_a_file_says(file: Path) -> None:
+def test_a_file_declares_a_pipeline(file: Path) -> None:
     pipeline = read_pipeline(file)
     assert pipeline.sources["orders"].options == {"maxRows": "50"}
     assert pipeline.checkpoint == str(file.parent / "checkpoint")
@@ -111,14 +111,14 @@ def test_what_a_file_says(file: Path) -> None:
         "large": TopicSink("large-orders", key="number"),
         "archive": FileSink(str(file.parent / "archive"), partition_by=["colour"]),
     }
-    # To swap the broker is one line.
+    # Changing the broker takes one line.
     other = file.with_name("other.toml")
     other.write_text(file.read_text().replace("nats://127.0.0.1:4222", "kafka://127.0.0.1:9092"))
     assert read_pipeline(other).source_options("orders")["url"] == "kafka://127.0.0.1:9092"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("maxRows = 50", "start = {0 = 17}", {"start": '{"0": 17}'}),
         ("maxRows = 50", "start = 2026-01-31T12:00:00Z", {"start": "2026-01-31T12:00:00+00:00"}),
@@ -126,10 +126,10 @@ def test_what_a_file_says(file: Path) -> None:
         ("maxRows = 50", 'subscription = "billing"\nspool = "/spools/a"', {"spool": "/spools/a"}),
     ],
 )
-def test_options_may_be_as_toml_has_them(file: Path, old: str, new: str, told: dict[str, str]) -> None:
+def test_options_may_have_types_of_toml(file: Path, old: str, new: str, expected: dict[str, str]) -> None:
     file.write_text(file.read_text().replace(old, new))
     options = read_pipeline(file).sources["orders"].options
-    for name, value in told.items():
+    for name, value in expected.items():
         assert options[name] == value.replace("HERE", str(file.parent))
 
 
@@ -142,7 +142,7 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("trigger =", "triger =", "There is no key triger. Did you mean 'trigger'"),
         ('"shop"', "5", "name is 5. It takes text"),
@@ -204,7 +204,7 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
         ("[sinks.large]", "sinks = 5", "TOML"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new: str, told: str) -> None:
+def test_errors_in_a_file_are_reported_with_the_fix(file: Path, old: str, new: str, expected: str) -> None:
     module = next(file.parent.glob("shop_*.py")).stem
     text = file.read_text()
     assert old.replace("MODULE", module) in text
@@ -212,14 +212,14 @@ def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new
     with pytest.raises(ConfigurationError) as caught:
         read_pipeline(file)
     assert str(file) in str(caught.value)
-    assert told.replace("MODULE", module) in str(caught.value)
+    assert expected.replace("MODULE", module) in str(caught.value)
 
 
 @pytest.mark.deep
 def test_the_command_runs_shows_and_explains(
     spark: SparkSession, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    del spark  # is the one that the commands find
+    del spark  # the commands find this session
     url = nats.shared_server().url
     names = {name: f"spark.{uuid.uuid4().hex[:12]}" for name in ("orders", "large-orders", "orders.dead")}
     text = file.read_text().replace("nats://127.0.0.1:4222", url)
@@ -241,11 +241,11 @@ def test_the_command_runs_shows_and_explains(
         return said.out, said.err
 
     assert call("status")[0] == "shop: no batch is committed\n"
-    _, told = call("run")
-    assert "shop: batch 0: " in told
-    assert "shop: 2 batches, nothing more to do" in told
-    assert "broker: on_batch failed for batch 0 of shop: OSError: no metrics\n" in told
-    assert (told.count("shop: batch 0: "), "Traceback" in told) == (1, False)
+    _, log = call("run")
+    assert "shop: batch 0: " in log
+    assert "shop: 2 batches, nothing more to do" in log
+    assert "broker: on_batch failed for batch 0 of shop: OSError: no metrics\n" in log
+    assert (log.count("shop: batch 0: "), "Traceback" in log) == (1, False)
     module = next(file.parent.glob("shop_*.py")).stem
     assert [report.batch for report in sys.modules[module].reports] == [0, 1]
     found = json.loads(call("status", "--json")[0])
@@ -254,11 +254,11 @@ def test_the_command_runs_shows_and_explains(
     shown, _ = call("explain")
     for part in ("MaxRows=50", "Order: struct<number:bigint,colour:string>", "orders.dead", "checkpoint", "Physical"):
         assert part.lower().replace("orders.dead", names["orders.dead"]) in shown.lower()
-    # What came since, as JSON for programs.
+    # Later rows, as JSON for programs.
     with connect(url) as bus:
         publish(bus, names["orders"], [b'{"number": 99, "colour": "blue"}'])
-    reported, told = call("run", "--json")
-    assert "on_batch failed for batch 2 of shop" in json.loads(told)["message"]
+    reported, log = call("run", "--json")
+    assert "on_batch failed for batch 2 of shop" in json.loads(log)["message"]
     report = json.loads(reported)
     assert (report["rows_in"], report["rows_out"], report["dead"]) == (1, {"large": 1, "archive": 1}, 0)
     with connect(url) as bus:
@@ -280,8 +280,8 @@ def test_every_key_is_documented() -> None:
     assert set(re.findall(r"`\[(\w+)", " ".join(rows))) == tables
     assert set(re.findall("`([^`]+)`", of_file)) == _TOP.keys() - tables
     assert {"topic", "topicPattern", "decode", "url", "connector"} <= set(re.findall("`([^`]+)`", source))
-    for kind, told in zip(_SINKS, re.split(", or ", sink), strict=True):
-        assert {kind, *_SINKS[kind][1]} <= set(re.findall("`([^`]+)`", told))
+    for kind, text in zip(_SINKS, re.split(", or ", sink), strict=True):
+        assert {kind, *_SINKS[kind][1]} <= set(re.findall("`([^`]+)`", text))
 
 
 @pytest.mark.deep
@@ -301,7 +301,7 @@ GATED = """
 from pathlib import Path
 
 def gate(frame, batch):
-    # Of what Python processes load, nothing is sources that each would compile anew.
+    # Python processes load compiled files only, no sources that each would compile again.
     found = frame.sparkSession._jvm.org.apache.spark.api.python.PythonUtils.sparkPythonPath()
     assert [each for each in found.split(":") if Path(each).exists() and "pyspark.zip" in each] == []
     # Opens where the parent writes to it.
@@ -339,7 +339,7 @@ def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGTERM)
 
         threading.Thread(target=stop_the_second_batch, daemon=True).start()
-        # The end of a terminal that nobody has open any more is an error.
+        # Reading from a terminal that is closed is an error.
         with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):
             while said := terminal.read(4096):
                 shown += said.decode(errors="replace")
@@ -347,7 +347,7 @@ def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
     for expected in ("copy-it: batch 0: 100 rows in, 100 to files, 100 to gate, 0 dead", "100/250", "batch 1: ", "━"):
         assert expected in shown
     found = status(read_pipeline(file))
-    # What Spark had planned behind it is where the next run begins.
+    # The next run begins with the batch that Spark had planned after it.
     assert (found.committed, found.planned) in {(1, None), (1, 2)}, "what was not written is not committed"
     assert found.lag == 50
     assert sorted(path.name for path in (tmp_path / "files").glob("batch=*")) == ["batch=0", "batch=1"]

@@ -1,4 +1,4 @@
-"""What a pipeline asks of its broker: each row once in a batch, whatever becomes of it."""
+"""A pipeline reads each row once in a batch, however often the batch uses it."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_each_row_is_read_once(
         assert found.count() == found.select("number").distinct().count() == COUNT
     assert spark.read.parquet(str(tmp_path / "dead")).select("value").distinct().count() == 100
     assert [(report.rows_in, report.dead) for report in reports] == [(COUNT + 100, 100)]
-    # All else that the server said is a few answers to each task.
+    # The other messages of the server are a few replies to each task.
     assert read < once * 1.2

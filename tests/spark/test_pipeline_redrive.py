@@ -1,4 +1,4 @@
-"""Dead letters of a pipeline: listed, mended, redriven by `broker dead`, and decoded by the next run."""
+"""Dead letters of a pipeline: listed, fixed, redriven by `broker dead`, and decoded by the next run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEAD = (
 
 @dataclass
 class Coloured(Order):
-    """The class, mended: what has no colour is grey."""
+    """The fixed class: rows without a colour are grey."""
 
     colour: str = "grey"
 
@@ -43,31 +43,31 @@ def row(
     return None, b"?", "orders", partition, offset, None, attributes, reason
 
 
-def test_a_letter_tells_no_more_than_each_broker_takes(spark: SparkSession) -> None:
+def test_a_letter_fits_the_limits_of_every_broker(spark: SparkSession) -> None:
     letters = as_dead_letters(spark.createDataFrame([row("ä" * 256), row("ä" * 257)], DEAD), "shop").collect()
-    told = {letter.attributes["dead-letter-reason"] for letter in letters}
-    assert told == {"ä" * 256, f"{'ä' * 255}…"}
+    reasons = {letter.attributes["dead-letter-reason"] for letter in letters}
+    assert reasons == {"ä" * 256, f"{'ä' * 255}…"}
 
 
-def test_a_letter_tells_the_place_of_its_row_as_far_as_it_is_known(spark: SparkSession) -> None:
+def test_a_letter_has_the_origin_of_its_row_as_far_as_known(spark: SparkSession) -> None:
     before = {"dead-letter-offset": "7", "table": "3"}
     rows = [row(partition=2, offset=71), row(offset=71), row(attributes=before)]
     letters = as_dead_letters(spark.createDataFrame(rows, DEAD), "shop").collect()
-    told = {"dead-letter-topic": "orders", "dead-letter-reason": "?", "dead-letter-subscription": "shop"}
+    attributes = {"dead-letter-topic": "orders", "dead-letter-reason": "?", "dead-letter-subscription": "shop"}
     assert [letter.attributes for letter in letters] == [
-        {**told, "dead-letter-partition": "2", "dead-letter-offset": "71"},
-        {**told, "dead-letter-offset": "71"},
-        {**told, "table": "3"},
+        {**attributes, "dead-letter-partition": "2", "dead-letter-offset": "71"},
+        {**attributes, "dead-letter-offset": "71"},
+        {**attributes, "table": "3"},
     ]
 
 
-@pytest.mark.parametrize(("topic", "told"), [("orders", "orders"), ("native:orders", "orders"), ("one,two", None)])
-def test_a_dead_row_tells_the_topic_of_a_source_with_one(spark: SparkSession, topic: str, told: str | None) -> None:
+@pytest.mark.parametrize(("topic", "expected"), [("orders", "orders"), ("native:orders", "orders"), ("one,two", None)])
+def test_a_dead_row_has_the_only_topic_of_its_source(spark: SparkSession, topic: str, expected: str | None) -> None:
     source = Source(topic, Order, options={"columns": "value"})
     pipeline = make("kafka://127.0.0.1:9092", topic, Path("/nowhere"), transform=None, sources={"orders": source})
     found = frames_of(pipeline, {"orders": spark.createDataFrame([(b"?",)], "value binary")})
     assert found.dead is not None
-    assert [row.topic for row in found.dead.collect()] == [told]
+    assert [row.topic for row in found.dead.collect()] == [expected]
 
 
 @pytest.mark.deep
@@ -109,8 +109,8 @@ def test_redriven_letters_are_decoded_by_the_next_run(
     assert (ten["reason"], ten["key"], ten["attributes"]) == ("colour is missing or null", "ten", {"table": "3"})
     assert f"2 moved to '{source}'".encode() in call("redrive", dead)
     reports = []
-    mended = replace(pipeline, sources={"orders": replace(pipeline.sources["orders"], decode=Coloured)})
-    run(mended, spark=spark, on_batch=reports.append)
+    fixed = replace(pipeline, sources={"orders": replace(pipeline.sources["orders"], decode=Coloured)})
+    run(fixed, spark=spark, on_batch=reports.append)
     assert [(report.rows_in, report.rows_out, report.dead) for report in reports] == [(2, {"files": 1}, 1)]
     rows = spark.read.parquet(str(tmp_path / "files")).collect()
     assert sorted((row.number, row.colour, row.key and bytes(row.key)) for row in rows) == [
@@ -119,6 +119,6 @@ def test_redriven_letters_are_decoded_by_the_next_run(
         (2, "blue", None),
         (10, "grey", b"ten"),
     ]
-    # What is still wrong is a letter again, and only that.
+    # Only rows that still do not decode are letters again.
     [letter] = map(json.loads, call("list", dead, "--json").splitlines())
     assert (letter["data"], letter["reason"], letter["topic"]) == ("?", "The value is not JSON", source)

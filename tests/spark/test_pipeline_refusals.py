@@ -1,4 +1,4 @@
-"""What Spark, its file systems and the brokers refuse of a pipeline is told by the name of its part."""
+"""Errors of Spark, its file systems and the brokers name the part of the pipeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[..., Pipeline]
 
 @pytest.fixture
 def make(url: str, make_topic: MakeTopic, tmp_path: Path) -> Make:
-    """`make(trigger="")` gives a pipeline that would run as it is, but for what is said."""
+    """`make(trigger="")` returns a valid pipeline with these changes."""
     topic = make_topic(1)
 
     def made(**changes: Any) -> Pipeline:
@@ -61,7 +61,7 @@ def misspelt(numbers: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "expected"),
     [
         ({"sql": "selekt 1"}, "sql is 'selekt 1': [PARSE_SYNTAX_ERROR]"),
         ({"sql": "select * from nmbers"}, "sql is 'select * from nmbers': [TABLE_OR_VIEW_NOT_FOUND]"),
@@ -69,32 +69,30 @@ def misspelt(numbers: DataFrame) -> DataFrame:
         ({"transform": misspelt}, "transform cannot be planned: [UNRESOLVED_COLUMN"),
     ],
 )
-def test_what_spark_cannot_plan_is_told_in_a_sentence(
-    spark: SparkSession, make: Make, capfd: pytest.CaptureFixture[str], part: dict[str, Any], told: str
+def test_errors_of_sparks_planner_are_reported_in_a_sentence(
+    spark: SparkSession, make: Make, capfd: pytest.CaptureFixture[str], part: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
         frames_of(make(**part), {"numbers": spark.createDataFrame([(1, "red")], "number bigint, colour string")})
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
     assert str(caught.value).endswith("on numbers (number, colour)" if "sql" in part else "numbers (number, colour)")
     assert "\n" not in str(caught.value), "there is no plan in it"
-    assert "QueryContextLogger" not in capfd.readouterr().err, "PySpark does not tell it too, with its stack"
+    assert "QueryContextLogger" not in capfd.readouterr().err, "PySpark does not log it too, with its stack"
 
 
-def test_rows_without_columns_are_told(spark: SparkSession, make: Make) -> None:
+def test_rows_without_columns_raise(spark: SparkSession, make: Make) -> None:
     with pytest.raises(ConfigurationError, match=r"^transform gave rows without columns"):
         frames_of(make(transform=lambda numbers: numbers.select()), {"numbers": spark.range(1)})
 
 
 @pytest.mark.parametrize("sink", [FileSink("/x", format="Broker"), TableSink("x", format="broker")])
-def test_a_topic_is_no_format_of_files(spark: SparkSession, make: Make, sink: FileSink | TableSink) -> None:
+def test_broker_is_no_format_of_files(spark: SparkSession, make: Make, sink: FileSink | TableSink) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: format is '.roker', which has no files"):
         check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
 
 
 @pytest.mark.deep
-def test_a_checkpoint_of_fewer_sources_is_told(
-    spark: SparkSession, make: Make, bus: Bus, make_topic: MakeTopic
-) -> None:
+def test_a_checkpoint_of_fewer_sources_raises(spark: SparkSession, make: Make, bus: Bus, make_topic: MakeTopic) -> None:
     first, second = make().sources["numbers"].topic, make_topic(1)
     publish(bus, first, numbered(3))
     assert run(make(), spark=spark) == 1
@@ -106,16 +104,16 @@ def test_a_checkpoint_of_fewer_sources_is_told(
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "expected"),
     [
         ({"transform": elsewhere}, "transform gave a DataFrame that is of none of the sources. Make it of numbers"),
         ({"sql": "select 1"}, "sql gave a DataFrame that is of none of the sources. Make it of numbers"),
     ],
 )
-def test_rows_that_are_of_no_source_are_told(spark: SparkSession, make: Make, part: dict[str, Any], told: str) -> None:
+def test_rows_of_no_source_raise(spark: SparkSession, make: Make, part: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         run(make(**part), spark=spark)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 @pytest.mark.deep
@@ -127,7 +125,7 @@ def test_rows_may_have_columns_of_any_name(spark: SparkSession, make: Make, bus:
     assert {path.name for path in (tmp_path / "files").iterdir()} == {"_anybroker", "batch=0"}
 
 
-def test_a_condition_by_which_rows_cannot_be_counted_is_told(spark: SparkSession, make: Make) -> None:
+def test_a_condition_that_cannot_count_rows_raises(spark: SparkSession, make: Make) -> None:
     sink = CallSink(print, where="rand() > 0.5")
     with pytest.raises(
         ConfigurationError, match=r"^sinks\.out: where is 'rand\(\) > 0\.5': \[AGGREGATE_FUNCTION_WITH_NON"
@@ -146,29 +144,29 @@ def test_a_table_without_a_partition_for_each_batch_is_refused(spark: SparkSessi
         spark.sql(f"DROP TABLE {table}")
 
 
-def test_a_table_that_can_be_none_is_told_by_its_name(spark: SparkSession, make: Make) -> None:
+def test_an_impossible_table_is_named(spark: SparkSession, make: Make) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: table is 'a b': \[PARSE_SYNTAX_ERROR\]"):
         check_rows(make(sinks={"out": TableSink("a b")}), Frames(spark.range(1), None))
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("transform", "told"),
+    ("transform", "expected"),
     [
         (counts, r"Invalid streaming output mode: append.* Aggregates need a watermark, or output_mode \"update\""),
         (ordered, "Sorting is not supported"),
     ],
 )
-def test_what_no_stream_can_do_is_told_with_the_mend(
-    spark: SparkSession, make: Make, transform: Any, told: str
+def test_impossible_streams_are_reported_with_the_fix(
+    spark: SparkSession, make: Make, transform: Any, expected: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"^The rows cannot be those of a stream: .*{told}"):
+    with pytest.raises(ConfigurationError, match=f"^The rows cannot be those of a stream: .*{expected}"):
         run(make(transform=transform), spark=spark)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("letters", [False, True])
-def test_a_topic_that_is_missing_is_told_before_anything_is_written(
+def test_a_missing_topic_raises_before_anything_is_written(
     spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, letters: bool
 ) -> None:
     name = f"spark.{uuid.uuid4().hex[:12]}"
@@ -184,7 +182,7 @@ def test_a_topic_that_is_missing_is_told_before_anything_is_written(
 
 
 @pytest.mark.deep
-def test_a_start_that_is_nowhere_is_told_while_nothing_was_read(
+def test_an_impossible_start_raises_while_nothing_was_read(
     spark: SparkSession, make: Make, bus: Bus, tmp_path: Path
 ) -> None:
     topic = make().sources["numbers"].topic
@@ -194,7 +192,7 @@ def test_a_start_that_is_nowhere_is_told_while_nothing_was_read(
     def starting(**offsets: int) -> Pipeline:
         return make(sources={"numbers": Source(topic, options={"start": {key[1:]: at for key, at in offsets.items()}})})
 
-    for pipeline, told in (
+    for pipeline, expected in (
         (starting(p7=0), f"sources.numbers: Option start names partition 7 of topic '{topic}'. It has 0"),
         (
             starting(p0=end + 9),
@@ -203,31 +201,31 @@ def test_a_start_that_is_nowhere_is_told_while_nothing_was_read(
     ):
         with pytest.raises(ConfigurationError) as caught:
             run(pipeline, spark=spark)
-        assert str(caught.value).startswith(told)
+        assert str(caught.value).startswith(expected)
     assert run(starting(p0=end - 1), spark=spark) == 1
     assert values(spark.read.parquet(str(tmp_path / "files"))) == [b"2"]
-    # It is where the first run begins, and no other.
+    # Only the first run begins there.
     assert run(starting(p7=0), spark=spark) == 0
 
 
 @pytest.mark.deep
-def test_a_directory_that_cannot_be_one_is_told_by_its_name(spark: SparkSession, make: Make, tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("a file")
-    for changes, told in (
+def test_an_impossible_directory_is_named(spark: SparkSession, make: Make, tmp_path: Path) -> None:
+    occupied = tmp_path / "occupied"
+    occupied.write_text("a file")
+    for changes, expected in (
         ({"checkpoint": "nowhere://here/a"}, "checkpoint is 'nowhere://here/a': No FileSystem for scheme"),
-        ({"checkpoint": str(taken)}, f"checkpoint is '{taken}': Destination exists and is not a directory"),
+        ({"checkpoint": str(occupied)}, f"checkpoint is '{occupied}': Destination exists and is not a directory"),
         ({"sinks": {"out": FileSink("nowhere://here/a")}}, "sinks.out: path is 'nowhere://here/a': No FileSystem for"),
     ):
         with pytest.raises(ConfigurationError) as caught:
             run(make(**changes), spark=spark)
-        assert str(caught.value).startswith(told)
+        assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("sink", "told"),
+    ("sink", "expected"),
     [
-        (FileSink("HERE/taken"), "sinks.out: path is '.*/taken': Parent path is not a directory"),
+        (FileSink("HERE/occupied"), "sinks.out: path is '.*/occupied': Parent path is not a directory"),
         (FileSink("HERE/out", options={"compression": "zippy"}), "sinks.out: The rows cannot be written: .*zippy"),
         (
             FileSink("HERE/out", format="text"),
@@ -239,26 +237,26 @@ def test_a_directory_that_cannot_be_one_is_told_by_its_name(spark: SparkSession,
         (TableSink("no_table", format="text"), "sinks.out: The rows cannot be written: .*Text datasource .*Fix its"),
     ],
 )
-def test_what_spark_does_not_write_names_the_sink(
-    spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, sink: FileSink | TableSink, told: str
+def test_rows_that_spark_refuses_name_the_sink(
+    spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, sink: FileSink | TableSink, expected: str
 ) -> None:
-    (tmp_path / "taken").write_text("a file")
+    (tmp_path / "occupied").write_text("a file")
     if isinstance(sink, FileSink):
         sink = replace(sink, path=sink.path.replace(f"{Path.cwd()}/HERE", str(tmp_path)))
     written: list[int] = []
     pipeline = make(sinks={"first": CallSink(lambda _, batch: written.append(batch)), "out": sink})
     publish(bus, pipeline.sources["numbers"].topic, numbered(3))
-    with pytest.raises(BrokerError, match=f"^{told}"):
+    with pytest.raises(BrokerError, match=f"^{expected}"):
         run(pipeline, spark=spark)
-    if told.endswith("NOT_FOUND"):
+    if expected.endswith("NOT_FOUND"):
         return
-    assert (written, (tmp_path / "out").exists()) == ([], False), "it is told before the first batch"
+    assert (written, (tmp_path / "out").exists()) == ([], False), "it raises before the first batch"
     if isinstance(sink, TableSink):
         assert not spark.catalog.tableExists(sink.table)
 
 
 @pytest.mark.deep
-def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSession, make: Make, bus: Bus) -> None:
+def test_an_error_of_a_task_is_reported_without_plan_and_stack(spark: SparkSession, make: Make, bus: Bus) -> None:
     pipeline = make()
     topic = pipeline.sources["numbers"].topic
     publish(bus, topic, numbered(3))
@@ -273,7 +271,7 @@ def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSes
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("Traceback:\nbroker.errors.Closed: It is closed. Open it", "Closed: It is closed. Open it"),
         ("Traceback:\nbroker.errors.PublishError: 1 of 2", "BackendError: 1 of 2"),
@@ -281,6 +279,6 @@ def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSes
         ("KeyError: 'broker.errors.Closed: x'", None),
     ],
 )
-def test_an_error_of_ours_is_known_by_its_text(url: str, text: str, told: str | None) -> None:
+def test_an_error_of_this_package_is_parsed_from_its_text(url: str, text: str, expected: str | None) -> None:
     found = broker_error_in(Exception(text))
-    assert (found and f"{type(found).__name__}: {found}") == told
+    assert (found and f"{type(found).__name__}: {found}") == expected

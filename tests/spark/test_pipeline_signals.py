@@ -1,4 +1,4 @@
-"""What interrupts a pipeline from within and without: Ctrl-C to a program, and functions that end it."""
+"""Interruptions of a pipeline: Ctrl-C to a program, and functions that end it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(run(Pipeline(
     checkpoint=directory, master="local[2]", config=json.loads(settings),
 )))
 """
-"""A program whose session is made by the run, and a batch that Ctrl-C comes in the middle of."""
+"""A program in which `run` creates the session, and a batch in the middle of which Ctrl-C comes."""
 
 
 @pytest.mark.deep
@@ -81,7 +81,7 @@ def test_a_function_that_ends_the_program_ends_the_run(
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 @pytest.mark.parametrize("another_run", [True, False])
-def test_an_end_that_the_run_did_not_ask_for_is_an_error(
+def test_a_query_stopped_from_outside_raises(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, another_run: bool
 ) -> None:
     topic = make_topic(1)
@@ -117,6 +117,6 @@ def test_an_end_that_the_run_did_not_ask_for_is_an_error(
     with pytest.raises(ConfigurationError, match=r"^The query was stopped from outside, or by another run"):
         run(disturbed, spark=spark)
     if not another_run:
-        # An end of its own is none of these.
+        # A normal end is no error.
         assert run(whole, spark=spark) > 0
     assert status(whole).lag == 0

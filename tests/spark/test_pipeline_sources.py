@@ -111,7 +111,7 @@ def over_connector(topic: str, directory: Path, take: Callable[[DataFrame, int],
 
 
 @pytest.mark.deep
-def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_recreated_topic_raises_over_the_connector(spark: SparkSession, tmp_path: Path) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     rows: list[int] = []
     pipeline = over_connector(topic, tmp_path, lambda frame, _: rows.append(frame.count()))
@@ -122,7 +122,7 @@ def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkS
             run(pipeline, spark=spark)
         bus.admin.delete_topic(topic)
         bus.admin.ensure_topic(topic, partitions=1)
-        # More than there were, so that the old offsets would fit.
+        # More than before, so that the old offsets would exist.
         publish(bus, topic, numbered(9))
         with pytest.raises(ConfigurationError, match=rf"sources\.log: Topic '{topic}' was deleted and recreated"):
             run(pipeline, spark=spark)
@@ -130,9 +130,7 @@ def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkS
 
 
 @pytest.mark.deep
-def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_query_over_the_connector_too(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_recreated_topic_ends_a_running_query_of_the_connector(spark: SparkSession, tmp_path: Path) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     rows: list[int] = []
     with connect(kafka.shared_server().url) as bus:
@@ -171,7 +169,7 @@ def test_a_checkpoint_of_another_topic_is_refused_over_the_connector_too(
 
 
 @pytest.mark.deep
-def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+def test_incomplete_positions_are_reported_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     pipeline = Pipeline(
         name="broken",
@@ -190,10 +188,10 @@ def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession
     file.write_text(text[:-10])
     with pytest.raises(ConfigurationError) as caught:
         run(pipeline, spark=spark)
-    told = str(caught.value)
-    assert "checkpoint/offsets/0 of the checkpoint cannot be read: " in told
-    assert "Restore the checkpoint from a copy" in told
-    # As on a file system without sums.
+    error = str(caught.value)
+    assert "checkpoint/offsets/0 of the checkpoint cannot be read: " in error
+    assert "Restore the checkpoint from a copy" in error
+    # As on a file system without checksums.
     (file.parent / ".0.crc").unlink()
     with pytest.raises(
         ConfigurationError, match=r"Line 3 of .*/offsets/0 of the checkpoint is incomplete: it ends after"

@@ -1,4 +1,4 @@
-"""Sources whose Python process comes up later than Spark waits for it."""
+"""Sources whose Python process starts later than Spark waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copied(url: str, topic: str, directory: Path) -> Pipeline:
     )
 
 
-def test_a_source_that_came_up_too_late_is_started_again(
+def test_a_source_that_starts_too_late_is_restarted(
     spark: SparkSession,
     url: str,
     bus: Bus,
@@ -62,7 +62,7 @@ def test_a_source_that_came_up_too_late_is_started_again(
     assert sorted(values(spark.read.parquet(str(tmp_path / "files")))) == sorted(numbered(20))
 
 
-def test_a_source_that_never_comes_up_is_an_error(
+def test_a_source_that_never_starts_raises(
     spark: SparkSession,
     url: str,
     make_topic: MakeTopic,

@@ -1,4 +1,4 @@
-"""Files and tables of pipelines: whose they are, and what of a failed batch stays in them."""
+"""Files and tables of pipelines: who owns them, and what a failed batch leaves in them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from broker.errors import BackendError, ConfigurationError
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
 from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.inspecting import _file_system, status
-from broker_spark.pipeline.ownership import claim
 from broker_spark.pipeline.preflight import _try_table, check_rows
-from broker_spark.pipeline.writing import write
+from broker_spark.pipeline.writing import claim, write
 from tests.servers import nats
 from tests.spark.support import log, publish
 
@@ -46,12 +45,12 @@ def test_sinks_that_would_overwrite_each_other_are_refused(tmp_path: Path, one: 
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "S3N"])
-def test_a_checkpoint_is_looked_at_where_spark_has_it(scheme: str) -> None:
+def test_a_checkpoint_is_read_through_sparks_file_system(scheme: str) -> None:
     files, path = _file_system(f"{scheme}://bucket/checkpoints/orders?region=eu-west-1")
     assert (files.type_name, path) == ("s3", "bucket/checkpoints/orders")
 
 
-def test_a_table_that_a_session_before_forgot_is_refused(
+def test_a_table_that_an_earlier_session_forgot_is_refused(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As the next process finds it, whose catalog in memory is empty; beside, Spark would refuse it in a batch."""
@@ -71,7 +70,7 @@ def test_a_table_that_a_session_before_forgot_is_refused(
     directory.rmdir()
 
 
-def test_sinks_beside_each_other_are_no_trouble(tmp_path: Path) -> None:
+def test_sibling_sinks_are_accepted(tmp_path: Path) -> None:
     make(tmp_path, one=FileSink("/data/out"), other=FileSink("/data/out2"), third=FileSink("s3://data/out"))
     make(tmp_path, one=TableSink("orders"), other=TableSink("archive.orders"), third=FileSink("orders"))
 
@@ -82,7 +81,7 @@ def test_files_are_not_partitioned_by_the_batch_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "told"),
+    ("sink", "expected"),
     [
         (TopicSink("numbers.out", key="numbr"), "There is no column 'numbr' for the key. There are number, colour"),
         (TopicSink("numbers.out", where="numbr > 5"), "where is 'numbr > 5': [UNRESOLVED_COLUMN"),
@@ -94,19 +93,19 @@ def test_files_are_not_partitioned_by_the_batch_twice(tmp_path: Path) -> None:
         (TableSink("nowhere", format="parqet"), "format is 'parqet', which Spark does not find"),
     ],
 )
-def test_what_a_sink_cannot_take_is_told_before_the_first_batch(
-    spark: SparkSession, tmp_path: Path, sink: Sink, told: str
+def test_rows_that_a_sink_refuses_raise_before_the_first_batch(
+    spark: SparkSession, tmp_path: Path, sink: Sink, expected: str
 ) -> None:
     rows = spark.createDataFrame([(1, "red")], "number bigint, colour string")
     check_rows(make(tmp_path, good=TopicSink("numbers.out", key="number", where="number > 5")), Frames(rows, None))
     with pytest.raises(ConfigurationError) as caught:
         check_rows(make(tmp_path, out=sink), Frames(rows, None))
-    assert str(caught.value).startswith(f"sinks.out: {told}")
+    assert str(caught.value).startswith(f"sinks.out: {expected}")
 
 
-def test_rows_that_a_sink_cannot_take_are_told_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_that_a_sink_cannot_take_raise(spark: SparkSession, tmp_path: Path) -> None:
     topic, keyed, files = TopicSink("numbers.out"), TopicSink("numbers.out", key="key"), FileSink("/nowhere")
-    for columns, sink, told in (
+    for columns, sink, expected in (
         (["1L as value"], topic, "Column 'value' is of type bigint"),
         (["'x' as value", "'y' as key"], keyed, "key is 'key', and rows with a column 'value' are messages already"),
         (["'x' as value", "1 as other"], topic, "The sink has no column 'other'"),
@@ -115,7 +114,7 @@ def test_rows_that_a_sink_cannot_take_are_told_too(spark: SparkSession, tmp_path
     ):
         with pytest.raises(ConfigurationError) as caught:
             check_rows(make(tmp_path, out=sink), Frames(spark.range(1).selectExpr(*columns), None))
-        assert str(caught.value).startswith(f"sinks.out: {told}")
+        assert str(caught.value).startswith(f"sinks.out: {expected}")
 
 
 @pytest.mark.deep
@@ -161,14 +160,14 @@ def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path)
             found = status(pipeline("true"))
             assert (found.committed, found.planned) == (None, 0)
             assert kept() == (2, 2)
-            # What the next attempt leaves out does not stay.
+            # Rows that the next attempt does not have do not stay.
             broken[0] = False
             assert run(pipeline("word = 'three'"), spark=spark) == 1
             assert kept() == (0, 0)
             publish(bus, topic, [b"three"])
             assert run(pipeline("word = 'three'"), spark=spark) == 1
             assert kept() == (1, 1)
-            # A new checkpoint counts from 0, and would write over what may be nowhere else.
+            # A new checkpoint counts from 0, and would overwrite batches that may exist nowhere else.
             written = log(bus, target)
             files = pipeline("true", "new", topic=TopicSink(target), files=FileSink(str(tmp_path / "files")))
             with pytest.raises(ConfigurationError, match=r"files: .* has batches of another query, .*rename"):
@@ -184,7 +183,7 @@ def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path)
                 with pytest.raises(ConfigurationError, match=r"sinks\.sink: The rows have a column 'Batch'.*Rename it"):
                     run(pipeline("true", "named", "Batch", sink=sink), spark=spark)
             assert (kept(), log(bus, target)) == ((1, 1), written)
-            # A batch has a session of its own, which is not to stay anybody's active one.
+            # A batch has a session of its own, which must not stay active.
             assert SparkSession.getActiveSession() is spark
     finally:
         for each in (table, f"{table}_strange"):

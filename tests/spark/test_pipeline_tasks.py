@@ -1,4 +1,4 @@
-"""How many tasks a pipeline has behind its reads, while the executors of a cluster come one by one."""
+"""The number of tasks after a pipeline's reads, while the executors of a cluster register one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker_spark.pipeline.running import task_count
 
 
 class _Cluster:
-    """A session whose executors, of two cores each, come at these seconds."""
+    """A session whose executors, of two cores each, register at these seconds."""
 
     def __init__(self, master: str, *comes: float, parallelism: int | None = None) -> None:
         self.now = 0.0
@@ -53,7 +53,7 @@ class _Cluster:
         (_Cluster("yarn"), 2, 30),
     ],
 )
-def test_a_cluster_is_counted_once_it_is_there(
+def test_a_cluster_is_counted_when_its_executors_have_registered(
     cluster: Any, found: int, waited: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: cluster.now, sleep=cluster.sleep))

@@ -42,7 +42,6 @@ PIPELINE = Pipeline(
 )
 
 
-@pytest.mark.deep
 def test_the_transform(pipeline_session: SparkSession) -> None:
     frame = payloads(
         pipeline_session, Order, [Order(1, 9), Order(2, 10), b'{"table": 3, "coffees": 11}'], key=[b"a"] * 3
@@ -53,6 +52,7 @@ def test_the_transform(pipeline_session: SparkSession) -> None:
         payloads(pipeline_session, Order, [b'{"table": 3}'])
 
 
+@pytest.mark.deep
 def test_the_pipeline(run_pipeline: Any) -> None:
     letter = OutboundMessage(b"?", attributes={"from": "bar"})
     found = run_pipeline(PIPELINE, {"orders": [b'{"table": 1, "coffees": 12}', letter]})
@@ -68,7 +68,7 @@ def test_the_pipeline(run_pipeline: Any) -> None:
     assert [report.rows_in for report in again.reports] == [1]
 
 
-def test_nothing_that_is_the_applications_own_is_touched(tmp_path: Path) -> None:
+def test_settings_of_the_application_stay(tmp_path: Path) -> None:
     options = {"subscription": "spark", "spool": "/var/spool/orders", "connector": "always"}
     queue = Source("orders", decode=Order, options=options)
     moved = _moved(dataclasses.replace(PIPELINE, sources={"orders": queue}), "nats://127.0.0.1:4222", tmp_path)

@@ -1,4 +1,4 @@
-"""How far a query and a pipeline are behind: each row counts once, whoever shares its topic's name or its offsets."""
+"""The lag of queries and pipelines: each row counts once, even if topics share a name or partitions their offsets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.spark.support import numbered, publish
 POSITION = json.dumps(Offsets("jetstream", {"TOPIC": TopicOffsets("another", {0: 3})}).to_json())
 
 
-def told(place: int, *, shared: bool, identity: str | None = "one", began: bool = False) -> str:
+def offsets(place: int, *, shared: bool, identity: str | None = "one", began: bool = False) -> str:
     topic = TopicOffsets(identity, {0: place, 1: place, 2: place}, {0: 0, 1: 0, 2: 0} if began else {})
     return json.dumps(Offsets("any", {"orders": topic}, shared=shared).to_json())
 
@@ -42,15 +42,15 @@ def progress(*identities: str | None, shared: bool, places: Sequence[int] = (10,
     return {
         "sources": [
             {
-                "endOffset": told(place, shared=shared, identity=identity),
-                "latestOffset": told(40, shared=shared, identity=identity, began=True),
+                "endOffset": offsets(place, shared=shared, identity=identity),
+                "latestOffset": offsets(40, shared=shared, identity=identity, began=True),
             }
             for identity, place in zip(identities, places, strict=True)
         ]
     }
 
 
-def test_what_shares_its_offsets_counts_once() -> None:
+def test_shared_offsets_count_once() -> None:
     assert lag(progress("one", "two", shared=True)) == {"orders": {0: 60, 1: 60, 2: 60}}
     assert behind(progress("one", "two", shared=True)) == 60
     assert behind(progress("one", "two", shared=False)) == 180
@@ -61,11 +61,11 @@ def test_what_shares_its_offsets_counts_once() -> None:
 
 
 def test_a_topic_that_a_plan_has_twice_counts_once() -> None:
-    # Its branches may lie apart for a moment.
+    # Its branches may be at different offsets for a moment.
     twice = progress("one", "one", shared=True, places=(10, 15))
     assert lag(twice) == {"orders": {0: 30, 1: 30, 2: 30}}
     assert behind(twice) == 30
-    # Spark's connector does not tell topics apart, and then it may be of another broker, unless somebody knows.
+    # Spark's connector stores no topic ids: the topic may be another broker's, unless the owner is known.
     unknown = progress(None, None, shared=False)
     assert behind(unknown) == 180
     assert behind(unknown, ["orders", "orders"]) == 90
@@ -82,8 +82,8 @@ def idle_pipeline(directory: Path) -> Pipeline:
     )
 
 
-def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
-    # What Spark tells while a query is idle has the number of the batch to come.
+def test_a_batch_is_reported_only_after_its_commit(tmp_path: Path) -> None:
+    # The progress of an idle query has the number of the next batch.
     idle: dict[str, Any] = {"batchId": 1, "durationMs": {"latestOffset": 3}, "observedMetrics": {}, "sources": []}
     metrics = {"rows_of_orders": {"rows": 5}}
     done = {**idle, "durationMs": {"addBatch": 7, "triggerExecution": 1500}, "observedMetrics": metrics}
@@ -100,7 +100,7 @@ def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
     assert under_way._may_end(query)
 
 
-def test_what_is_behind_a_batch_of_an_earlier_run_is_asked_for(bus: Bus, url: str, make_topic: MakeTopic) -> None:
+def test_the_lag_behind_a_batch_of_an_earlier_run_is_fetched(bus: Bus, url: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
     publish(bus, topic, numbered(100))
     reader = LogStreamReader(SourceOptions.parse({"url": url, "topic": topic, "maxRows": "30"}))
@@ -114,7 +114,7 @@ def test_what_is_behind_a_batch_of_an_earlier_run_is_asked_for(bus: Bus, url: st
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
-def test_what_is_behind_a_batch_of_a_subscription_is_asked_for(
+def test_the_lag_behind_a_repeated_batch_of_a_subscription_is_fetched(
     bus: Bus, url: str, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
 ) -> None:
     topic = make_topic()
@@ -141,7 +141,7 @@ def test_what_is_behind_a_batch_of_a_subscription_is_asked_for(
     assert Run(pipeline)._lag({"sources": [source]}) == 0
 
 
-def test_what_was_committed_before_a_failure_is_told(tmp_path: Path) -> None:
+def test_batches_committed_before_a_failure_are_reported(tmp_path: Path) -> None:
     reports: list[BatchReport] = []
     under_way = Run(idle_pipeline(tmp_path), reports.append)
     under_way._written[0] = _Written(0, {"nothing": 5})
@@ -193,7 +193,7 @@ def test_topics_of_one_name_at_two_brokers_are_told_apart(tmp_path: Path) -> Non
         for bus, count in ((queue, 7), (log, 20)):
             bus.admin.ensure_topic(topic, partitions=1)
             publish(bus, topic, numbered(count))
-        # As Spark keeps them: in an order of its own, and twice what is in two branches of its plan.
+        # As Spark stores them: in its own order, and twice for a source in two branches of the plan.
         lines = [json.dumps(placed(bus, topic, place)) for bus, place in ((log, 4), (log, 4), (queue, 3))]
     for name, text in (("commits", "v1\n{}"), ("offsets", "\n".join(["v1", "{}", *lines]))):
         (tmp_path / name).mkdir()
@@ -205,7 +205,7 @@ def test_topics_of_one_name_at_two_brokers_are_told_apart(tmp_path: Path) -> Non
 
 
 def inspected(directory: Path, *lines: str) -> Status:
-    """What is told of a checkpoint with these positions, by a pipeline on a topic that they are not of."""
+    """The status of a checkpoint with these positions, of a pipeline on another topic."""
     topic, url = f"spark.{uuid.uuid4().hex[:12]}", nats.shared_server().url
     pipeline = Pipeline(
         name="strange",
@@ -232,14 +232,14 @@ def inspected(directory: Path, *lines: str) -> Status:
         (POSITION.replace("jetstream", "kafka"), "is of a query on kafka, and this one reads jetstream"),
     ],
 )
-def test_positions_of_something_else_tell_no_lag(tmp_path: Path, line: str, problem: str) -> None:
+def test_positions_of_other_sources_have_no_lag(tmp_path: Path, line: str, problem: str) -> None:
     found = inspected(tmp_path, line)
     assert (found.lag, found.committed) == (None, 0)
     assert problem in found.problem
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         (
             POSITION[:50],
@@ -253,8 +253,8 @@ def test_positions_of_something_else_tell_no_lag(tmp_path: Path, line: str, prob
         (POSITION.replace('"version": 1', '"version": 2'), "by another version of broker_spark: 2"),
     ],
 )
-def test_a_checkpoint_that_is_not_whole_is_named(tmp_path: Path, line: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(told)):
+def test_an_incomplete_checkpoint_is_named(tmp_path: Path, line: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(expected)):
         inspected(tmp_path, line)
 
 

@@ -22,27 +22,27 @@ def ids(given: IdCounter, batch: dict[str, list[str | None]], prefix: str | None
     return [message.id for _, message in made]
 
 
-def test_rows_that_share_an_id_do_not_pass_for_copies() -> None:
+def test_rows_that_share_an_id_are_not_dropped() -> None:
     batch: dict[str, list[str | None]] = {"value": ["a", "b", "a", "c", "d"], "id": ["mine", "mine", "mine", "", None]}
     given = IdCounter()
     first = ids(given, batch)
-    # The first keeps it, as a row does that is copied from a topic.
+    # The first row keeps it, like a row copied from a topic.
     assert first[0] == "mine"
     assert len(set(first)) == 5
-    # Nor in the next batch of the task; and another attempt has the same ones.
+    # Nor in the next batch of the task; another attempt has the same ids.
     second = ids(given, batch)
     assert len({*first[:3], *second[:3]}) == 6
     again = IdCounter()
     assert (ids(again, batch), ids(again, batch)) == (first, second)
 
 
-def test_ids_that_rows_bring_stay_apart_where_none_are_made() -> None:
+def test_column_ids_stay_unique_without_generated_ids() -> None:
     found = ids(IdCounter(), {"value": ["a", "b", "c"], "id": ["mine", "mine", None]}, prefix=None)
     assert found[0] == "mine" != found[1]
     assert found[2] is None
 
 
-def test_no_id_of_a_long_task_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_id_of_a_long_task_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_ids, "_EXACT", 3)
     places = Random(7)
     task = [[f"{places.randrange(150)}" for _ in range(4)] for _ in range(300)]
@@ -62,15 +62,15 @@ def test_no_id_of_a_long_task_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     assert times() == times()
 
 
-def test_a_row_is_no_copy_of_one_that_lies_far_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_id_far_apart_becomes_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_ids, "_EXACT", 3)
     given = IdCounter()
     batches = (["mine", "mine", "other"], ["a", "b", "c"], ["mine", None, ""], ["d", "e", "f"], ["mine", "other"])
     found = [ids(given, {"value": ["same"] * len(batch), "id": [*batch]}) for batch in batches]
-    told = "dd4d7e46f54cef7e46ef3eafc3c25f28"
-    assert found[0] == ["mine", f"mine-2-{told}", "other"]
-    assert found[2][0] == f"mine-3-{told}"
-    assert found[4] == [f"mine-4-{told}", f"other-2-{told}"]
+    row_hash = "dd4d7e46f54cef7e46ef3eafc3c25f28"
+    assert found[0] == ["mine", f"mine-2-{row_hash}", "other"]
+    assert found[2][0] == f"mine-3-{row_hash}"
+    assert found[4] == [f"mine-4-{row_hash}", f"other-2-{row_hash}"]
     assert len({name for batch in found for name in batch}) == 14
 
 
@@ -99,7 +99,7 @@ def test_equal_rows_of_a_long_task_are_counted_whatever_their_order(monkeypatch:
     assert set(again) == set(first)
 
 
-def test_a_time_that_python_cannot_tell_is_told_by_its_row() -> None:
+def test_a_time_that_overflows_names_its_row() -> None:
     times = pyarrow.array([0, 253_402_300_800_000_000], pyarrow.timestamp("us", "UTC"))
     found = pyarrow.RecordBatch.from_arrays([pyarrow.array([b"a", b"b"]), times], ["value", "publish_time"])
     every = messages_of(found, topic="t", columns=found.column_names, prefix=None, first_row=40, given=IdCounter())
@@ -124,8 +124,8 @@ SECOND = FIRST + timedelta(hours=1)
     ids=["tombstone", "key", "borders", "deliver_at", "publish_time", "partition"],
 )
 @pytest.mark.parametrize("named", [True, False], ids=["writeId", "place"])
-def test_rows_that_differ_at_all_never_pass_for_each_other(batch: dict[str, list[Any]], named: bool) -> None:
-    """A write that is repeated in another order would have one of them dropped as a copy of the other."""
+def test_different_rows_have_different_ids(batch: dict[str, list[Any]], named: bool) -> None:
+    """A write repeated in another order would drop one of them as a duplicate of the other."""
 
     def made(order: list[int]) -> dict[int, str | None]:
         found = pyarrow.RecordBatch.from_pydict({name: [each[row] for row in order] for name, each in batch.items()})
@@ -141,8 +141,8 @@ def test_rows_that_differ_at_all_never_pass_for_each_other(batch: dict[str, list
     assert (there == back) is named
 
 
-def test_a_row_has_the_id_that_it_had_from_the_version_before() -> None:
-    # A batch may be run again by a newer version, and has to be known for what it is. The ids are those of the first.
+def test_ids_stay_the_same_across_versions() -> None:
+    # A newer version may run a batch again, which must have the same ids. These are of the first version.
     batch: dict[str, list[str | None]] = {"key": [None, "", "k"], "value": ["v", None, "abc"]}
     assert ids(IdCounter(), batch) == [
         "query-7-0-0-14e4ce3903cd4d0f",

@@ -1,4 +1,4 @@
-"""The session helper, how the source is found, and what is said at planning."""
+"""The session helper, how Spark finds the source, and errors at planning."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ PATIENCE = 60.0
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
-def test_the_session_that_is_there_is_left_as_it_is(spark: SparkSession) -> None:
+def test_an_active_session_is_left_unchanged(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.shuffle.partitions", 3)
     assert broker_spark.session("another", config={"spark.sql.shuffle.partitions": 7}) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
     spark.conf.set("spark.sql.shuffle.partitions", 2)
 
 
-def test_a_new_session_is_set_up_well(spark: SparkSession) -> None:
-    # The one of the tests was made so; what they said themselves went first.
+def test_a_new_session_has_the_defaults(spark: SparkSession) -> None:
+    # The session of the tests has them; its own settings take precedence.
     assert "RocksDB" in (spark.conf.get("spark.sql.streaming.stateStore.providerClass") or "")
     assert spark.conf.get("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled") == "true"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
@@ -78,13 +78,13 @@ print(*(spark.conf.get(name, "unset") for name in (
     "spark.master", "spark.python.unix.domain.socket.enabled", "spark.ui.showConsoleProgress", "spark.driver.host"
 )))
 """
-"""Prints what a new session is set to, after a function of Python ran on it."""
+"""Prints the settings of a new session, after it ran a Python function."""
 
 
 def in_a_session(
     *config: str, command: Sequence[str] = (sys.executable,), path: Path, **environment: str
 ) -> tuple[str, str]:
-    """What a new session is set to, and what was said besides."""
+    """The settings of a new session, and its other output."""
     program = path / "program.py"
     program.write_text(PROGRAM)
     done = subprocess.run(
@@ -120,20 +120,20 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.deep
-def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
+def test_settings_that_spark_refuses_are_reported(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import json, sys\n"
         "import broker_spark\n"
         "from broker.errors import ConfigurationError\n"
         "sys.modules['broker_spark.session']._CONNECT_SECONDS = 1.0\n"
-        "told = []\n"
+        "errors = []\n"
         "for options in json.loads(sys.argv[1]):\n"
         "    try:\n"
         "        broker_spark.session(**options)\n"
         "    except ConfigurationError as error:\n"
-        "        told.append(str(error))\n"
-        "print(json.dumps(told))\n"
+        "        errors.append(str(error))\n"
+        "print(json.dumps(errors))\n"
         "assert broker_spark.session(master='local[1]').range(3).count() == 3\n"
     )
     done = subprocess.run(
@@ -143,9 +143,9 @@ def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == len(REFUSED)
-    for said, (_, wanted) in zip(told, REFUSED, strict=True):
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert len(errors) == len(REFUSED)
+    for said, (_, wanted) in zip(errors, REFUSED, strict=True):
         assert wanted in said
     assert "verysecret" not in done.stdout
 
@@ -159,62 +159,62 @@ def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
         "spark-submit",
     ],
 )
-def test_what_spark_was_told_goes_first(way: str, tmp_path: Path) -> None:
+def test_settings_of_spark_take_precedence(way: str, tmp_path: Path) -> None:
     said = {"spark.python.unix.domain.socket.enabled": "false", "spark.ui.showConsoleProgress": "true"}
     as_arguments = [part for key, value in said.items() for part in ("--conf", f"{key}={value}")]
     if way == "spark-defaults.conf":
         lines = [f"{key} {value}" for key, value in said.items()]
         (tmp_path / way).write_text("\n".join(["spark.master local[2]", *lines]))
-        told, _ = in_a_session(path=tmp_path, SPARK_CONF_DIR=str(tmp_path))
+        settings, _ = in_a_session(path=tmp_path, SPARK_CONF_DIR=str(tmp_path))
     elif way == "PYSPARK_SUBMIT_ARGS":
-        told, _ = in_a_session(
+        settings, _ = in_a_session(
             path=tmp_path, PYSPARK_SUBMIT_ARGS=" ".join(["--master=local[2]", *as_arguments, "pyspark-shell"])
         )
     else:
         command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]", *as_arguments]
-        told, _ = in_a_session(
+        settings, _ = in_a_session(
             command=command,
             path=tmp_path,
             PYSPARK_PYTHON=sys.executable,
             SPARK_HOME=str(Path(pyspark.__file__).parent),
         )
-    assert told == "local[2] false true 127.0.0.1"
+    assert settings == "local[2] false true 127.0.0.1"
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("way", ["local-cluster", "standalone", "connect"])
-def test_no_progress_bar_is_in_the_way_on_any_master(way: str, tmp_path: Path) -> None:
+def test_no_master_shows_a_progress_bar(way: str, tmp_path: Path) -> None:
     with ExitStack() as cluster:
-        # Has the server of Spark Connect take a free port.
+        # The server of Spark Connect takes a free port.
         environment = {"SPARK_TESTING": "1"}
         if way == "connect":
-            said, told = "spark.remote=local[2]", "local[2]"
+            said, expected = "spark.remote=local[2]", "local[2]"
         elif way == "local-cluster":
-            said, told = "spark.master=local-cluster[1,1,1024]", "local-cluster[1,1,1024]"
+            said, expected = "spark.master=local-cluster[1,1,1024]", "local-cluster[1,1,1024]"
         else:
             master = cluster.enter_context(SparkCluster(workers=1))
-            said, told = f"spark.master={master.url}", master.url
+            said, expected = f"spark.master={master.url}", master.url
             environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         found, _ = in_a_session(said, path=tmp_path, **environment)
-    assert found.split()[0] == told
+    assert found.split()[0] == expected
     assert found.split()[2] == "false"
 
 
 @pytest.mark.deep
-def test_a_long_path_to_javas_temporary_files_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_session_starts_with_a_long_temporary_path(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 25)
     long.mkdir()
     java = f"spark.driver.extraJavaOptions=-Djava.io.tmpdir={long}"
-    told, _ = in_a_session("spark.master=local[2]", java, path=tmp_path)
-    assert told == "local[2] true false 127.0.0.1"
+    settings, _ = in_a_session("spark.master=local[2]", java, path=tmp_path)
+    assert settings == "local[2] true false 127.0.0.1"
 
 
 @pytest.mark.deep
-def test_without_a_place_for_unix_sockets_it_is_tcp_with_the_reason(tmp_path: Path) -> None:
+def test_without_unix_sockets_spark_uses_tcp_and_logs_the_reason(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 25)
     place = f"spark.python.unix.domain.socket.dir={long}"
-    told, said = in_a_session("spark.master=local[2]", place, path=tmp_path)
-    assert told == "local[2] false false 127.0.0.1"
+    settings, said = in_a_session("spark.master=local[2]", place, path=tmp_path)
+    assert settings == "local[2] false false 127.0.0.1"
     assert f"{long}: its path has {len(str(long))} characters, and Spark takes 61" in said
     assert "Set spark.python.unix.domain.socket.dir to a directory with a short path" in said
 
@@ -238,7 +238,7 @@ sys.stdin.readline()
 if ends == "an error":
     raise ValueError
 """
-"""A stream over a spool that nobody stops; the program ends when it gets a line."""
+"""A stream over a spool that is never stopped; the program ends when it reads a line."""
 
 
 def runs(process: int) -> bool:
@@ -257,10 +257,10 @@ def runs(process: int) -> bool:
         pytest.param("a signal", -signal.SIGTERM, marks=pytest.mark.deep),
     ],
 )
-def test_a_program_that_stops_nothing_leaves_no_jvm_and_gives_its_spool_back(
+def test_a_program_that_stops_nothing_leaves_no_jvm_and_releases_its_spool(
     ends: str, code: int, tmp_path: Path
 ) -> None:
-    # Longer than the test waits for what nobody gave back.
+    # Longer than the test waits for messages that were not released.
     url = f"{nats.shared_server().url}?lease_seconds=120"
     topic, spool = f"spark.{uuid.uuid4().hex[:12]}", tmp_path / "spool"
     with connect(url) as bus:
@@ -288,11 +288,11 @@ def test_a_program_that_stops_nothing_leaves_no_jvm_and_gives_its_spool_back(
                 program.stdin.write("\n")
                 program.stdin.flush()
             assert program.wait(PATIENCE) == code
-            # Who is ended by a signal calls nothing at its exit.
+            # A process that a signal ends calls no exit handlers.
             assert program.stdout.read() == ("" if ends == "a signal" else "stopped\n")
         asyncio.run(eventually(lambda: not runs(jvm), PATIENCE, "the end of the JVM"))
         (owner,) = (spool / "owners").glob("*.json")
-        asyncio.run(eventually(lambda: json.loads(owner.read_text())["released"], PATIENCE, "that it was given back"))
+        asyncio.run(eventually(lambda: json.loads(owner.read_text())["released"], PATIENCE, "the release of the spool"))
         lag = bus.admin.lag(topic, "spark")
         left = lag.waiting + (lag.unsettled or 0)
         assert left == 60 - rows_kept(spool) > 0
@@ -310,23 +310,23 @@ def test_spark_finds_the_source_by_its_name(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "options", "told"),
+    ("case", "options", "expected"),
     [
         ("a wrong option", {"topc": "orders"}, "The source has no option 'topc'. Did you mean 'topic'"),
         ("inmem:", {"topic": "orders", "url": "inmem:"}, "is a broker within one process.*Use embedded:///directory"),
         ("a wrong column", {"topic": "orders", "columns": "data"}, "There is no column 'data'"),
     ],
 )
-def test_a_wrong_option_is_told_when_a_frame_is_made(
-    spark: SparkSession, case: str, options: dict[str, str], told: str, books: Books
+def test_a_wrong_option_raises_when_the_frame_is_created(
+    spark: SparkSession, case: str, options: dict[str, str], expected: str, books: Books
 ) -> None:
     for reader in (spark.read, spark.readStream):
-        with pytest.raises(PySparkException, match=told):
+        with pytest.raises(PySparkException, match=expected):
             reader.format("broker").options(**{"url": "nats://127.0.0.1:4222", **options}).load()
     books.refused(case, "all", "when the frame is made")
 
 
-def test_another_schema_is_told_before_anything_is_read(spark: SparkSession, books: Books) -> None:
+def test_another_schema_raises_before_anything_is_read(spark: SparkSession, books: Books) -> None:
     options = {"url": "nats://127.0.0.1:4222", "topic": "orders"}
     with pytest.raises(PySparkException, match=r"struct<wrong:int> was given.*Leave schema\(...\) out"):
         spark.read.schema("wrong int").format("broker").options(**options).load().collect()
@@ -334,7 +334,7 @@ def test_another_schema_is_told_before_anything_is_read(spark: SparkSession, boo
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
-def test_what_is_missing_is_told_with_the_line_that_installs_it(missing: str) -> None:
+def test_a_missing_package_is_reported_with_its_install_command(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import broker_spark"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
@@ -346,16 +346,16 @@ def test_what_is_missing_is_told_with_the_line_that_installs_it(missing: str) ->
     ("java", "config", "said"),
     [("/nowhere", {}, "/nowhere/bin/java"), ("", {"spark.driver.memory": "lots"}, "-Xmxlots")],
 )
-def test_a_java_that_does_not_start_is_told_with_the_mend(java: str, config: dict[str, str], said: str) -> None:
+def test_a_java_that_does_not_start_is_reported_with_the_fix(java: str, config: dict[str, str], said: str) -> None:
     code = f"import broker_spark; broker_spark.session(master='local', config={config})"
     environment = {**os.environ, "JAVA_HOME": java} if java else None
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     before, _, error = done.stderr.rpartition("ConfigurationError: ")
     assert said in before
-    asked = "".join(f"{key}={value}, " for key, value in config.items())
-    told = f"Spark's JVM did not start with {asked}spark.master=local; its own message is above. "
-    assert error.startswith(f"{told}Install Java 17 or newer")
+    given = "".join(f"{key}={value}, " for key, value in config.items())
+    expected = f"Spark's JVM did not start with {given}spark.master=local; its own message is above. "
+    assert error.startswith(f"{expected}Install Java 17 or newer")
 
 
 def test_a_worker_loads_nothing_that_only_drivers_spools_and_stores_need() -> None:

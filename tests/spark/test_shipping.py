@@ -1,4 +1,4 @@
-"""The ways by which the package reaches a cluster whose Python does not have it, and what the others say."""
+"""Ways to ship the package to a cluster whose Python does not have it, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ROWS = numbered(30)
 
 
 class Shipped(NamedTuple):
-    """All our packages, as somebody has them who cannot install anything on the nodes."""
+    """All our packages, for users who cannot install anything on the nodes."""
 
     packages: Path
-    """A directory to be on the path."""
+    """A directory for the path."""
     archive: Path
     """The same in an archive."""
     environment: Path
@@ -44,7 +44,7 @@ class Shipped(NamedTuple):
     packed: Path
     """The same in an archive."""
     python: Path
-    """One that has all but our packages, as nodes have it."""
+    """A Python with everything but our packages, as on the nodes."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
     environment, libraries = directory / "environment", directory / "libraries"
     packages = environment / "lib"
     for package in sorted(ROOT.glob("broker*")):
-        # With what is compiled, since each process of Python would compile it anew.
+        # Compiled, since otherwise each Python process would compile it again.
         copytree(package, packages / package.name)
     archive = directory / "anybroker.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -72,7 +72,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
 
 
 def write_python(path: Path, found_in: str) -> None:
-    # `-S` leaves out what is installed, and the links by which our packages are.
+    # `-S` leaves out installed packages, and so the links to ours.
     path.write_text(
         f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{found_in}" exec "{sys.executable}" -S "$@"\n'
     )
@@ -101,7 +101,7 @@ Submit = Callable[..., Told]
 
 @pytest.fixture
 def submit(cluster: SparkCluster, shipped: Shipped, bus: Bus, tmp_path: Path) -> Submit:
-    """`submit(options, arguments, PYTHONPATH=...)` runs the program with such an environment; what it did."""
+    """`submit(options, arguments, PYTHONPATH=...)` runs the program with this environment and returns its result."""
 
     def call(options: Sequence[str] = (), arguments: Sequence[str] = (), **variables: str) -> Told:
         source, target = topics = [f"spark.{uuid4().hex[:12]}" for _ in range(2)]
@@ -147,8 +147,8 @@ def test_the_python_of_the_nodes_does_not_have_the_package(shipped: Shipped) -> 
 @pytest.mark.deep
 def test_a_path_that_all_nodes_have(submit: Submit, shipped: Shipped) -> None:
     path = str(shipped.packages)
-    told = submit(["--conf", f"spark.executorEnv.PYTHONPATH={path}"], PYTHONPATH=path)
-    assert told == all_of_it(shipped.packages)
+    result = submit(["--conf", f"spark.executorEnv.PYTHONPATH={path}"], PYTHONPATH=path)
+    assert result == all_of_it(shipped.packages)
 
 
 @pytest.mark.deep
@@ -156,8 +156,8 @@ def test_a_packed_environment_that_is_unpacked_where_the_driver_starts(
     submit: Submit, shipped: Shipped, tmp_path: Path
 ) -> None:
     (tmp_path / "environment").symlink_to(shipped.environment)
-    told = submit(["--archives", f"{shipped.packed}#environment"], PYSPARK_PYTHON="environment/bin/python")
-    assert told == all_of_it(tmp_path / "environment" / "lib")
+    result = submit(["--archives", f"{shipped.packed}#environment"], PYSPARK_PYTHON="environment/bin/python")
+    assert result == all_of_it(tmp_path / "environment" / "lib")
 
 
 @pytest.mark.deep
@@ -169,28 +169,26 @@ def test_a_shipped_archive_that_the_driver_has_on_its_path(submit: Submit, shipp
 
 @pytest.mark.deep
 def test_a_shipped_archive_is_enough_for_all_but_streaming_sources(submit: Submit, shipped: Shipped) -> None:
-    told = submit(["--py-files", str(shipped.archive)])
-    came, batch, stream, sink = told.output.splitlines()
+    result = submit(["--py-files", str(shipped.archive)])
+    came, batch, stream, sink = result.output.splitlines()
     assert "anybroker.zip" in came
     assert (batch, sink) == ("batch ok", "sink ok")
     assert "A streaming source of broker_spark cannot be read from anybroker.zip" in stream
     assert "Install anybroker on all nodes, or set PYTHONPATH" in stream
-    assert told.copied == sorted([*ROWS, b"line"])
+    assert result.copied == sorted([*ROWS, b"line"])
 
 
 @pytest.mark.deep
-def test_a_driver_that_has_the_package_installed_sends_it_to_all_but_streaming_sources(
-    submit: Submit, shipped: Shipped
-) -> None:
-    told = submit(arguments=[str(shipped.archive)], PYSPARK_DRIVER_PYTHON=sys.executable)
-    came, batch, stream, sink = told.output.splitlines()
+def test_a_driver_with_the_package_ships_it_to_all_but_streaming_sources(submit: Submit, shipped: Shipped) -> None:
+    result = submit(arguments=[str(shipped.archive)], PYSPARK_DRIVER_PYTHON=sys.executable)
+    came, batch, stream, sink = result.output.splitlines()
     assert came == f"from {broker_spark.__file__}"
     assert (batch, sink) == ("batch ok", "sink ok")
     assert "A streaming source of broker_spark cannot be read from anybroker.zip" in stream
-    assert told.copied == sorted([*ROWS, b"line"])
+    assert result.copied == sorted([*ROWS, b"line"])
 
 
-def test_what_is_sent_is_looked_for_in_archives_that_have_the_package(shipped: Shipped, tmp_path: Path) -> None:
+def test_sent_archives_are_searched_for_the_package(shipped: Shipped, tmp_path: Path) -> None:
     package = Path(broker_spark.__file__).parent
     other, text = tmp_path / "other.zip", tmp_path / "notes.txt"
     with zipfile.ZipFile(other, "w") as file:
@@ -212,6 +210,6 @@ def test_the_package_cannot_be_pickled_by_value() -> None:
 
 
 def all_of_it(packages: Path) -> Told:
-    """What the program says and does where all works."""
+    """The result of the program if everything works."""
     module = packages / "broker_spark" / "__init__.py"
     return Told(f"from {module}\nbatch ok\nstream ok\n", sorted(ROWS * 2))

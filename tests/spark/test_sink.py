@@ -1,4 +1,4 @@
-"""Batch writes to every broker with a log, and what is refused of them."""
+"""Batch writes to every broker with a log, and refused writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark.support import log, numbered, publish, read, values
 
 def test_every_column_arrives(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     one, two = make_topic(partitions=1), make_topic(partitions=2)
-    # Kafka's retention goes by it, so it lies within that.
+    # Kafka's retention goes by this time, so it lies within that.
     time = datetime.now(UTC).replace(microsecond=250_000) - timedelta(hours=1)
     frame = spark.createDataFrame(
         [
@@ -74,13 +74,13 @@ def test_many_rows_each_once_and_back_again(spark: SparkSession, url: str, bus: 
     frame.write.format("broker").options(url=url, topic=topic).mode("append").save()
     back = read(spark, url, topic, tasksPerPartition=2)
     assert back.select("value", "id").distinct().count() == back.count() == 10_000
-    # What a source gives, a sink takes.
+    # A sink accepts the rows of a source.
     back.where("partition = 0").write.format("broker").options(url=url, topic=copy).mode("append").save()
     assert sorted(values(read(spark, url, copy))) == sorted(values(back.where("partition = 0")))
 
 
 @pytest.mark.parametrize(
-    ("url", "select", "mode", "told"),
+    ("url", "select", "mode", "expected"),
     [
         ("kafka", "id", "append", "Column 'id' is of type bigint"),
         ("kafka", "id as value", "append", "Column 'value' is of type bigint"),
@@ -97,12 +97,12 @@ def test_many_rows_each_once_and_back_again(spark: SparkSession, url: str, bus: 
     ],
     indirect=["url"],
 )
-def test_what_cannot_be_written_says_so(
-    spark: SparkSession, url: str, make_topic: MakeTopic, select: str, mode: str, told: str
+def test_unwritable_rows_raise(
+    spark: SparkSession, url: str, make_topic: MakeTopic, select: str, mode: str, expected: str
 ) -> None:
     topic = {} if "topic" in select else {"topic": make_topic()}
     frame = spark.range(3).selectExpr(*select.split("; "))
-    with pytest.raises(PySparkException, match=told):
+    with pytest.raises(PySparkException, match=expected):
         frame.write.format("broker").options(url=url, **topic).mode(mode).save()
 
 
@@ -113,8 +113,8 @@ def test_a_batch_is_appended_and_other_modes_are_refused_by_name(
     topic = make_topic(partitions=1)
     rows = spark.createDataFrame([("one",)], "value string")
     write = rows.write.format("broker").options(url=url, topic=topic)
-    # The first is what a write has that names none.
-    for mode, told in (
+    # The first one is the default.
+    for mode, expected in (
         (None, '"ErrorIfExists" mode. Please use either the "Append"'),
         ("errorifexists", '"ErrorIfExists" mode. Please use either the "Append"'),
         ("ignore", '"Ignore" mode. Please use either the "Append"'),
@@ -122,7 +122,7 @@ def test_a_batch_is_appended_and_other_modes_are_refused_by_name(
     ):
         with pytest.raises(PySparkException) as caught:
             (write if mode is None else write.mode(mode)).save()
-        assert told in str(caught.value)
+        assert expected in str(caught.value)
     write.mode("append").save()
     write.mode("append").save()
     assert values(read(spark, url, topic)) == [b"one", b"one"]
@@ -130,14 +130,14 @@ def test_a_batch_is_appended_and_other_modes_are_refused_by_name(
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 @pytest.mark.parametrize(
-    ("mode", "told"),
+    ("mode", "expected"),
     [
         ("update", "does not support Update mode"),
         ("complete", 'A topic cannot be overwritten, as outputMode("complete") would. Use outputMode("append"), or'),
     ],
 )
 def test_other_output_modes_of_a_stream_are_refused_by_name(
-    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, mode: str, told: str
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, mode: str, expected: str
 ) -> None:
     source, target = make_topic(), make_topic()
     publish(bus, source, numbered(5))
@@ -147,7 +147,7 @@ def test_other_output_modes_of_a_stream_are_refused_by_name(
     write = frame.writeStream.format("broker").options(url=url, topic=target, checkpointLocation=str(tmp_path))
     with pytest.raises(StreamingQueryException) as caught:
         write.outputMode(mode).trigger(availableNow=True).start().awaitTermination()
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert log(bus, target) == []
 
 
@@ -162,6 +162,6 @@ def test_the_ids_of_a_task_do_not_change_with_its_attempts(url: str, bus: Bus, m
     deduplicates = bus.capabilities.publish.deduplication
     assert again.duplicates == (6 if deduplicates else None)
     assert len(ids) == (6 if deduplicates else 12)
-    # Rows in another order are other rows: twice rather than lost.
+    # Rows in another order have other ids: duplicated rather than lost.
     turned = pyarrow.RecordBatch.from_pydict({"value": [b"b", b"a", b"a"]})
     assert _publish(options, iter([turned]), "query-7-0").duplicates == (1 if deduplicates else None)

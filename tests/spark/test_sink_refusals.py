@@ -1,4 +1,4 @@
-"""What is wrong with a streaming write is told by its first batch, run at once, and before a row is written."""
+"""Errors of a streaming write are raised by its first batch, which runs at once, before a row is written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ on_jetstream = pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 def writing(
     spark: SparkSession, url: str, source: str, checkpoint: Path, options: Mapping[str, Any], *columns: str
 ) -> DataStreamWriter:
-    """A write of these columns of a topic, not started."""
+    """A stream that writes these columns of a topic, not started."""
     frame = spark.readStream.format("broker").options(url=url, topic=source).load().selectExpr(*columns)
     return frame.writeStream.format("broker").options(**{"url": url, "checkpointLocation": str(checkpoint), **options})
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "told"),
+    ("url", "options", "expected"),
     [
         ("jetstream", {"topc": "x"}, "The sink has no option 'topc'. Did you mean 'topic'?"),
         ("jetstream", {"topic": "a b"}, "topic name 'a b' is not portable. Use a letter, then letters"),
@@ -50,14 +50,14 @@ def writing(
     ],
     indirect=["url"],
 )
-def test_a_wrong_option_of_a_stream_is_told_with_the_mend(
+def test_a_wrong_option_of_a_stream_is_reported_with_the_fix(
     spark: SparkSession,
     url: str,
     bus: Bus,
     make_topic: MakeTopic,
     tmp_path: Path,
     options: dict[str, Any],
-    told: str,
+    expected: str,
 ) -> None:
     source, target = make_topic(), make_topic()
     publish(bus, source, numbered(5))
@@ -65,12 +65,12 @@ def test_a_wrong_option_of_a_stream_is_told_with_the_mend(
     query = write.trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination()
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert log(bus, target) == []
 
 
 @pytest.mark.parametrize(
-    ("url", "columns", "told"),
+    ("url", "columns", "expected"),
     [
         ("jetstream", ["value", "key as colour"], r"no column 'colour'. There are value, .*: df.drop\('colour'\)"),
         ("jetstream", ["value as vale"], r"The sink has no column 'vale'. Did you mean 'value'.*df.drop\('vale'\)"),
@@ -85,25 +85,25 @@ def test_a_wrong_option_of_a_stream_is_told_with_the_mend(
     ],
     indirect=["url"],
 )
-def test_a_wrong_column_of_a_stream_is_told_with_the_mend(
+def test_a_wrong_column_of_a_stream_is_reported_with_the_fix(
     spark: SparkSession,
     url: str,
     bus: Bus,
     make_topic: MakeTopic,
     tmp_path: Path,
     columns: list[str],
-    told: str,
+    expected: str,
 ) -> None:
     source, target = make_topic(), make_topic()
     publish(bus, source, numbered(5))
     query = writing(spark, url, source, tmp_path, {"topic": target}, *columns).trigger(availableNow=True).start()
-    with pytest.raises(StreamingQueryException, match=told):
+    with pytest.raises(StreamingQueryException, match=expected):
         query.awaitTermination()
     assert log(bus, target) == []
 
 
 @on_jetstream
-def test_a_stream_without_a_topic_is_told_both_ways_to_name_one(
+def test_a_stream_without_a_topic_names_both_ways_to_give_one(
     spark: SparkSession, url: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     query = writing(spark, url, make_topic(), tmp_path, {}, "value").trigger(availableNow=True).start()
@@ -113,12 +113,12 @@ def test_a_stream_without_a_topic_is_told_both_ways_to_name_one(
 
 @on_jetstream
 @pytest.mark.parametrize("waiting", [0, 5])
-def test_a_stream_is_refused_with_and_without_rows_and_goes_on_once_it_is_mended(
+def test_a_refused_stream_continues_when_it_is_fixed(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, waiting: int, books: Books
 ) -> None:
     source, target = make_topic(), make_topic()
     publish(bus, source, numbered(waiting))
-    # With this trigger nothing but an error ends it.
+    # With this trigger only an error ends it.
     wrong = writing(spark, url, source, tmp_path, {"topic": target}, "value", "1 as colour").start()
     try:
         with pytest.raises(StreamingQueryException, match="The sink has no column 'colour'"):
@@ -128,8 +128,8 @@ def test_a_stream_is_refused_with_and_without_rows_and_goes_on_once_it_is_mended
     assert log(bus, target) == []
     case = f"a wrong column of a streaming sink, {waiting} rows wait"
     books.refused(case, bus.capabilities.backend, "by the first batch")
-    # The batch that was planned for it is run again, and what came since is the next one.
+    # The planned batch runs again, and later rows are the next batch.
     publish(bus, source, numbered(3, waiting))
-    mended = writing(spark, url, source, tmp_path, {"topic": target}, "value").trigger(availableNow=True)
-    mended.start().awaitTermination()
+    fixed = writing(spark, url, source, tmp_path, {"topic": target}, "value").trigger(availableNow=True)
+    fixed.start().awaitTermination()
     assert sorted(body for _, body in log(bus, target)) == sorted(numbered(waiting + 3))

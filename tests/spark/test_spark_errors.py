@@ -1,4 +1,4 @@
-"""What Spark is told of a batch that failed."""
+"""The error of a failed batch for Spark."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from broker_spark.runtime.spark_errors import as_batch_error
 
 
-def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:
-    """By a long text its search for an interruption takes all of a thread's stack, and the query stands still."""
-    told = as_batch_error(ValueError("wrong\n" + "at org.apache.spark\n" * 10_000))
-    assert str(told).startswith("The batch failed with ValueError: wrong\n")
-    assert len(str(told)) < 600
+def test_errors_of_a_batch_are_shortened_for_spark() -> None:
+    """A long text overflows the stack when Spark searches it for an interruption, and the query hangs."""
+    error = as_batch_error(ValueError("wrong\n" + "at org.apache.spark\n" * 10_000))
+    assert str(error).startswith("The batch failed with ValueError: wrong\n")
+    assert len(str(error)) < 600
     assert isinstance(as_batch_error(SystemExit(1)), Exception)
 
 
@@ -24,7 +24,7 @@ def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:
         ("Row 7 has the text java.lang.InterruptedException", False),
     ],
 )
-def test_an_interruption_is_told_as_one(text: str, is_one: bool) -> None:
-    told = str(as_batch_error(RuntimeError(text)))
+def test_an_interruption_stays_an_interruption(text: str, is_one: bool) -> None:
+    error = str(as_batch_error(RuntimeError(text)))
     expected = "Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
-    assert told.endswith(expected) is is_one
+    assert error.endswith(expected) is is_one

@@ -1,4 +1,4 @@
-"""The spool, called as Spark calls its reader but without Spark, so that each step can be looked at."""
+"""The spool, called as Spark calls its reader but without Spark, so that each step can be checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.spark.support import numbered, publish
 
 @pytest.fixture
 def url() -> str:
-    """Leases that are soon over, for what a process held that was killed."""
+    """Short leases, so that messages of a killed process are soon redelivered."""
     return f"{nats.shared_server().url}?lease_seconds=2"
 
 
@@ -42,7 +42,7 @@ def test_a_queue_is_drained_in_bounded_batches(
     assert sorted(row for batch in batches for row in batch) == sorted(numbered(500))
     assert max(map(len, batches)) <= 120
     assert settled(bus, topic)
-    # Of the batch that Spark may run again all is there, and of what it committed nothing.
+    # The spool has all of the batch that Spark may run again, and nothing of committed ones.
     assert query.at["next"] >= 5
     query.reader.commit(query.at)
     assert segments(tmp_path / "spool") == []
@@ -72,7 +72,7 @@ def test_columns_are_those_of_a_message(bus: Bus, make_topic: MakeTopic, make_qu
     assert rows == {"key": [b"one"], "value": [b"one"]}
 
 
-def test_receiving_goes_on_while_a_batch_is_worked_on_but_not_for_ever(
+def test_receiving_continues_during_a_batch_up_to_a_limit(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A segment is full before it ends, whatever is held up.
@@ -83,7 +83,7 @@ def test_receiving_goes_on_while_a_batch_is_worked_on_but_not_for_ever(
     query = make_query(topic, maxRows=50, aheadRows=150).begin()
     first = query.until(50)
     assert len(first) == 50
-    # Nothing asks for more, as while Spark works; then there is as much ahead as may be, and the rest stays away.
+    # No batch is requested, as while Spark works: the spool fills up to the limit, and the rest stays at the broker.
     spool = query.reader._spool
     assert spool is not None
     with spool.changed:
@@ -104,7 +104,7 @@ def test_only_messages_of_an_earlier_query_are_warned_of(
     assert spool is not None
     with spool.changed:
         assert spool.changed.wait_for(lambda: spool.added == 5, SECONDS)
-    # Spark asks a second time before the first batch.
+    # Spark calls it again before the first batch.
     assert query.reader.initialOffset()["next"] == 0
     assert caplog.messages == []
     query.reader.stop()
@@ -132,7 +132,7 @@ def test_few_rows_wait_for_more(bus: Bus, make_topic: MakeTopic, make_query: Mak
 def test_one_query_owns_a_spool_until_it_ends(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.3)
+    monkeypatch.setattr(lease, "LOCAL_WAIT_SECONDS", 0.3)
     topic = make_topic()
     first = make_query(topic).begin()
     with pytest.raises(
@@ -148,14 +148,14 @@ def test_one_query_owns_a_spool_until_it_ends(
     assert sorted(second.begin().until(2)) == sorted(numbered(2, 3))
 
 
-def test_who_was_taken_for_dead_acks_nothing_more(
+def test_an_owner_declared_dead_acks_nothing_more(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     first = make_query(topic).begin()
     publish(bus, topic, numbered(5))
     before = first.until(5)
-    # It stands still, so long that another host takes it for dead.
+    # It is blocked so long that another host considers it dead.
     monkeypatch.setattr(lease, "_is_dead", lambda *_: True)
     second = make_query(topic)
     second.at = first.at
@@ -172,10 +172,10 @@ def test_who_was_taken_for_dead_acks_nothing_more(
     assert settled(bus, topic)
 
 
-def test_an_owner_on_another_machine_has_to_be_silent_to_be_dead(
+def test_an_owner_on_another_machine_is_dead_without_heartbeats(
     make_topic: MakeTopic, make_query: MakeQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver, "BEAT", 0.1)
+    monkeypatch.setattr(receiver, "HEARTBEAT_SECONDS", 0.1)
     topic = make_topic()
     first = make_query(topic).begin()
     monkeypatch.setattr(lease, "_machine", lambda: "another")
@@ -183,14 +183,14 @@ def test_an_owner_on_another_machine_has_to_be_silent_to_be_dead(
     with pytest.raises(ConfigurationError, match="belongs to another query"):
         beating.begin()
     assert first.batch() is None
-    monkeypatch.setattr(lease, "SILENCE", 0.3)
+    monkeypatch.setattr(lease, "DEAD_AFTER_SECONDS", 0.3)
     assert first.reader._receiver is not None
     first.reader._receiver.stop()
     beating.begin()
 
 
 def kill_forgetfully(server: nats.NatsServer) -> None:
-    """Start it again without what it wrote a moment later than it confirmed it: acks, and what it has delivered."""
+    """Restart it without the acks and deliveries that it confirmed before it wrote them."""
     server.kill()
     states = list(server.directory.glob("store/**/o.dat"))
     assert states
@@ -200,11 +200,11 @@ def kill_forgetfully(server: nats.NatsServer) -> None:
 
 
 def rows_kept(spool: Path) -> int:
-    """How many rows the files of a spool have."""
+    """The rows in the files of a spool."""
     return sum(int(name.split("-")[2]) for name in segments(spool))
 
 
-def test_what_comes_again_from_a_broker_that_forgot_acks_is_dropped(tmp_path: Path) -> None:
+def test_redeliveries_of_a_broker_that_forgot_acks_are_dropped(tmp_path: Path) -> None:
     with nats.NatsServer() as server, connect(server.url) as bus:
         bus.admin.ensure_topic("jobs", partitions=2)
         query = Query(f"{server.url}?lease_seconds=2", "jobs", tmp_path / "spool").begin()
@@ -219,7 +219,7 @@ def test_what_comes_again_from_a_broker_that_forgot_acks_is_dropped(tmp_path: Pa
             assert query.batch() is None
             assert query.reader._receiver is not None
             assert query.reader._receiver._dropped == 50
-            # Nor is it there twice if the query ended with the broker: what is still in the spool is known.
+            # No duplicates either if the query ended with the broker: the spool recognizes its rows.
             query.reader.stop()
             kept = rows_kept(tmp_path / "spool")
             assert kept
@@ -271,7 +271,7 @@ def test_a_directory_without_room_is_named_and_loses_nothing(
     publish(bus, topic, bodies)
     query = make_query(topic)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A write beyond it fails as one on a full disk does, and the disk is everybody's.
+    # A larger write fails like one on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         with pytest.raises(
@@ -297,7 +297,7 @@ def test_several_topics_are_drained_together(bus: Bus, make_topic: MakeTopic, ma
     assert settled(bus, two)
 
 
-def test_what_is_being_written_when_a_query_stops_is_acked(
+def test_a_segment_being_written_when_a_query_stops_is_acked(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, go_on, write = make_topic(), threading.Event(), receiver.Receiver._write
@@ -310,9 +310,9 @@ def test_what_is_being_written_when_a_query_stops_is_acked(
 
     monkeypatch.setattr(receiver.Receiver, "_write", late)
     query = make_query(topic, maxRows=30, aheadRows=100).begin()
-    # With one segment's messages in hand it waits until those before are written.
+    # It holds one more segment while the one before is written.
     deadline = time.monotonic() + SECONDS
-    while (running := query.reader._receiver) is None or running._came < 60:
+    while (running := query.reader._receiver) is None or running._received < 60:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with ThreadPoolExecutor(1) as pool:
@@ -320,6 +320,6 @@ def test_what_is_being_written_when_a_query_stops_is_acked(
         time.sleep(0.2)
         go_on.set()
         stopped.result()
-    # The others were given back.
+    # The others were released.
     left = bus.admin.lag(topic, "spark")
     assert left.waiting + (left.unsettled or 0) == 30

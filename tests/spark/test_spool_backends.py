@@ -15,7 +15,7 @@ from broker import Lag
 from broker.admin import AdminFacade
 from broker.blocking import connect
 from broker.errors import ConnectionFailed, Unsupported
-from broker_spark.spool.drain_goal import FOREVER, DrainGoal, find_drain_goal
+from broker_spark.spool.receiver import FOREVER, DrainGoal, find_drain_goal
 from tests.servers import kafka, pubsub
 from tests.servers.servicebus import double
 from tests.spark.spool_query import SECONDS, Query
@@ -25,7 +25,7 @@ ROWS = 60
 
 
 @pytest.mark.parametrize("backend", ["pubsub", "servicebus"])
-def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
+def test_a_queue_of_another_broker_is_drained(backend: str, tmp_path: Path) -> None:
     url = pubsub.shared_server().url if backend == "pubsub" else double.shared_double().url
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     with connect(url) as bus:
@@ -38,7 +38,7 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
             assert sorted(query.until(ROWS)) == sorted(numbered(ROWS))
         finally:
             query.reader.stop()
-        # A new run goes on from the checkpoint, and a batch that is run again has the same rows.
+        # A new run continues from the checkpoint, and a batch that runs again has the same rows.
         publish(bus, topic, numbered(5, ROWS))
         try:
             before = query.begin().at
@@ -46,7 +46,7 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
             assert sorted(came) == sorted(numbered(5, ROWS))
             assert sorted(query.rows(before, query.at)) == sorted(came)
             tables = query.tables(before, query.at)
-            # An id of the server that is made a number is no offset; a sequence number is one.
+            # A server's id as a number is no offset; a sequence number is one.
             offsets = [offset for table in tables for offset in table["offset"]]
             first = offsets[0]
             assert offsets == ([None] * 5 if backend == "pubsub" else list(range(first, first + 5)))
@@ -57,7 +57,7 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_a_queue_whose_broker_does_not_tell_what_waits_is_drained(tmp_path: Path) -> None:
+def test_a_queue_without_a_lag_is_drained(tmp_path: Path) -> None:
     url = f"{pubsub.shared_server().url}&topic_retention=0&lease_seconds=5"
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     with connect(url) as bus:
@@ -75,10 +75,10 @@ def test_a_queue_whose_broker_does_not_tell_what_waits_is_drained(tmp_path: Path
 
 
 @pytest.mark.deep
-def test_a_queue_is_drained_by_what_waits_and_not_by_what_is_told_late(
+def test_a_queue_is_drained_by_its_messages_and_not_by_a_late_lag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the service tells its lag, some minutes old; it ends though somebody publishes all the time."""
+    """The service's lag is some minutes old; the drain ends although a publisher never stops."""
 
     async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
         return Lag(waiting=0, current=False)
@@ -109,8 +109,8 @@ def test_a_queue_is_drained_by_what_waits_and_not_by_what_is_told_late(
 
 
 @pytest.mark.deep
-def test_a_queue_is_drained_though_what_is_new_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody holds that was killed comes when its lease is over, and somebody publishes meanwhile."""
+def test_a_queue_is_drained_even_if_new_messages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of a killed consumer come when its lease ends, while others are published."""
 
     async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
         raise ConnectionFailed("Cloud Monitoring is away")
@@ -130,7 +130,7 @@ def test_a_queue_is_drained_though_what_is_new_comes_first(tmp_path: Path, monke
                 query.begin(drain=True)
                 publish(bus, topic, [b"later"])
                 came = query.batch() or []
-                # Which gives all of them back.
+                # Which releases all of them.
                 held.close()
                 came += [row for batch in query.batches() for row in batch]
             finally:
@@ -138,27 +138,27 @@ def test_a_queue_is_drained_though_what_is_new_comes_first(tmp_path: Path, monke
         assert sorted(row for row in came if row != b"later") == sorted(numbered(ROWS))
 
 
-def told(waiting: int, unsettled: int | None = None, *, current: bool = True) -> Lag:
+def lag(waiting: int, unsettled: int | None = None, *, current: bool = True) -> Lag:
     return Lag(waiting=waiting, unsettled=unsettled, current=current)
 
 
 @pytest.mark.parametrize(
     ("lags", "expected"),
     [
-        ([told(3, 0), told(4, 0)], (7, 1.0)),
-        ([told(3, 2)], (5, 31.0)),
-        # What somebody holds is among what waits there, and comes when its lease is over.
-        ([told(3)], (3, 31.0)),
-        ([told(3, 0), told(0, current=False)], (FOREVER, 31.0)),
+        ([lag(3, 0), lag(4, 0)], (7, 1.0)),
+        ([lag(3, 2)], (5, 31.0)),
+        # Leased messages count as waiting there, and come when their leases end.
+        ([lag(3)], (3, 31.0)),
+        ([lag(3, 0), lag(0, current=False)], (FOREVER, 31.0)),
         ([], (FOREVER, 31.0)),
     ],
 )
-async def test_how_far_a_queue_is_drained(
+async def test_the_goal_of_a_drain(
     lags: list[Lag], expected: tuple[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
         if not lags:
-            raise Unsupported("The broker does not tell")
+            raise Unsupported("The broker has no lag")
         return lags[int(topic)]
 
     monkeypatch.setattr(AdminFacade, "lag", lag)
@@ -169,7 +169,7 @@ async def test_how_far_a_queue_is_drained(
     assert (goal.began is not None and began <= goal.began) is (expected[0] == FOREVER)
 
 
-async def test_what_is_published_after_a_drain_began_did_not_wait() -> None:
+async def test_messages_published_after_the_start_of_a_drain_were_not_waiting() -> None:
     async with broker.connect("inmem://") as bus:
         await bus.admin.ensure_topic("orders")
         await bus.admin.ensure_subscription("orders", "spark")
@@ -186,7 +186,7 @@ async def test_what_is_published_after_a_drain_began_did_not_wait() -> None:
     assert DrainGoal(FOREVER, 1.0, None).was_waiting([after])
 
 
-def test_a_queue_of_kafka_tells_the_places_of_its_messages(tmp_path: Path) -> None:
+def test_messages_of_a_kafka_queue_have_their_places(tmp_path: Path) -> None:
     url = kafka.shared_server().url
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     with connect(url) as bus:
@@ -206,5 +206,5 @@ def test_a_queue_of_kafka_tells_the_places_of_its_messages(tmp_path: Path) -> No
         tables = query.tables(before, query.at)
     finally:
         query.reader.stop()
-    told = [row for each in tables for row in zip(each["partition"], each["offset"], each["value"], strict=True)]
-    assert sorted(told) == sorted(places)
+    found = [row for each in tables for row in zip(each["partition"], each["offset"], each["value"], strict=True)]
+    assert sorted(found) == sorted(places)

@@ -1,4 +1,4 @@
-"""Which messages of a queue a stream takes, from where on, and how many bytes of them at once."""
+"""Which messages of a queue a stream reads, from which start, and how many bytes at once."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def matching(query: Query, pattern: str) -> Query:
-    """The query, over topics by a pattern instead of the one by name."""
+    """The query, over a pattern instead of a named topic."""
     query.options = replace(query.options, topics=(), pattern=pattern)
     return query
 
 
 def sources(query: Query, rows: int) -> dict[str, list[bytes]]:
-    """The next rows, by the topic that each names."""
+    """The next rows, by topic."""
     found: dict[str, list[bytes]] = {}
     while sum(map(len, found.values())) < rows:
         before = query.at
@@ -85,7 +85,7 @@ def test_a_pattern_takes_the_topics_whose_whole_names_match(
 
 
 @on_jetstream
-def test_a_topic_that_comes_to_match_joins_when_the_query_starts_again(
+def test_a_new_topic_of_a_pattern_joins_when_the_query_restarts(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
 ) -> None:
     first = make_topic()
@@ -104,13 +104,13 @@ def test_a_topic_that_comes_to_match_joins_when_the_query_starts_again(
 
 
 @on_jetstream
-def test_a_pattern_without_a_topic_is_refused_until_there_is_one(
+def test_a_pattern_without_a_topic_is_refused_until_one_exists(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
 ) -> None:
     topic = make_topic()
     query = matching(make_query(topic), f"{topic}[.]later")
-    told = re.escape(f"Option topicPattern {query.options.pattern!r} matches no topic. Make one first")
-    with pytest.raises(ConfigurationError, match=told):
+    expected = re.escape(f"Option topicPattern {query.options.pattern!r} matches no topic. Make one first")
+    with pytest.raises(ConfigurationError, match=expected):
         query.begin()
     bus.admin.ensure_topic(f"{topic}.later")
     publish(bus, f"{topic}.later", numbered(5))
@@ -128,7 +128,7 @@ def test_a_pattern_leaves_out_the_markers_of_its_queue_and_of_others(
     publish(bus, topic, numbered(5))
     assert sorted(query.until(5)) == numbered(5)
     query.reader.stop()
-    # The first run has made it.
+    # The first run has created it.
     assert f"{topic}.billing.markers" in bus.admin.topics()
     publish(bus, topic, numbered(3, 5))
     assert sorted(query.begin().until(3)) == numbered(3, 5)
@@ -137,9 +137,7 @@ def test_a_pattern_leaves_out_the_markers_of_its_queue_and_of_others(
 
 
 @on_jetstream
-def test_a_spool_is_of_the_same_topics_in_any_order_and_of_no_others(
-    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
-) -> None:
+def test_a_spool_belongs_to_its_topics_in_any_order(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     one, two = sorted((make_topic(), make_topic()))
     query = make_query(f"{one},{two}").begin()
     publish(bus, one, numbered(5))
@@ -147,11 +145,11 @@ def test_a_spool_is_of_the_same_topics_in_any_order_and_of_no_others(
     assert sources(query, 10) == {one: numbered(5), two: numbered(5, 5)}
     assert list(behind(query)) == [f"{one},{two}"]
     query.reader.stop()
-    for given, told in (
+    for given, expected in (
         (one, f"for topics {one}, {two}, and this query is for {one}."),
         (f"{one},{two},x.y.z", "x.y.z"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=expected):
             make_query(given).begin()
     with pytest.raises(ConfigurationError, match="Give this query a spool of its own"):
         matching(make_query(one), ".*").begin()
@@ -162,9 +160,7 @@ def test_a_spool_is_of_the_same_topics_in_any_order_and_of_no_others(
 
 
 @on_jetstream
-def test_of_several_topics_none_is_taken_while_one_is_missing(
-    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
-) -> None:
+def test_no_topic_is_subscribed_while_one_is_missing(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     topic = make_topic()
     query = make_query(f"{topic},{topic}.later")
     with pytest.raises(TopicNotFound, match=f"{topic}.later"):
@@ -180,7 +176,7 @@ def test_a_new_subscription_begins_where_start_says(
 ) -> None:
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(2))
-    # Brokers keep times in milliseconds, so it is to be in a later one.
+    # Brokers store times in milliseconds, so wait for the next one.
     before = datetime.now(UTC) + timedelta(milliseconds=1)
     while (middle := datetime.now(UTC)) <= before:
         time.sleep(0.001)
@@ -197,7 +193,7 @@ def test_a_new_subscription_begins_where_start_says(
 
 @on_jetstream
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_a_subscription_that_is_there_goes_on_whatever_start_says(
+def test_an_existing_subscription_ignores_start(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path, start: str
 ) -> None:
     topic = make_topic(partitions=1)
@@ -211,7 +207,7 @@ def test_a_subscription_that_is_there_goes_on_whatever_start_says(
     assert sorted(another.until(5)) == numbered(5, 5)
 
 
-def test_a_batch_has_about_as_many_bytes_as_it_may(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
+def test_a_batch_is_bounded_in_bytes(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     topic = make_topic(partitions=1)
     bus.admin.ensure_subscription(topic, "spark")
     bodies = large(bus, topic, 60)
@@ -222,31 +218,27 @@ def test_a_batch_has_about_as_many_bytes_as_it_may(bus: Bus, make_topic: MakeTop
     assert max(sizes(found)) <= 120_000
     assert max(map(len, found)) > 1
     assert sorted(row for batch in found for row in batch) == bodies
-    # What is larger than that by itself is a batch of its own.
+    # A larger message is a batch of its own.
     bus.topic(topic).publish_batch([OutboundMessage(bytes(300_000)) for _ in range(2)])
     assert sizes([query.until(1), query.until(1)]) == [300_000, 300_000]
 
 
 @on_jetstream
-def test_of_what_is_spooled_a_batch_has_no_more_bytes_than_it_may(
-    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
-) -> None:
+def test_a_batch_of_a_spool_is_bounded_in_bytes(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     topic = make_topic(partitions=1)
     query = make_query(topic, maxRows=3, aheadRows=100).begin()
     bodies = large(bus, topic, 30)
     assert settled(bus, topic)
     query.reader.stop()
     found = list(make_query(topic, maxBytes="100k").begin(drain=True).batches())
-    # Several of its files fit, of three rows at most.
+    # Several of its files fit, with three rows each at most.
     assert max(map(len, found)) > 3
     assert max(sizes(found)) <= 100 << 10
     assert sorted(row for batch in found for row in batch) == bodies
 
 
 @on_jetstream
-def test_about_so_many_bytes_are_received_ahead_and_the_rest_stays_at_the_broker(
-    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
-) -> None:
+def test_bytes_received_ahead_are_bounded(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     topic = make_topic(partitions=1)
     bus.admin.ensure_subscription(topic, "spark")
     bodies = large(bus, topic, 200)
@@ -258,7 +250,7 @@ def test_about_so_many_bytes_are_received_ahead_and_the_rest_stays_at_the_broker
         assert spool.changed.wait_for(lambda: not receiver.has_room, SECONDS)
         while spool.changed.wait(0.5):
             pass
-    # First, since what is written between the two is not at the broker any more.
+    # First, since rows written between the two are no longer at the broker.
     lag = bus.admin.lag(topic, "spark")
     rows, size = spool.ahead()
     assert 400 << 10 <= size < 1000 << 10
@@ -269,7 +261,7 @@ def test_about_so_many_bytes_are_received_ahead_and_the_rest_stays_at_the_broker
 
 @on_jetstream
 @pytest.mark.parametrize("ahead", [1, 30_000])
-def test_a_batch_is_not_held_back_for_rows_that_there_is_no_room_for(
+def test_a_batch_does_not_wait_for_rows_beyond_the_limit_ahead(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, ahead: int
 ) -> None:
     topic = make_topic(partitions=1)

@@ -1,7 +1,7 @@
 """Queries over a queue that are killed with all of Spark: the owner of the spool, the driver, its JVM and the workers.
 
-All of them run in one process, each standing still at its step; it is killed once, and each test resumes one in the
-session of the tests. `test_spool_kills` has more steps and brokers, with Spark's part played.
+All of them run in one process, each halted at its step; it is killed once, and each test resumes one in the session of
+the tests. `test_spool_kills` has more steps and brokers, without Spark.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.spark.test_kills import kill_when_halted
 pytestmark = pytest.mark.deep
 
 ROWS = 5 * BATCH
-"""More than a batch and all that may be ahead of it, so that each is killed while messages wait at the broker."""
+"""More than a batch and everything ahead of it, so that each is killed while messages wait at the broker."""
 LEASE = 2
-"""Seconds after which comes again what was received and not acked."""
+"""Seconds after which unacked messages are redelivered."""
 STEPS = [
     (f"{SPOOL}received", 2, "jetstream"),
     (f"{SPOOL}half", 2, "jetstream"),
@@ -42,19 +42,19 @@ STEPS = [
     ("written", 1, "kafka"),
     (f"{SPOOL}committed", 1, "jetstream"),
 ]
-"""The step, which time it is taken or in which batch, and where the copy goes: Kafka shows what is written again."""
+"""The step, the number of its call or batch, and the target: Kafka shows repeated writes."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was there when all was killed.
+    """The state at the kill.
 
     :ivar copied: rows in the target.
     :ivar unacked: messages that the broker still has.
-    :ivar segments: rows of each that is whole, by number.
-    :ivar half: files of segments that are not.
-    :ivar planned: segments that batches were planned for.
-    :ivar committed: those whose batches are done.
+    :ivar segments: rows of each complete segment, by number.
+    :ivar half: files of incomplete segments.
+    :ivar planned: segments of planned batches.
+    :ivar committed: segments of committed batches.
     """
 
     copied: int
@@ -83,7 +83,7 @@ class Found:
 
     @property
     def cut_off(self) -> int:
-        """Rows of the batch that was under way; Spark's first one may be empty."""
+        """Rows of the running batch; Spark's first one may be empty."""
         return sum(self.segments[number] for number in self.planned if number not in self.committed)
 
     def is_at(self, step: str) -> bool:
@@ -135,7 +135,7 @@ class Killed:
         self._open.close()
 
     def kill(self) -> None:
-        """Have each get to its step, and end them all at once."""
+        """Let each reach its step, and kill all of them at once."""
         for step, number, backend in STEPS:
             self._add(step, number, backend)
         kill_when_halted("tests.spark.halted_spools", list(self.cases.values()), self._directory)
@@ -186,8 +186,8 @@ def test_a_copy_of_a_queue(spark: SparkSession, killed: Killed, books: Books, st
     assert found.is_at(step), found
     case.writer(spark).trigger(availableNow=True).start().awaitTermination()
     ids, rows = zip(*log(killed.buses[case.backend], case.target), strict=True)
-    # The spool never gives a message twice; what a broker without deduplication shows is the batch that was cut off.
+    # The spool never reads a message twice; a broker without deduplication has duplicates of the interrupted batch.
     twice, why = (found.cut_off, "the batch is run again") if case.backend == "kafka" else (0, "")
-    told = f"SIGKILL of Spark and a spool: {step}"
-    books.balance(told, case.backend, numbered(ROWS), rows, ids=ids, twice=twice, why=why)
+    fault = f"SIGKILL of Spark and a spool: {step}"
+    books.balance(fault, case.backend, numbered(ROWS), rows, ids=ids, twice=twice, why=why)
     assert settled(killed.buses["jetstream"], case.source)

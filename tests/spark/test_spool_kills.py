@@ -20,7 +20,7 @@ from tests.spark.spool_steps import STEPS
 from tests.spark.support import numbered, publish
 
 ROWS = 4000
-# What each of nine processes would import is imported once.
+# Import once what each of nine processes would import.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([main.__module__])
 
@@ -33,7 +33,7 @@ FORKS.set_forkserver_preload([main.__module__])
     ]
 )
 def url(request: pytest.FixtureRequest) -> str:
-    """What a killed process held comes again after a second or two."""
+    """Messages of a killed process are redelivered after a second or two."""
     match request.param:
         case "jetstream":
             return f"{nats.shared_server().url}?lease_seconds=1"
@@ -62,12 +62,12 @@ def test_a_query_that_is_killed_at_each_step_loses_nothing(
     url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books
 ) -> None:
     topic = make_topic()
-    # A spool wants its acks confirmed where that can be had.
+    # A spool confirms its acks if the broker can.
     options: dict[str, Any] = {"exactly_once": True} if bus.capabilities.backend == "pubsub" else {}
     bus.admin.ensure_subscription(topic, "spark", **options)
     publish(bus, topic, numbered(ROWS))
     for step in STEPS:
-        # All of it on one spool: what one leaves is what the next takes over.
+        # All on one spool: each process takes over from the one before.
         assert run(url, topic, tmp_path, f"{step}:2") == -signal.SIGKILL, step
         before = len(written(tmp_path))
         assert before < ROWS, step
@@ -76,7 +76,7 @@ def test_a_query_that_is_killed_at_each_step_loses_nothing(
         f"SIGKILL of a spool: {len(STEPS)} steps", bus.capabilities.backend, numbered(ROWS), written(tmp_path)
     )
     assert settled(bus, topic)
-    # What the last batch is of, which Spark might run again, and nothing else.
+    # Only segments of the last batch, which Spark might run again.
     last = json.loads(max((tmp_path / "out").glob("[0-9]*"), key=lambda path: int(path.name)).read_text())
     kept = [int(name.split("-")[2]) for name in segments(tmp_path / "spool")]
     assert kept

@@ -18,7 +18,7 @@ def halves(place: Path) -> list[str]:
 
 
 def left_half_written(files: LocalFiles, name: str) -> None:
-    """What a process leaves that is killed in the middle of a write."""
+    """The file of a process killed in the middle of a write."""
 
     def fill(file: Any) -> None:
         Path(file.name).with_suffix(".other.half").write_bytes(b"")
@@ -28,7 +28,7 @@ def left_half_written(files: LocalFiles, name: str) -> None:
         files.write(name, fill)
 
 
-def test_an_owner_sweeps_away_what_owners_before_left_half_written(tmp_path: Path) -> None:
+def test_a_new_owner_deletes_incomplete_files(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     first = Lease.claim(files, "here")
     first.begin([], 0)
@@ -37,11 +37,11 @@ def test_an_owner_sweeps_away_what_owners_before_left_half_written(tmp_path: Pat
     left_half_written(files, "owners/00000009-aaaaaaaaaaaa.json")
     assert len(halves(tmp_path)) == 2
     Lease.claim(files, "here").begin([], 0)
-    # That of a later one may be written just now.
+    # A later owner may be writing its file now.
     assert [name[:8] for name in halves(tmp_path)] == ["00000009"]
 
 
-def test_an_owner_whose_sign_of_life_is_swept_away_hears_who_took_over(
+def test_an_owner_whose_heartbeat_is_deleted_learns_who_took_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = LocalFiles(str(tmp_path))

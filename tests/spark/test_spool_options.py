@@ -11,7 +11,7 @@ URL = "nats://127.0.0.1:4222"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"spool": ""}, "each process of Spark has a directory of its own"),
         ({"spool": "spools/orders"}, "It takes an absolute path, or a URI such as s3://"),
@@ -29,11 +29,11 @@ URL = "nats://127.0.0.1:4222"
         ({"spool": "s3://"}, "Option spool is 's3://', which names no directory"),
     ],
 )
-def test_wrong_options(options: dict[str, str], told: str) -> None:
+def test_wrong_options(options: dict[str, str], expected: str) -> None:
     given = {"url": URL, "topic": "orders", "subscription": "spark", "spool": "/spool", **options}
     with pytest.raises(BrokerError) as caught:
         SourceOptions.parse(given).for_stream()
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "native_name" not in str(caught.value), "no option can hold one"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints and spools that do not belong together, or are incomplete, are refused with the mend."""
+"""Checkpoints and spools that do not belong together, or are incomplete, are refused, with the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spark.support import numbered, publish
 
 @pytest.fixture
 def url() -> str:
-    """Leases that are soon over, for what a process held that was killed."""
+    """Short leases, so that messages of a killed process are soon redelivered."""
     return f"{nats.shared_server().url}?lease_seconds=2"
 
 
@@ -35,11 +35,11 @@ def test_other_checkpoints_and_spools_are_refused(
         stranger.begin().batch()
     with pytest.raises(ConfigurationError, match="another kind of source"):
         query.reader.latestOffset({"source": "broker-log"}, ReadAllAvailable())
-    for given, told in (
+    for given, expected in (
         ({"topic": other}, f"is for topics {topic}, and this query is for {other}"),
         ({"topic": topic, "subscription": "another"}, "is for subscription spark, and this query is for another"),
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=expected):
             make_query(**given).begin()
     with pytest.raises(TopicNotFound):
         make_query("spark.missing", tmp_path / "missing").begin()
@@ -60,22 +60,22 @@ def test_a_spool_and_checkpoint_of_another_broker_or_queue_are_refused(
         moved = Query(server.url, topic, tmp_path / "spool")
         with pytest.raises(ConfigurationError, match=refused):
             moved.begin()
-        # A batch that was planned is not run again either.
+        # A planned batch does not run again either.
         moved.at = query.at
         with pytest.raises(ConfigurationError, match=refused):
             moved.rows(query.at, query.at)
-        # Nothing of the other queue was taken.
+        # No message of the other queue was received.
         assert elsewhere.admin.subscriptions(topic) == []
     bus.admin.delete_topic(topic)
     bus.admin.ensure_topic(topic)
     publish(bus, topic, numbered(7, 5))
     with pytest.raises(ConfigurationError, match=rf"{refused}.*remove 'identities' from its spool\.json"):
         query.begin().batch()
-    # Who wants to go on with the new queue says so.
+    # Users who want to continue with the new queue edit the file.
     file = tmp_path / "spool" / "spool.json"
-    told = json.loads(file.read_text())
-    del told["identities"]
-    file.write_text(json.dumps(told))
+    metadata = json.loads(file.read_text())
+    del metadata["identities"]
+    file.write_text(json.dumps(metadata))
     assert sorted(query.begin().until(7)) == sorted(numbered(7, 5))
     assert json.loads(file.read_text())["identities"] == {topic: bus.admin.describe_topic(topic).identity}
 
@@ -122,7 +122,7 @@ def test_segments_without_an_owner_are_not_deleted(
     assert segments(tmp_path / "spool") == before
 
 
-def test_segments_are_missed(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
+def test_missing_segments_raise(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
     topic = make_topic()
     query = make_query(topic, maxRows=10, aheadRows=100).begin()
     publish(bus, topic, numbered(30))
@@ -139,7 +139,7 @@ def test_segments_are_missed(bus: Bus, make_topic: MakeTopic, make_query: MakeQu
         make_query(topic).begin()
 
 
-def test_columns_that_the_spool_has_not_are_refused(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
+def test_columns_missing_in_the_spool_are_refused(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     topic = make_topic()
     query = make_query(topic, columns="value").begin()
     publish(bus, topic, numbered(3))
@@ -150,7 +150,7 @@ def test_columns_that_the_spool_has_not_are_refused(bus: Bus, make_topic: MakeTo
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/spool"])
-def test_a_spool_that_cannot_be_written_is_told_by_its_option(
+def test_a_spool_that_cannot_be_written_is_named(
     make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""A query over a queue that ends in order gives back what it holds, though Spark ends its process by a signal."""
+"""A query over a queue that ends normally releases its messages, although Spark ends its process by a signal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from tests.spark.support import copying, numbered, publish
 
 PATIENCE = 20.0
 LEASE = 120
-"""Seconds after which messages come again that nobody gave back: longer than the tests wait for them."""
+"""Lease of messages that were not released, in seconds: longer than the tests wait for them."""
 HELD = 60
 
 
 @pytest.mark.parametrize("ended", ["by a stop", "by its trigger"])
-def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
-    spark: SparkSession, ended: str, tmp_path: Path
-) -> None:
+def test_a_query_that_ends_releases_its_spool_and_its_messages(spark: SparkSession, ended: str, tmp_path: Path) -> None:
     url = f"{nats.shared_server().url}?lease_seconds={LEASE}"
     source, target = (f"spark.{uuid.uuid4().hex[:12]}" for _ in range(2))
     spool = tmp_path / "spool"
@@ -42,7 +40,7 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
         writer = copying(spark, url, source, target, tmp_path / "checkpoint", **options)
         publish(bus, source, numbered(HELD))
         if ended == "by a stop":
-            # After a batch it holds what there is room for, and more that it received.
+            # After a batch it holds a full spool, and further received messages.
             query = writer.trigger(processingTime="3 seconds").start()
             deadline = time.monotonic() + 6 * PATIENCE
             while not any(progress["numInputRows"] for progress in query.recentProgress):
@@ -54,11 +52,11 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
             assert query.awaitTermination(120)
 
         def released() -> list[bool]:
-            """Of its owners, when all of them have said so."""
+            """The owners, when all of them have released it."""
             found = [json.loads(path.read_text())["released"] for path in (spool / "owners").glob("*.json")]
             return found if all(found) else []
 
-        asyncio.run(eventually(released, PATIENCE, "that the spool was given back"))
+        asyncio.run(eventually(released, PATIENCE, "the release of the spool"))
         lag = bus.admin.lag(source, "spark")
         left = lag.waiting + (lag.unsettled or 0)
         assert (left > 0) is (ended == "by a stop")
@@ -71,7 +69,7 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
 
 PROCESS = """
 import signal, sys, threading, time
-from broker_spark.spool.shutdown import Shutdown
+from broker_spark.spool.source import Shutdown
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": sys.argv[1]})
 shutdown, when = Shutdown(), sys.argv[2]
 shutdown.install()
@@ -85,7 +83,7 @@ finally:
         print("ready", flush=True)
         while not shutdown._requested:
             time.sleep(0.01)
-    print("given back", flush=True)
+    print("released", flush=True)
     shutdown.finish()
     if when == "after":
         print("ready", flush=True)
@@ -98,13 +96,13 @@ SPARKS = "pyspark.sql.streaming.python_streaming_source_runner"
 @pytest.mark.parametrize(
     ("runs", "when", "expected"),
     [
-        (SPARKS, "at once", ["ready", "given back"]),
-        (SPARKS, "meanwhile", ["ready", "given back"]),
-        (SPARKS, "after", ["given back", "ready"]),
+        (SPARKS, "at once", ["ready", "released"]),
+        (SPARKS, "meanwhile", ["ready", "released"]),
+        (SPARKS, "after", ["released", "ready"]),
         ("somebodys_program", "at once", ["ready"]),
     ],
 )
-def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, when: str, expected: list[str]) -> None:
+def test_sigterm_releases_the_spool_in_sparks_process_only(runs: str, when: str, expected: list[str]) -> None:
     said: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-c", PROCESS, runs, when], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -118,9 +116,9 @@ def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, when: 
         assert process.wait(PATIENCE) == -signal.SIGTERM
 
 
-def test_what_cannot_be_given_back_does_not_keep_the_process() -> None:
-    bound = "import broker_spark.spool.shutdown as own; own._RELEASE_SECONDS = 0.2\n"
-    hanging = (bound + PROCESS).replace('print("given back", flush=True)', "threading.Event().wait()")
+def test_a_hanging_release_does_not_keep_the_process() -> None:
+    bound = "import broker_spark.spool.source as own; own._RELEASE_SECONDS = 0.2\n"
+    hanging = (bound + PROCESS).replace('print("released", flush=True)', "threading.Event().wait()")
     with subprocess.Popen(
         [sys.executable, "-c", hanging, SPARKS, "meanwhile"], stdout=subprocess.PIPE, text=True
     ) as process:

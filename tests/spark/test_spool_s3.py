@@ -1,4 +1,4 @@
-"""A spool on an object store, which here is a double of S3: pyarrow is real, and so are the processes of Spark."""
+"""A spool on an object store, here a double of S3; pyarrow and Spark's processes are real."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_files_of_a_store(store: S3Double) -> None:
         files.read("segments/a")
 
 
-def test_a_secret_in_the_place_is_not_shown(store: S3Double) -> None:
+def test_a_secret_in_the_directory_is_not_shown(store: S3Double) -> None:
     options = {"url": "nats://127.0.0.1:1", "topic": "orders", "subscription": "billing"}
     with pytest.raises(ConfigurationError) as caught:
         SourceOptions.parse({**options, "spool": store.url("a") + "&colour=red"})
@@ -87,5 +87,5 @@ def test_a_stream_of_spark_over_a_store(spark: SparkSession, store: S3Double, tm
         assert bus.admin.lag(topic, "spark").waiting == 0
     found = [bytes(row.value) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == sorted(numbered(600))
-    # What Spark has committed is deleted, but for the last batch.
+    # Committed batches are deleted, except the last one.
     assert 1 <= len(open_files(spool).names("segments")) <= 3

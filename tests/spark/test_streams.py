@@ -31,7 +31,7 @@ def test_a_copy_resumes_and_replays(
     copied = log(bus, target)
     books.balance("an empty topic that is filled", backend, numbered(500), [body for _, body in copied])
 
-    # As after a crash between the write and its commit: the last batch is run again, and what came since after it.
+    # As after a crash between the write and its commit: the last batch runs again, before later rows.
     last = max((tmp_path / "copy" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, last.with_name(f".{last.name}.crc")):
         path.unlink(missing_ok=True)
@@ -39,14 +39,14 @@ def test_a_copy_resumes_and_replays(
     copy(spark, url, source, target, tmp_path / "copy", maxRows=200)
     again = log(bus, target)
     assert sorted({body for _, body in again}) == sorted(numbered(550))
-    # At least once: where it is there twice, it says by its id that it is the same.
+    # At least once: a duplicate has the same id.
     assert len({each for each, _ in again}) == len(set(again)) == 550
     assert set(copied) <= set(again)
     assert len(again) == (550 if bus.capabilities.publish.deduplication else 650)
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
-def test_runs_from_the_latest_message_on_miss_nothing_between_them(
+def test_runs_from_latest_miss_nothing_in_between(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     source, target = make_topic(), make_topic()

@@ -1,7 +1,7 @@
 """A table of a catalog that outlives the session, which is Hive's in a directory: `test_table_outlives FILE`.
 
-A pipeline is killed while a batch is in its table and not committed; the same program in another process, with a JVM of
-its own, goes on in the same table.
+A pipeline is killed while a batch is in its table and not committed; the same program in another process, with another
+JVM, continues in the same table.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.spark.test_kills import kill_when_halted
 
 PROGRAM = "tests.spark.test_table_outlives"
 END = "end"
-"""A step behind all batches."""
+"""A step after all batches."""
 ROWS = 2 * BATCH
 KILLED = 1
-"""The batch at which it is killed, with one before it committed."""
+"""The batch at which it is killed; the one before it is committed."""
 
 
 def pipeline(case: Halted) -> Pipeline:
@@ -40,7 +40,7 @@ def pipeline(case: Halted) -> Pipeline:
     kept = {
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": f"{case.directory}/warehouse",
-        # Where the catalog has its database.
+        # The directory of the catalog's database.
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={case.directory}",
     }
     return Pipeline(
@@ -66,13 +66,13 @@ def main(file: str) -> None:
 
 
 def files_of(case: Halted) -> dict[str, set[str]]:
-    """Of the table, by batch."""
+    """The rows of the table, by batch."""
     parts = Path(case.directory, "warehouse", case.target).glob("batch=*")
     return {part.name: {path.name for path in part.glob("*.parquet")} for part in parts}
 
 
 @pytest.mark.deep
-def test_a_table_has_each_row_once_when_another_process_goes_on(tmp_path: Path, books: Books) -> None:
+def test_a_table_has_each_row_once_when_another_process_continues(tmp_path: Path, books: Books) -> None:
     url, topic = nats.shared_server().url, f"spark.{uuid.uuid4().hex[:12]}"
     with connect(url) as bus:
         bus.admin.ensure_topic(topic, partitions=2)
@@ -95,8 +95,8 @@ def test_a_table_has_each_row_once_when_another_process_goes_on(tmp_path: Path, 
     Path(case.directory, "halted").unlink()
     kill_when_halted(PROGRAM, [replace(case, step=END)], tmp_path)
     batches, rows = json.loads((tmp_path / "found").read_text())
-    told = "SIGKILL of a pipeline: between; a table, resumed by another process"
-    books.balance(told, case.backend, numbered(ROWS), [row.encode() for row in rows])
+    fault = "SIGKILL of a pipeline: between; a table, resumed by another process"
+    books.balance(fault, case.backend, numbered(ROWS), [row.encode() for row in rows])
     assert batches == ROWS // BATCH - KILLED
     after = files_of(case)
     assert after.keys() == before.keys()

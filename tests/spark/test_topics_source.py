@@ -1,4 +1,4 @@
-"""The source that keeps, beside Spark's Kafka connector, which topics a checkpoint is of."""
+"""The source that stores topic ids beside Spark's Kafka connector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from broker.blocking import Bus
 from broker.errors import ConfigurationError, TopicNotFound
 from broker_spark import read_stream, spark_schema
-from broker_spark.checkpoint.topics_source import TopicsDataSource, TopicsStreamReader, check_planned, is_connectors
+from broker_spark.checkpoint.topics_source import (
+    TopicsDataSource,
+    TopicsStreamReader,
+    check_planned,
+    was_read_by_connector,
+)
 from broker_spark.common.options import SourceOptions
 from tests.servers import kafka, nats
 from tests.spark.conftest import MakeTopic
@@ -34,11 +39,11 @@ def reader_of(url: str, **options: str) -> TopicsStreamReader:
 
 
 def latest(reader: TopicsStreamReader, known: dict[str, Any]) -> dict[str, Any]:
-    """As Spark asks: what it kept went through JSON."""
+    """As Spark calls it: with offsets that went through JSON."""
     return reader.latestOffset(json.loads(json.dumps(known)), ReadAllAvailable())
 
 
-def test_topics_of_a_pattern_come_and_are_known_from_then_on(url: str, bus: Bus) -> None:
+def test_new_topics_of_a_pattern_are_stored(url: str, bus: Bus) -> None:
     stem = f"spark.{uuid4().hex[:12]}"
     first, second = f"{stem}.a", f"{stem}.b"
     reader = reader_of(url, topicPattern=rf"{stem}\..*")
@@ -62,7 +67,7 @@ def test_topics_of_a_pattern_come_and_are_known_from_then_on(url: str, bus: Bus)
     assert latest(reader, none)["ids"].keys() == both["ids"].keys()
 
 
-def test_a_named_topic_is_the_one_it_was(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+def test_a_recreated_topic_is_refused(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic, other = make_topic(), make_topic()
     reader = reader_of(url, topic=topic)
     known = reader.initialOffset()
@@ -77,7 +82,7 @@ def test_a_named_topic_is_the_one_it_was(url: str, bus: Bus, make_topic: MakeTop
         reader.initialOffset()
 
 
-def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_left_out(
+def test_a_topic_deleted_during_a_pattern_lookup_is_left_out(
     url: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
@@ -91,7 +96,7 @@ def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_left_out(
         latest(reader, {**known, "ids": {**known["ids"], f"{topic}.gone": "it was"}})
 
 
-def test_one_that_nobody_may_ask_about_keeps_what_it_was(
+def test_a_topic_whose_id_is_unreadable_keeps_the_stored_id(
     url: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = reader_of(url, topic=make_topic())
@@ -101,7 +106,7 @@ def test_one_that_nobody_may_ask_about_keeps_what_it_was(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"source": "broker-log", "version": 1}, "another kind of source: of source 'broker-log'"),
         ({"source": "broker-topics", "version": 2}, "another version of broker_spark: 2"),
@@ -110,12 +115,14 @@ def test_one_that_nobody_may_ask_about_keeps_what_it_was(
         ({"source": "broker-topics", "version": 1, "backend": "kafka"}, "incomplete: 'ids'"),
     ],
 )
-def test_what_it_did_not_write_is_refused(url: str, make_topic: MakeTopic, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_positions_of_other_sources_are_refused(
+    url: str, make_topic: MakeTopic, given: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
         latest(reader_of(url, topic=make_topic()), given)
 
 
-def test_it_has_the_columns_of_the_rows_beside_it(spark: SparkSession, url: str, make_topic: MakeTopic) -> None:
+def test_the_topics_source_has_the_columns_of_a_source(spark: SparkSession, url: str, make_topic: MakeTopic) -> None:
     options = {"url": url, "topic": make_topic(), "columns": "value,id"}
     beside = TopicsDataSource(options)
     assert beside.schema() == spark_schema(["value", "id"])
@@ -125,7 +132,7 @@ def test_it_has_the_columns_of_the_rows_beside_it(spark: SparkSession, url: str,
 
 
 @pytest.mark.deep
-def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on(
+def test_a_recreated_topic_is_noticed_without_a_checkpoint_in_read_stream(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     topic = make_topic(partitions=1)
@@ -137,7 +144,7 @@ def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on
 
     query = start()
     query.processAllAvailable()
-    # What goes along takes nothing of a batch.
+    # The topics source adds no rows to a batch.
     assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [5, 5]
     assert "Union" not in query._jsq.explainInternal(False)
     query.stop()
@@ -151,14 +158,14 @@ def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on
 
 
 @pytest.mark.deep
-def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
+def test_a_checkpoint_belongs_to_the_source_that_wrote_it(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     topic = make_topic()
     publish(bus, topic, numbered(10))
 
     def read(connector: str, writer: str) -> tuple[int, bool]:
-        """How many rows a run reads, and whether the connector does."""
+        """The rows of a run, and whether the connector reads them."""
         checkpoint = str(tmp_path / writer)
         frame = read_stream(spark, connector=connector, checkpoint=checkpoint, url=url, topic=topic)
         query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
@@ -173,7 +180,7 @@ def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
         read("always", "python")
     with pytest.raises(ConfigurationError, match="on Spark's Kafka connector, and this query uses the Python source"):
         read("never", "connector")
-    # Nor does a swap of the broker go on with it.
+    # Nor does the checkpoint continue on another broker.
     with pytest.raises(ConfigurationError, match=f"another kind of source: Spark's own of Kafka, of '{topic}'"):
         other = {"url": nats.shared_server().url, "topic": topic}
         read_stream(spark, checkpoint=str(tmp_path / "connector"), **other)
@@ -204,16 +211,16 @@ def kept_by(source: str, ids: dict[str, str | None], backend: str = "kafka") -> 
 
 
 @pytest.mark.parametrize(
-    ("kept", "now", "told"),
+    ("kept", "now", "expected"),
     [
         ([], {"topic": "orders"}, ""),
         ([{}, {"orders": "1"}], {"topic": "orders"}, ""),
         ([{}, {"orders": "9"}], {"topic": "orders"}, "'orders' was deleted and recreated"),
-        # The two branches of a join of two streams, as the one and the other look.
+        # The two branches of a join of two streams, for the one and the other.
         ([{"orders": "1"}, {}, {"refunds": "2"}], {"topic": "refunds"}, ""),
         ([{"orders": "1"}, {"refunds": "2"}], {"topic": "refunds,orders"}, ""),
         ([{"orders": "1"}, {"refunds": "3"}], {"topic": "refunds"}, "'refunds' was deleted and recreated"),
-        # Of one name in two clusters.
+        # Topics of one name in two clusters.
         ([{"orders": "7"}, {"orders": "1"}], {"topic": "orders"}, ""),
         ([{"orders": "1"}], {"topic": "refunds"}, "is of a query on topic 'orders', and this one reads refunds"),
         ([{"orders": None}], {"topic": "orders"}, ""),
@@ -224,12 +231,12 @@ def kept_by(source: str, ids: dict[str, str | None], backend: str = "kafka") -> 
     ],
 )
 @pytest.mark.usefixtures("broker_with_topics")
-def test_a_batch_that_was_planned_is_of_the_topics_that_there_are(
-    url: str, kept: list[dict[str, str | None] | None], now: dict[str, str], told: str
+def test_a_planned_batch_is_refused_if_a_topic_was_recreated(
+    url: str, kept: list[dict[str, str | None] | None], now: dict[str, str], expected: str
 ) -> None:
     positions = [{"orders": {"0": 4}} if ids is None else kept_by("broker-topics", ids) for ids in kept]
     options = SourceOptions.parse({"url": url, **now})
-    with pytest.raises(ConfigurationError, match=told) if told else nullcontext():
+    with pytest.raises(ConfigurationError, match=expected) if expected else nullcontext():
         check_planned(positions, options)
 
 
@@ -267,7 +274,7 @@ def test_a_batch_that_was_planned_is_of_the_topics_that_there_are(
     ],
 )
 @pytest.mark.usefixtures("broker_with_topics")
-def test_who_read_a_stream_before_is_known_by_its_topics(
+def test_the_reader_of_a_checkpoint_is_found_by_its_topics(
     url: str, positions: list[dict[str, Any]], now: dict[str, str], found: bool | None
 ) -> None:
-    assert is_connectors(positions, SourceOptions.parse({"url": url, **now})) is found
+    assert was_read_by_connector(positions, SourceOptions.parse({"url": url, **now})) is found

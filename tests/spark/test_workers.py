@@ -1,4 +1,4 @@
-"""What the processes of Spark keep, without Spark."""
+"""Garbage collection and thread switching in Spark's processes, without Spark."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pyspark import TaskContext
 from broker_spark.runtime.workers import collect_less_often, freeze_loaded_objects, switch_threads_faster
 
 
-def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_processes_of_spark_freeze_loaded_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     keep = freeze_loaded_objects.__wrapped__
     frozen = gc.get_freeze_count()
     keep()
     assert gc.get_freeze_count() == frozen
     with monkeypatch.context() as patch:
-        # One that is made would be that of this process for good.
+        # A real one would stay the context of this process.
         patch.setattr(TaskContext, "get", object)
         keep()
         assert gc.get_freeze_count() > frozen
     gc.unfreeze()
-    # That in which the driver has a plan made: it is started as `python -m pyspark.daemon`.
+    # The planner's process: it is started as `python -m pyspark.daemon`.
     main = ModuleType("__main__")
     monkeypatch.setattr(main, "__spec__", SimpleNamespace(name="pyspark.daemon"))
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -34,7 +34,7 @@ def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyP
         gc.unfreeze()
 
 
-def test_only_processes_of_spark_collect_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_processes_of_spark_collect_garbage_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     before = gc.get_threshold()
     try:
         collect_less_often()
@@ -53,7 +53,7 @@ def test_only_processes_of_spark_collect_seldom(monkeypatch: pytest.MonkeyPatch)
         gc.set_threshold(*before)
 
 
-def test_only_threads_of_sparks_processes_take_turns_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_processes_of_spark_switch_threads_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.getswitchinterval()
     try:
         switch_threads_faster()
@@ -63,6 +63,6 @@ def test_only_threads_of_sparks_processes_take_turns_often(monkeypatch: pytest.M
         assert sys.getswitchinterval() == pytest.approx(0.001, rel=0.01)
         sys.setswitchinterval(0.0001)
         switch_threads_faster()
-        assert sys.getswitchinterval() < 0.00011, "somebody wants them more often"
+        assert sys.getswitchinterval() < 0.00011, "the application switches more often"
     finally:
         sys.setswitchinterval(before)

@@ -1,4 +1,4 @@
-"""Uses much of what tests use of Spark, so that its JVM has loaded the classes: `python -m tests.spark.use_much`."""
+"""Uses the parts of Spark that tests use, so that its JVM loads their classes: `python -m tests.spark.use_much`."""
 
 from __future__ import annotations
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import IntegerType
 
 from broker.envelopes import RESERVED_PREFIX
@@ -22,18 +23,16 @@ from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.registry import read_target
 from broker_spark.checkpoint.checkpoint_log import CheckpointLog
-from broker_spark.checkpoint.topics_source import TopicsDataSource, check_planned, is_connectors
+from broker_spark.checkpoint.topics_source import TopicsDataSource, check_planned, was_read_by_connector
 from broker_spark.common.connections import bus_of
 from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
-from broker_spark.common.options import CONNECTORS, SourceOptions, as_texts, choice
-from broker_spark.common.positions import Bound, Position
+from broker_spark.common.options import CONNECTORS, Bound, Position, SourceOptions, as_texts, parse_choice
 from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, resolve, skip_deleted
-from broker_spark.kafka_connector.java_security import java_properties
 from broker_spark.runtime.codegen import uncompiled
 from broker_spark.session import register
 from broker_spark.spool.positions import SPOOL_SOURCE
 
-__all__ = ["pipeline_stream", "read", "read_stream"]
+__all__ = ["java_properties", "pipeline_stream", "read", "read_stream"]
 
 _Found = TypeVar("_Found")
 _PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
@@ -55,6 +54,11 @@ _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
 _REPLACED: Final = "%EF%BF%BD" * 3
 _INTERNAL: Final = "__"
 """The prefix of internal topics."""
+_LOGIN: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
 _UNSUPPORTED: Final = ("maxBytes", "group", "subscription", "arrowRows")
 """Options without a counterpart in the connector."""
 
@@ -93,7 +97,7 @@ def read_stream(
     source = SourceOptions.parse(as_texts(options)).for_stream()
     log = CheckpointLog(spark, checkpoint) if checkpoint is not None and hasattr(spark, "_jvm") else None
     positions = log.positions() if log is not None else []
-    was = is_connectors(positions, source)
+    was = was_read_by_connector(positions, source)
     found = _settings(spark, source, connector, _reason_against_connector(spark, checkpoint, was))
     if was is not None and was is not (found is not None):
         theirs, ours = "Spark's Kafka connector", "the Python source"
@@ -156,7 +160,7 @@ def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless
     :param unless: why `auto` prefers the Python source; empty if it does not.
     :raises ConfigurationError: `always` is set, and the connector cannot read this.
     """
-    wanted = choice("connector", connector, CONNECTORS)
+    wanted = parse_choice("connector", connector, CONNECTORS)
     if wanted == "never":
         return None
     found, reason = _translated(spark, source)
@@ -353,3 +357,66 @@ _COLUMNS: Final[Mapping[str, Callable[[DataFrame], Column]]] = {
     "broker_time": lambda frame: F.when(frame["timestampType"] == 1, frame["timestamp"]),
     "delivery_attempt": lambda frame: F.lit(None).cast(IntegerType()),
 }
+
+
+def java_properties(settings: Any) -> tuple[dict[str, str], str]:
+    """Servers and security of `KafkaSettings`, and why Java's client cannot use them, or an empty text.
+
+    Settings that only tune librdkafka are left out.
+
+    :raises OSError: a PEM file cannot be read.
+    """
+    if settings.properties:
+        return {}, f"{next(iter(settings.properties))!r} is a property of librdkafka"
+    protocol: str = settings.protocol
+    found = {"bootstrap.servers": ",".join(settings.servers), "security.protocol": protocol}
+    if protocol.endswith("SSL"):
+        if not settings.enable_ssl_certificate_verification:
+            return {}, "Java's client always verifies certificates, and enable_ssl_certificate_verification is false"
+        found |= _tls(settings)
+    if protocol.startswith("SASL"):
+        mechanism = settings.sasl_mechanism or "PLAIN"
+        if mechanism not in _LOGIN:
+            return {}, f"sasl_mechanism {mechanism} is not supported with Java's client"
+        found["sasl.mechanism"] = mechanism
+        found["sasl.jaas.config"] = (
+            f"{_LOGIN[mechanism]} required username={_quoted(settings.sasl_username)} "
+            f"password={_quoted(settings.sasl_password.get_secret_value())};"
+        )
+    return found, ""
+
+
+def _tls(settings: Any) -> dict[str, str]:
+    found = {
+        "ssl.endpoint.identification.algorithm": ""
+        if settings.ssl_endpoint_identification_algorithm == "none"
+        else "https"
+    }
+    authorities = _pem(settings.ssl_ca_pem, settings.ssl_ca_location)
+    if authorities is not None:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
+    if settings.ssl_keystore_location is not None:
+        found |= {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": str(settings.ssl_keystore_location)}
+        if settings.ssl_keystore_password is not None:
+            found["ssl.keystore.password"] = settings.ssl_keystore_password.get_secret_value()
+        return found
+    certificate = _pem(settings.ssl_certificate_pem, settings.ssl_certificate_location)
+    secret = settings.ssl_key_pem
+    key = _pem(None if secret is None else secret.get_secret_value(), settings.ssl_key_location)
+    if certificate is not None and key is not None:
+        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+        if settings.ssl_key_password is not None:
+            found["ssl.key.password"] = settings.ssl_key_password.get_secret_value()
+    return found
+
+
+def _pem(text: str | None, place: Path | None) -> str | None:
+    if text is not None or place is None:
+        return text
+    files = sorted(each for each in place.iterdir() if each.is_file()) if place.is_dir() else [place]
+    return "\n".join(each.read_text() for each in files)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

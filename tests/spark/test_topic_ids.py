@@ -1,4 +1,4 @@
-"""What is kept beside a checkpoint is there whenever a driver ends, on Spark's own file system."""
+"""The topic ids beside a checkpoint survive the end of a driver at any step, on Spark's own file system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Died(BaseException):
 
 
 class Dying:
-    """A file system of Hadoop until so many changes are made of it; it renames to free names only, as HDFS does."""
+    """A Hadoop file system that ends the driver after this many changes; it renames to unused names only, like HDFS."""
 
     def __init__(self, files: Any, changes: int) -> None:
         self._files = files
@@ -38,7 +38,7 @@ class Dying:
         return not self._files.exists(new) and bool(self._files.rename(old, new))
 
 
-def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_driver_that_ends_leaves_the_old_or_the_new_file(spark: SparkSession, tmp_path: Path) -> None:
     old, new, last = ({"orders": {"version": number}} for number in range(3))
     deaths = 0
     for changes in range(20):
@@ -51,7 +51,7 @@ def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSes
         except Died:
             deaths += 1
         assert _read(path, files) in (old, new)
-        # The next one begins with what is left.
+        # The next driver starts with what is left.
         _write(path, Dying(files, 100), last)
         assert _read(path, files) == last
         assert [each.name for each in (tmp_path / str(changes)).glob("[!.]*")] == ["anybroker-topics.json"]
@@ -72,18 +72,18 @@ def test_a_rename_that_is_refused_is_an_error(spark: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", "it is empty"),
         ('{"orders": {"sour', "it ends after 17 characters, in the middle of its JSON"),
         ("[]", "it holds a list instead of an object"),
     ],
 )
-def test_a_file_that_is_not_whole_is_named_with_the_mend(
-    spark: SparkSession, tmp_path: Path, text: str, told: str
+def test_an_incomplete_file_is_named_with_the_fix(
+    spark: SparkSession, tmp_path: Path, text: str, expected: str
 ) -> None:
     (tmp_path / "anybroker-topics.json").write_text(text)
     path, files = find_path(spark, f"file://{tmp_path}/anybroker-topics.json")
     with pytest.raises(ConfigurationError) as caught:
         _read(path, files)
-    assert f"{tmp_path}/anybroker-topics.json is incomplete: {told}. Restore it from a copy" in str(caught.value)
+    assert f"{tmp_path}/anybroker-topics.json is incomplete: {expected}. Restore it from a copy" in str(caught.value)

@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline that is declared in Python, told when it is made, without a broker."""
+"""Errors of a pipeline declared in Python raise when it is created. Without a broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Undecoded:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"sinks": {}}, "sinks is {}. It takes one or more"),
         ({"sinks": {"a": 5}}, "sinks.a: It is 5. It takes a TopicSink"),
@@ -51,7 +51,7 @@ class Undecoded:
         ),
     ],
 )
-def test_what_is_wrong_in_python_is_told_too(changes: dict[str, Any], told: str) -> None:
+def test_errors_in_python_are_reported(changes: dict[str, Any], expected: str) -> None:
     fields: dict[str, Any] = {
         "name": "shop",
         "url": "nats://127.0.0.1:4222",
@@ -61,7 +61,7 @@ def test_what_is_wrong_in_python_is_told_too(changes: dict[str, Any], told: str)
     }
     with pytest.raises(ConfigurationError) as caught:
         Pipeline(**(fields | changes))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_an_option_that_is_none_is_not_given() -> None:

@@ -1,4 +1,4 @@
-"""A broker that is killed while queries read from it and write to it: it comes back, or it does not."""
+"""A broker that is killed while queries read from it and write to it: it comes back, or stays away."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = 800
 BATCH = 100
 SECONDS = 150.0
 PATIENCE = 45
-"""Seconds in which a broker comes back."""
+"""Seconds until a broker comes back."""
 LOOK = 0.1
 
 Server = NatsServer | KafkaServer
@@ -32,7 +32,7 @@ Server = NatsServer | KafkaServer
 
 @pytest.fixture(scope="module", params=["jetstream", "kafka"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """One of its own, since it is killed."""
+    """A server of its own, since it is killed."""
     with NatsServer() if request.param == "jetstream" else KafkaServer() as server:
         yield server
 
@@ -45,7 +45,7 @@ def until(bus: Bus, topic: str, rows: int) -> None:
 
 
 def wait_for(query: StreamingQuery, batches: int) -> None:
-    """Until so many are written."""
+    """Wait until this many are written."""
     deadline = time.monotonic() + SECONDS
     while (query.lastProgress or {"batchId": -1})["batchId"] < batches - 1:
         assert time.monotonic() < deadline
@@ -53,7 +53,7 @@ def wait_for(query: StreamingQuery, batches: int) -> None:
 
 
 def twice(bus: Bus) -> dict[str, Any]:
-    """What may be there twice."""
+    """Rows that may be there twice."""
     return {} if bus.capabilities.publish.deduplication else {"twice": BATCH, "why": "the batch is run again"}
 
 
@@ -89,13 +89,13 @@ def test_a_broker_that_is_killed_and_comes_back(
         finally:
             query.stop()
         ids, rows = zip(*log(bus, target), strict=True)
-        told = f"SIGKILL of the broker, which comes back; {kind}"
-        books.balance(told, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, **twice(bus))
+        fault = f"SIGKILL of the broker, which comes back; {kind}"
+        books.balance(fault, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, **twice(bus))
 
 
 @pytest.mark.deep
 def test_a_broker_that_is_killed(spark: SparkSession, server: Server, tmp_path: Path, books: Books) -> None:
-    # The query is to give up soon; what looks on has time, however busy the machine is.
+    # The query should give up soon; the test itself has time, however busy the machine is.
     url = f"{server.url}?request_timeout=8"
     with connect(server.url) as bus:
         source, target = fill(bus, "away")
@@ -108,5 +108,5 @@ def test_a_broker_that_is_killed(spark: SparkSession, server: Server, tmp_path: 
     copy(spark, url, source, target, tmp_path, maxRows=BATCH)
     with connect(server.url) as bus:
         ids, rows = zip(*log(bus, target), strict=True)
-        told = "SIGKILL of the broker, which stays away"
-        books.balance(told, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, **twice(bus))
+        fault = "SIGKILL of the broker, which stays away"
+        books.balance(fault, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, **twice(bus))

@@ -1,4 +1,4 @@
-"""What is tried before the first batch: that Spark would write such rows, and that nothing of the trial stays."""
+"""The checks before the first batch: Spark can write such rows, and the check leaves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.spark.test_pipeline_targets import make
 
 @pytest.fixture
 def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    """In a directory of its own."""
+    """Run in a directory of its own."""
     name = f"trial_{uuid.uuid4().hex[:12]}"
     spark.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path}/database'")
     yield name
@@ -37,7 +37,7 @@ def _left(directory: Path) -> list[str]:
 
 
 @pytest.mark.deep
-def test_nothing_of_a_trial_stays(spark: SparkSession, tmp_path: Path, database: str) -> None:
+def test_a_preflight_leaves_nothing(spark: SparkSession, tmp_path: Path, database: str) -> None:
     before = _left(tmp_path)
     for sink in (
         FileSink(str(tmp_path / "files")),
@@ -61,7 +61,7 @@ def test_a_table_may_lie_elsewhere(spark: SparkSession, tmp_path: Path, database
 
 @pytest.mark.parametrize("options", [{"compression": "zippy"}, {"compression": "lzo"}])
 @pytest.mark.parametrize("kind", ["files", "parts", "table", "external"])
-def test_what_only_the_writer_refuses_is_told(
+def test_errors_of_the_writer_raise(
     spark: SparkSession, tmp_path: Path, database: str, kind: str, options: dict[str, str]
 ) -> None:
     sink = {
@@ -76,7 +76,7 @@ def test_what_only_the_writer_refuses_is_told(
     assert _left(tmp_path) == before
 
 
-def test_a_table_of_a_database_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_of_a_missing_database_raises(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: The rows cannot be written: .*SCHEMA_NOT_FOUND"):
         _try(spark, tmp_path, TableSink("nowhere_at_all.numbers"))
 
@@ -84,7 +84,7 @@ def test_a_table_of_a_database_that_is_not_there_is_told(spark: SparkSession, tm
 def test_a_table_of_another_catalog_is_left_to_it(spark: SparkSession, tmp_path: Path) -> None:
     before = _left(tmp_path)
     name = f"other_{uuid.uuid4().hex[:8]}"
-    # Any class will do: it is not asked.
+    # Any class will do: it is not called.
     spark.conf.set(f"spark.sql.catalog.{name}", "org.apache.spark.sql.connector.catalog.DelegatingCatalogExtension")
     try:
         for table in (f"{name}.numbers", f"{name}.database.numbers"):

@@ -1,4 +1,4 @@
-"""How often Kafka is asked while a read is planned and run: each question is a round trip of every micro-batch."""
+"""Requests to Kafka while a read is planned and run: each is a round trip of every micro-batch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def url() -> str:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What the brokers were asked by the admin clients of this process: the first word of each question."""
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The requests of this process's admin clients, by the first word of each."""
     found = Counter[str]()
     for name in ("call", "outcomes", "coordinator_outcomes"):
         before = getattr(Connection, name)
@@ -42,60 +42,60 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def told(found: Counter[str]) -> dict[str, int]:
-    """What was asked since the last time."""
-    told = dict(found)
+def new_requests(found: Counter[str]) -> dict[str, int]:
+    """The requests since the last call."""
+    since = dict(found)
     found.clear()
-    return told
+    return since
 
 
-def test_a_micro_batch_asks_no_more_than_it_needs(
-    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+def test_a_micro_batch_sends_only_the_requests_it_needs(
+    url: str, bus: Bus, make_topic: MakeTopic, requests: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a busy machine the rows may be later than a reader waits before it asks whether they are there.
+    # On a busy machine the rows may arrive after the reader would check whether they exist.
     monkeypatch.setattr("broker_kafka.log_reader._SOON", 10.0)
     topic = make_topic(partitions=3)
     publish(bus, topic, numbered(9))
     options = SourceOptions.parse({"url": url, "topic": topic, "group": "spark.questions"})
     reader = LogStreamReader(options)
     start = reader.initialOffset()
-    told(asked)
+    new_requests(requests)
     end = reader.latestOffset(start, ReadAllAvailable())
-    # What it is, its partitions, and where these begin and end.
-    assert told(asked) == {"Topic": 2, "Positions": 2}
+    # Its id, its partitions, and their bounds.
+    assert new_requests(requests) == {"Topic": 2, "Positions": 2}
     parts = reader.partitions(start, end)
     reader.reportLatestOffset()
-    assert told(asked) == {}
+    assert new_requests(requests) == {}
     read: list[bytes] = []
     for part in parts:
         assert isinstance(part, Range)
         read += rows_of(options, part)
-        # At the end, that it is still the same.
-        assert told(asked) == {"Topic": 1}
+        # At the end, its id.
+        assert new_requests(requests) == {"Topic": 1}
     assert sorted(read) == numbered(9)
     reader.commit(end)
-    assert told(asked)
-    # Of a position that did not move the group is told once.
+    assert new_requests(requests)
+    # A position that did not move is reported to the group once.
     reader.commit(end)
-    assert told(asked) == {}
+    assert new_requests(requests) == {}
     assert reader.latestOffset(end, ReadAllAvailable()) == end
-    assert told(asked) == {"Topic": 2, "Positions": 2}
+    assert new_requests(requests) == {"Topic": 2, "Positions": 2}
 
 
-def test_a_batch_read_asks_no_more_than_it_needs(
-    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str]
+def test_a_batch_read_sends_only_the_requests_it_needs(
+    url: str, bus: Bus, make_topic: MakeTopic, requests: Counter[str]
 ) -> None:
     topic = make_topic()
     publish(bus, topic, numbered(5))
     options = SourceOptions.parse({"url": url, "topic": topic})
-    told(asked)
+    new_requests(requests)
     assert len(LogBatchReader(options).partitions()) == 2
-    assert told(asked) == {"Topic": 2, "Positions": 2}
+    assert new_requests(requests) == {"Topic": 2, "Positions": 2}
 
 
 @pytest.mark.deep
-def test_reads_by_sparks_connector_ask_for_nothing_twice(
-    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], tmp_path: Path
+def test_reads_by_sparks_connector_repeat_no_request(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, requests: Counter[str], tmp_path: Path
 ) -> None:
     topic = make_topic()
     publish(bus, topic, numbered(40))
@@ -105,34 +105,34 @@ def test_reads_by_sparks_connector_ask_for_nothing_twice(
         frame = broker_spark.read(spark, **of_topic, **options)
         return sorted(tuple(row) for row in frame.select("partition", "offset", "value").collect())
 
-    told(asked)
+    new_requests(requests)
     found = rows(connector="always")
-    assert told(asked) == {"Topic": 1, "Positions": 2}
+    assert new_requests(requests) == {"Topic": 1, "Positions": 2}
     assert found == rows(connector="never")
     assert len(found) == 40
     time = "2026-01-31T12:00:00+00:00"
-    told(asked)
+    new_requests(requests)
     found = rows(connector="always", start=time, end="latest")
     # The bounds, and then the time in the same partitions.
-    assert told(asked) == {"Topic": 2, "Positions": 3}
+    assert new_requests(requests) == {"Topic": 2, "Positions": 3}
     assert found == rows(connector="never", start=time, end="latest")
 
-    told(asked)
+    new_requests(requests)
     broker_spark.read_stream(spark, connector="always", **of_topic)
-    # Where it begins and ends the connector asks itself.
-    assert told(asked) == {"Topic": 1}
+    # The connector requests the bounds itself.
+    assert new_requests(requests) == {"Topic": 1}
     beside = TopicsStreamReader(SourceOptions.parse({"url": url, "topic": topic}))
     known = beside.initialOffset()
-    assert told(asked) == {"Topic": 1}
+    assert new_requests(requests) == {"Topic": 1}
     assert beside.latestOffset(known, ReadAllAvailable()) == known
-    assert told(asked) == {"Topic": 1}
+    assert new_requests(requests) == {"Topic": 1}
     start = {"0": 1}
     broker_spark.read_stream(spark, connector="always", checkpoint=str(tmp_path), start=start, **of_topic)
-    assert told(asked) == {"Topic": 1, "Positions": 2}
+    assert new_requests(requests) == {"Topic": 1, "Positions": 2}
 
 
-def test_who_catches_up_asks_where_the_logs_end_once_a_second(
-    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+def test_a_query_that_catches_up_fetches_the_ends_once_a_second(
+    url: str, bus: Bus, make_topic: MakeTopic, requests: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(100))
@@ -141,21 +141,21 @@ def test_who_catches_up_asks_where_the_logs_end_once_a_second(
     monkeypatch.setattr("broker_spark.log.source.time.monotonic", lambda: now)
     reader = LogStreamReader(options)
     start = reader.initialOffset()
-    told(asked)
+    new_requests(requests)
     batches: list[list[bytes]] = []
     questions: list[dict[str, int]] = []
-    # 100 and 70 rows wait where 30 are taken; of the next second nothing is known, and of the last 10 no others.
+    # 100 and 70 rows wait, and batches have 30; then a second has passed, and the last 10 are not a full batch.
     for number in range(4):
         now += 1.5 if number == 2 else 0.1
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
-        questions.append(told(asked))
+        questions.append(new_requests(requests))
         parts = reader.partitions(start, end)
         batches.append([row for part in parts if isinstance(part, Range) for row in rows_of(options, part)])
-        told(asked)
+        new_requests(requests)
         start = end
         if number == 2:
             publish(bus, topic, numbered(5, start=100))
-            told(asked)
+            new_requests(requests)
     look = {"Topic": 2, "Positions": 2}
     assert questions == [look, {}, look, look]
     assert [len(batch) for batch in batches] == [30, 30, 30, 15]

@@ -1,4 +1,4 @@
-"""The home of Spark's JVM: what is in it, and when there is none."""
+"""The home of Spark's JVM: its contents, and when none is created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.find_spark_home import _find_spark_home
 from broker_spark.runtime.local import compiled_home, home_without_archive
 
 
-def test_a_home_is_made_once_and_has_no_python_of_its_own(tmp_path: Path) -> None:
+def test_a_home_is_created_once_and_has_no_python_of_its_own(tmp_path: Path) -> None:
     real = Path(_find_spark_home())
     caches = tmp_path / "not" / "yet"
     home = home_without_archive(real, caches)
@@ -23,13 +23,13 @@ def test_a_home_is_made_once_and_has_no_python_of_its_own(tmp_path: Path) -> Non
     assert list(caches.iterdir()) == [home]
 
 
-def test_no_home_is_made_of_another_spark_or_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_no_home_is_created_of_another_spark_or_without_write_access(tmp_path: Path) -> None:
     assert home_without_archive(tmp_path, tmp_path / "caches") is None
     (tmp_path / "file").touch()
     assert home_without_archive(Path(_find_spark_home()), tmp_path / "file" / "caches") is None
 
 
-def test_what_the_environment_says_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("SPARK_HOME", raising=False)

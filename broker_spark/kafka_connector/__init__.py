@@ -1,1 +1,0 @@
-"""Reads through Spark's own Kafka connector."""
