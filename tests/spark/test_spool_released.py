@@ -99,7 +99,7 @@ SPARKS = "pyspark.sql.streaming.python_streaming_source_runner"
         (SPARKS, "at once", ["ready", "released"]),
         (SPARKS, "meanwhile", ["ready", "released"]),
         (SPARKS, "after", ["released", "ready"]),
-        ("somebodys_program", "at once", ["ready"]),
+        ("another_program", "at once", ["ready"]),
     ],
 )
 def test_sigterm_releases_the_spool_in_sparks_process_only(runs: str, when: str, expected: list[str]) -> None:
