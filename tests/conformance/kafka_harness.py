@@ -35,16 +35,16 @@ GUARDED = Listener(
 
 SAME_ON_EVERY_ENGINE = frozenset(
     {
-        "admin.ensure-at-once",
-        "admin.health-misses-the-server",
+        "admin.ensure-concurrently",
+        "admin.health-reports-unreachable-server",
         "admin.lag-counts-records",
-        "admin.partitions-as-asked",
+        "admin.partitions-as-requested",
         "admin.retention-is-kept",
         "admin.topic-counts-its-messages",
         "blocking.errors-are-the-same",
         "blocking.records-and-log",
         "blocking.several-threads",
-        "errors.all-say-what-to-do",
+        "errors.all-have-advice",
         "errors.no-server",
         "errors.wrong-credentials",
     }

@@ -12,20 +12,20 @@ from tests.servers.kafka_client import SECONDS, RawAdmin
 __all__ = ["AtOnceHarness", "SingleHarness", "V1Harness"]
 
 _TWO_TOPICS = (
-    "dead-letters.are-cut-to-fit",
+    "dead-letters.are-truncated-to-fit",
     "dead-letters.lease-is-kept-while-writing",
-    "dead-letters.reject-tells-why",
-    "dead-letters.undecodable-is-poison",
-    "dead-letters.write-failure-reruns-no-handler",
+    "dead-letters.reject-records-the-reason",
+    "dead-letters.undecodable-is-dead-lettered",
+    "dead-letters.write-failure-does-not-rerun-handler",
     "fidelity.forwarding-is-lossless",
     "fidelity.portable-names",
-    "messages.one-stops-the-other-goes-on",
+    "messages.closing-one-leaves-the-other",
     "messages.several-topics",
     "order.dead-letter-releases-followers",
     "retry.attempts-are-bounded",
-    "retry.never-gives-up-at-once",
-    "retry.restarts-burn-no-attempts",
-    "retry.restarts-use-up-no-deliveries",
+    "retry.never-is-not-retried",
+    "retry.restarts-count-no-attempts",
+    "retry.restarts-count-no-deliveries",
 )
 _ATTRIBUTES = ("messages.nack-redelivers", "publishing.scheduled-is-not-early")
 

@@ -54,4 +54,4 @@ class MarkerAreas(ShareAreas, Order, Fidelity, Limits):
     # What else publishing promises does not depend on how messages are settled.
     test_scheduled_is_not_early = Publishing.test_scheduled_is_not_early
     # No other engine has acks in transactions.
-    test_acks_ride_along = Transactions.test_acks_ride_along
+    test_acks_are_atomic = Transactions.test_acks_are_atomic

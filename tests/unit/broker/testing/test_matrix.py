@@ -146,7 +146,7 @@ def test_a_run_is_collected_with_and_without_xdist(
     pytester.makepyfile(test_one=KIT_MODULE.format(backend="one"))
     pytester.makepyfile(test_two=KIT_MODULE.format(backend="two"))
     plugins = ("-p", "pytest_asyncio.plugin", "-p", "broker.testing.matrix", *xdist)
-    ended = pytester.runpytest_subprocess(*plugins, "--conformance-write=page.md", "-k", "idle_is_an_answer")
+    ended = pytester.runpytest_subprocess(*plugins, "--conformance-write=page.md", "-k", "idle_returns_none")
     ended.assert_outcomes(passed=2)
     ended.stdout.fnmatch_lines(["*page.md was not written: * did not run*", "*two: 1 ok*"][:1])
     assert not (pytester.path / "page.md").exists(), "A page with empty cells was written"
@@ -157,7 +157,7 @@ def test_render_is_deterministic() -> None:
     assert first.render() == second.render()
     assert first.missing() == []
     assert "| `publishing.id-is-kept` | Consumers see the id that the publisher set. | ok | ok |" in first.render()
-    assert "| loses-it | It is lost. | `messages.arrive-equal` |" in first.render()
+    assert "| loses-it | It is lost. | `messages.arrive-unchanged` |" in first.render()
 
 
 def test_missing_cells_are_named() -> None:
@@ -197,7 +197,7 @@ def test_one_failure_outweighs_a_success() -> None:
 
 
 def _full(*, reverse: bool = False) -> Matrix:
-    matrix = Matrix(variants={"loses-it": ("It is lost.", "messages.arrive-equal")})
+    matrix = Matrix(variants={"loses-it": ("It is lost.", "messages.arrive-unchanged")})
     names = [promise.name for _, promises in areas() for promise in promises]
     for name in reversed(names) if reverse else names:
         for backend in ("two", "one") if reverse else ("one", "two"):
