@@ -1,4 +1,4 @@
-"""Commands on a broker without a log and without history: Service Bus, by the project's own double of it."""
+"""Commands on a broker without a log and without history: the double of Service Bus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bus() -> InnerCli:
     return InnerCli(shared_double().url)
 
 
-def test_messages_come_to_the_subscriptions_that_were_there(bus: InnerCli):
+def test_messages_reach_existing_subscriptions(bus: InnerCli):
     topic = bus.topic("--retention", "7d")
     bus("publish", topic, "lost")
     bus("subscriptions", "create", topic, "billing")
@@ -39,7 +39,7 @@ def test_messages_come_to_the_subscriptions_that_were_there(bus: InnerCli):
     assert "does not exist" in bus("topics", "describe", topic, code=3).err
 
 
-def test_what_takes_a_log_is_refused(bus: InnerCli):
+def test_commands_that_need_a_log_are_refused(bus: InnerCli):
     topic = bus.topic()
     assert "servicebus" in bus("peek", topic, code=2).err
     assert "servicebus" in bus("doctor", "--json").text

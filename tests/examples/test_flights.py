@@ -99,7 +99,7 @@ def test_a_broker_without_a_log_gives_the_same_balance(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-async def test_a_consumer_with_nothing_to_do_can_be_stopped_at_once() -> None:
+async def test_an_idle_consumer_stops_at_once() -> None:
     url = f"{pubsub().url}&ordering=on"
     async with broker.connect(url) as bus:
         await make_topics(bus)

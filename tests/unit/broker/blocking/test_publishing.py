@@ -84,7 +84,7 @@ def test_publish_errors_are_the_asynchronous_ones(bus: broker.blocking.Bus) -> N
         bus.topic(TOPIC).enqueue(OutboundMessage(b""), key="k")
 
 
-def test_failed_futures_that_nobody_looked_at_are_raised_by_flush_and_close(inmem_broker: Broker) -> None:
+def test_unretrieved_failures_are_raised_by_flush_and_close(inmem_broker: Broker) -> None:
     with broker.blocking.connect(inmem_broker.url) as bus:
         bus.admin.ensure_topic(TOPIC)
         topic = bus.topic(TOPIC)

@@ -1,4 +1,4 @@
-"""A MessageSource driven by the test: what it delivers, how it answers, and a record of what it was told."""
+"""A MessageSource that a test scripts: its deliveries, its answers, and a log of the calls to it."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ async def consuming(
 
 
 async def taken(consumer: MessageConsumer[Any]) -> Message:
-    """The next message, which has to come."""
+    """The next message, which must arrive."""
     message = await consumer.next_message(timeout=5)
     assert message is not None
     return message

@@ -1,4 +1,4 @@
-"""A transactional publisher over a scripted producer, with a record consumer to ride along."""
+"""A transactional publisher over a scripted producer, with a record consumer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ P1 = TopicPartition("orders", 1)
 
 
 class FakeProducer:
-    """Does what it is told to, in order, and fails where it is told to."""
+    """Records its calls, and raises the exceptions in `errors`."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""The matrix: what a run of the kit writes, and that the committed page speaks of every promise there is."""
+"""The matrix: what a run of the kit writes, and whether the committed page is current."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestIt(Outcomes):
 
 
 class Able(Harness):
-    """Can do whatever a test asks of a harness."""
+    """A harness that supports every operation."""
 
     def url(self, *, short_lease: bool = False) -> str:
         return ""
@@ -105,7 +105,7 @@ def test_page_is_current_and_has_no_empty_cell() -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_page_has_the_capabilities_of_today(column: str) -> None:
+def test_page_matches_current_capabilities(column: str) -> None:
     rows = dict(_rows(PAGE.read_text(encoding="utf-8")))
     capabilities = create_backend(COLUMNS[column], Hooks()).capabilities
     for test, promise in promises_of(ENGINES.get(column, Conformance)):
@@ -118,7 +118,7 @@ def test_page_has_the_capabilities_of_today(column: str) -> None:
 
 
 @pytest.mark.parametrize("column", ENGINES)
-def test_page_tells_what_runs_over_another_engine(column: str) -> None:
+def test_page_marks_promises_that_run_on_the_main_configuration_only(column: str) -> None:
     case = ENGINES[column]
     assert issubclass(case, ConformanceCase)
     left_out = cast("type[KafkaHarness]", case.harness_class).left_out
@@ -137,7 +137,7 @@ def test_page_lists_every_broken_variant() -> None:
 
 
 @pytest.mark.parametrize("xdist", [(), ("-p", "xdist", "-n", "1")], ids=["without", "with"])
-def test_a_run_is_collected_with_and_without_xdist(
+def test_results_are_collected_with_and_without_xdist(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, xdist: tuple[str, ...]
 ) -> None:
     # Each process would load more plugins than the rest takes.
