@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Hooks for all tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers.shared import end_those_of_groups
 
 __all__ = ["pytest_runtest_makereport", "pytest_terminal_summary", "pytest_testnodedown", "pytest_testnodeready"]
 
-# How long an example takes says more of what else the machine does than of the code; speed is measured in benchmarks/.
+# Durations of examples depend on the load of the machine; benchmarks/ measure speed.
 settings.register_profile("anybroker", deadline=None)
 settings.load_profile("anybroker")
 
@@ -26,7 +26,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """What a group of tests needs is ended with it: a dozen idle brokers take a tenth of the machine."""
+    """The servers of a group of tests end with it: a dozen idle brokers take a tenth of the machine."""
     try:
         return (yield)
     finally:

@@ -1,4 +1,4 @@
-"""Reads Prometheus' text format strictly: what Prometheus would refuse, or would read in another way, is an error."""
+"""A strict parser of Prometheus' text format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend of somebody else: written outside the packages, found by its entry point, opened by URL, held to the kit.
+"""A third-party backend: written outside the packages, found by its entry point, opened by URL, held to the kit.
 
 It keeps messages in plain lists, for its own process, and claims no more than that: no leases, no delays, no counts,
 no log, no history before a subscription. The core does the rest.
@@ -348,7 +348,7 @@ async def test_opens_by_url(harness_of_one: ShelfHarness) -> None:
         assert (await bus.health()).ok
 
 
-async def test_the_kit_names_what_it_lacks() -> None:
+async def test_the_kit_reports_missing_capabilities() -> None:
     outcomes = await check(
         ShelfHarness, ["records.arrive-unchanged", "leases.held-is-renewed", "messages.ack-is-final"]
     )

@@ -1,7 +1,7 @@
 """A process that consumes until it is killed: `python -m tests.chaos.jetstream_process KIND URL TOPIC FILE`.
 
 KIND is `messages` or `records`. Every message is written to FILE, one line each (`partition offset body`), before it is
-settled, so that the file tells what was handed over whatever happens to the process.
+settled, so that the file shows every delivery even if the process is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Messages:
 
 
 class Records:
-    """Hears what the core would: partitions that are gone must not be committed for, even if they come back."""
+    """A listener in place of the core: revoked partitions must not be committed, even if they are assigned again."""
 
     def __init__(self) -> None:
         self.gone: set[TopicPartition] = set()

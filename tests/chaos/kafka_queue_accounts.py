@@ -18,7 +18,7 @@ class Books:
     """The balance of one run.
 
     :param sent: numbers with a receipt.
-    :param unsure: numbers of which the publisher told an error.
+    :param unsure: numbers whose publish failed.
     :param away: from when to when the broker was restarted.
     :ivar problems: what may not be.
     """

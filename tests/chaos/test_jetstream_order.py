@@ -1,4 +1,4 @@
-"""Order per key under a steady flow of publishes, while the stream goes and comes and the server answers 503."""
+"""Order by key under a steady flow of publishes, while the stream disappears, returns, or the server answers 503."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def topic() -> str:
 
 
 class Flow:
-    """Publishes 0, 1, 2, … of `KEYS` keys without a pause, and notes what became of each."""
+    """Publishes 0, 1, 2, … with `KEYS` keys without a pause, and notes each outcome."""
 
     def __init__(self, topic: TopicFacade[bytes]) -> None:
         self.outcomes: dict[int, Receipt | BrokerError] = {}
@@ -118,8 +118,8 @@ def check_order(numbers: list[int]) -> None:
         assert mine == sorted(mine)
 
 
-def check_told(flow: Flow, log: dict[int, int]) -> None:
-    """What has a receipt is in the log where it says, and what found nobody is not."""
+def check_receipts(flow: Flow, log: dict[int, int]) -> None:
+    """Messages with a receipt are in the log at its place; messages without a responder are not."""
     for number, outcome in flow.outcomes.items():
         if isinstance(outcome, Receipt):
             assert log.pop(number) == outcome.offset
@@ -129,7 +129,7 @@ def check_told(flow: Flow, log: dict[int, int]) -> None:
 
 
 class Churn:
-    """Takes the stream's subjects away and gives them back, as an administrator may; the log stays."""
+    """Removes and restores the stream's subjects, as an administrator may; the log stays."""
 
     def __init__(self, backend: JetStreamBackend, config: dict[str, Any]) -> None:
         self._backend = backend
@@ -147,7 +147,7 @@ class Churn:
         await self._update(self._config["subjects"])
 
     async def ask(self) -> None:
-        """One round trip: how long a moment is."""
+        """Seconds of one round trip."""
         await self._backend.check_health()
 
     async def _update(self, subjects: list[str]) -> None:
@@ -168,14 +168,14 @@ def backend_of(bus: broker.Bus) -> JetStreamBackend:
 
 
 async def more(flow: Flow, number: int) -> None:
-    """Until so many more are stored."""
+    """Wait until `count` more messages are stored."""
     goal = flow.stored + number
     await until(lambda: flow.stored >= goal, 30)
 
 
 @pytest.mark.parametrize("way", ["enqueue", "publish_batch"])
 @pytest.mark.parametrize("seed", range(4))
-async def test_order_per_key_while_the_stream_goes_and_comes(
+async def test_order_by_key_while_the_stream_loses_its_subjects(
     server: NatsServer, topic: str, way: str, seed: int
 ) -> None:
     dice = random.Random(seed)
@@ -194,13 +194,13 @@ async def test_order_per_key_while_the_stream_goes_and_comes(
         await flow.stop()
         log = await log_of(bus, topic)
     check_order(list(log))
-    check_told(flow, log)
+    check_receipts(flow, log)
     assert flow.stored > 25
 
 
 @pytest.mark.parametrize("way", ["enqueue", "publish_batch"])
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_order_per_key_while_the_server_restarts(server: NatsServer, topic: str, way: str, how: str) -> None:
+async def test_order_by_key_while_the_server_restarts(server: NatsServer, topic: str, way: str, how: str) -> None:
     halt: Callable[[], None] = server.stop if how == "stop" else server.kill
     async with connect(server) as bus:
         await bus.admin.ensure_topic(topic)
@@ -214,11 +214,11 @@ async def test_order_per_key_while_the_server_restarts(server: NatsServer, topic
         await flow.stop()
         log = await log_of(bus, topic)
     check_order(list(log))
-    check_told(flow, log)
+    check_receipts(flow, log)
     assert len(flow.outcomes) == flow.stored
 
 
-async def test_order_per_key_while_the_stream_is_made_anew(server: NatsServer, topic: str) -> None:
+async def test_order_by_key_while_the_stream_is_recreated(server: NatsServer, topic: str) -> None:
     logs: list[list[int]] = []
     async with connect(server) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic, storage="memory")
@@ -239,7 +239,9 @@ async def test_order_per_key_while_the_stream_is_made_anew(server: NatsServer, t
     assert all(isinstance(failure, ConnectionFailed | OperationTimeout | TopicNotFound) for failure in failures)
 
 
-async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(server: NatsServer, topic: str) -> None:
+async def test_a_stream_recreated_with_other_partitions_gets_unanswered_messages(
+    server: NatsServer, topic: str
+) -> None:
     async with connect(server) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic, partitions=4)
         churn = await Churn.of(backend_of(other), topic)
@@ -257,12 +259,12 @@ async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(s
         }
         await churn.back()
         receipts = await asyncio.gather(*waiting)
-        # The oldest is sent alone, and what is on its way when the stream is back is where it was sent.
+        # The oldest message is sent alone; messages in flight when the stream returns keep their partition.
         assert {receipt.partition for receipt in receipts[1:]} == {0, 1}
         assert len({receipt.offset for receipt in receipts}) == 19
 
 
-async def test_a_stream_that_stays_away_is_told_in_time(server: NatsServer, topic: str) -> None:
+async def test_a_missing_stream_is_reported_in_time(server: NatsServer, topic: str) -> None:
     settings = JetStreamSettings(servers=(server.url,), publish_timeout=3.0)
     async with broker.connect(settings) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic)

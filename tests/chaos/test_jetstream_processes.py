@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Consumer:
-    """One consumer process and the file of what it was given."""
+    """One consumer process and the file of its deliveries."""
 
     def __init__(self, kind: str, topic: str, path: Path, lease: float) -> None:
         url = f"{shared_server().url}?lease_seconds={lease:g}&owner_timeout=1"
@@ -100,12 +100,12 @@ def bodies(*consumers: Consumer) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_messages_of_a_consumer_that_is_gone_come_again(
+async def test_messages_of_a_dead_consumer_are_redelivered(
     backend: JetStreamBackend, topic: str, start: Start, how: signal.Signals
 ) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *(OutboundMessage(b"%d" % n) for n in range(1000)))
-    # Long enough that nothing comes again only because the machine is busy.
+    # Long enough that a busy machine causes no redelivery.
     first = start("messages", lease=5.0)
     await first.ready()
     await until(lambda: len(first.lines()) > 100)
@@ -114,7 +114,7 @@ async def test_messages_of_a_consumer_that_is_gone_come_again(
     wanted = {str(n) for n in range(1000)}
     await until(lambda: set(bodies(first, second)) == wanted, 30)
     seen = bodies(first, second)
-    # Twice only what was on its way when the process went: one fetch that was handed over, one that followed it.
+    # Only messages in flight may arrive twice: one delivered fetch, and the one after it.
     assert len(seen) - len(wanted) <= 40
     if how is signal.SIGSTOP:
         first.signal(signal.SIGCONT)
@@ -160,18 +160,18 @@ async def test_records_go_to_the_next_owner_in_order(
         def refusals() -> set[str]:
             return {line.body for line in first.lines()[before:] if line.offset < 0}
 
-        # It ends the fetch it was in the middle of, is told that the partition is gone, and gets nothing more of it.
+        # Its running fetch ends, its partition is lost, and it gets no more records of it.
         await until(lambda: not stale() or bool(refusals()), 20)
         assert len(stale()) <= 20
         assert refusals() <= {"LeaseLost"}
     for partition in range(2):
         check_order([line for line in second.lines() if line.partition == partition])
         check_order([line for line in first.lines() if line.partition == partition])
-    # The new owner begins at what was committed: twice only what one fetch had handed over, per move of a partition.
+    # The new owner starts at the commit: only one delivered fetch per move of a partition is repeated.
     assert len(bodies(first, second)) - len(set(bodies(first, second))) <= 120
 
 
-async def test_a_frozen_member_that_gets_its_partition_back_goes_on_where_the_group_stands(
+async def test_a_frozen_member_that_gets_its_partition_back_continues_at_the_commit(
     backend: JetStreamBackend, topic: str, start: Start
 ) -> None:
     await make_topic(backend, topic)
@@ -189,7 +189,7 @@ async def test_a_frozen_member_that_gets_its_partition_back_goes_on_where_the_gr
     first.signal(signal.SIGCONT)
     await publish(backend, topic, *(OutboundMessage(b"%d" % n) for n in range(400, 500)))
     await until(lambda: len(set(bodies(first, second))) == 500, 20)
-    # The fetch it was in the middle of ends and cannot be committed; nothing that the group had finished comes again.
+    # Its running fetch ends and cannot be committed; records that the group finished are not redelivered.
     after = first.lines()[before:]
     assert len([line for line in after if line.offset >= 0 and int(line.body) < 400]) <= 20
     assert "LeaseLost" in {line.body for line in after}
@@ -213,7 +213,7 @@ async def all_committed(backend: JetStreamBackend, topic: str) -> None:
 
 
 async def keep_publishing(backend: JetStreamBackend, topic: str, gone: asyncio.Event) -> int:
-    """Publish 0, 1, 2, … until a member is gone, and 60 batches more; how many messages these were."""
+    """Publish 0, 1, 2, … until a member is gone, and 60 batches more; return the number of messages."""
     target = backend.publish_target(topic)
     count, left = 0, 60
     while left:
@@ -225,7 +225,7 @@ async def keep_publishing(backend: JetStreamBackend, topic: str, gone: asyncio.E
 
 
 def check_order(lines: list[Line]) -> None:
-    """Offsets grow; where an owner began again at the committed position, they grow from there."""
+    """Offsets grow, or start again at the committed position of a new owner."""
     offsets = [line.offset for line in lines if line.offset >= 0]
     restarts = [index for index in range(1, len(offsets)) if offsets[index] <= offsets[index - 1]]
     assert len(restarts) <= 2, offsets

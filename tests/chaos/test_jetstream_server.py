@@ -54,7 +54,7 @@ def events() -> list[Event]:
 
 @pytest.fixture
 async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]:
-    # It needs the proxy only so that connections are closed before their server.
+    # The proxy only closes connections before their server.
     opened: list[JetStreamBackend] = []
 
     async def open_one(url: str, **values: Any) -> JetStreamBackend:
@@ -73,7 +73,7 @@ async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]
 
 
 async def harm(server: NatsServer, fault: str, seconds: float = 0.3) -> None:
-    """Do it, and undo it after a while."""
+    """Apply the fault, and undo it after a while."""
     if fault == "freeze":
         server.pause()
         await asyncio.sleep(seconds)
@@ -87,7 +87,7 @@ async def harm(server: NatsServer, fault: str, seconds: float = 0.3) -> None:
 async def publish_all(
     backend: JetStreamBackend, topic: str, batches: int, size: int, receipts: list[Receipt] | None = None
 ) -> list[Receipt]:
-    """Publish 0, 1, 2, … in batches, two calls at a time; `receipts` grows meanwhile."""
+    """Publish 0, 1, 2, … in batches, two calls at a time; receipts are appended to `receipts`."""
     target = backend.publish_target(topic)
     receipts = [] if receipts is None else receipts
     for first in range(0, batches, 2):
@@ -106,7 +106,7 @@ async def publish_all(
 
 
 class Consumer:
-    """Takes messages and acks them until it has seen all; repeats what may be repeated."""
+    """Acks messages until it has seen all; retries retriable errors."""
 
     def __init__(self, source: MessageSource, number: int) -> None:
         self.source = source
@@ -176,7 +176,7 @@ async def test_publishing_through_a_fault_of_the_server(
     receipts: list[Receipt] = []
     publishing = asyncio.create_task(publish_all(backend, topic, 60, 100, receipts))
     for number in (1, 2):
-        # It is in the middle each time: a third, then two thirds of the 6000 are on the server.
+        # Each fault hits during the work: at a third and at two thirds of the 6000 messages.
         await until(lambda: len(receipts) >= number * 2000, 20)  # noqa: B023
         await harm(server, fault)
         if fault != "freeze":
@@ -194,7 +194,7 @@ async def test_publishing_through_cuts(open_backend: Open, proxy: Proxy, topic: 
     backend = await open_backend(proxy.url, fast_path=fast)
     await make_topic(backend, topic)
     publishing = asyncio.create_task(publish_all(backend, topic, 60, 100))
-    dice = random.Random(7)  # the same cuts in every run
+    dice = random.Random(7)  # the same cuts on every run
     while not publishing.done():
         proxy.cut(dice.randrange(20_000))
         await asyncio.sleep(0.08)
@@ -203,7 +203,7 @@ async def test_publishing_through_cuts(open_backend: Open, proxy: Proxy, topic: 
     values = await log_of(backend, topic)
     if fast:
         check_log(values, 6000)
-    # The public calls cannot take back what nats-py kept, so there a cut may change the order.
+    # The public calls cannot withdraw what nats-py buffered, so a cut may change the order there.
     assert sorted(values) == list(range(6000))
     assert len({receipt.offset for receipt in receipts}) == 6000
     assert proxy.cuts >= 2
@@ -220,11 +220,11 @@ async def test_messages_through_a_fault_of_the_server(
     consuming = asyncio.create_task(consumer.run())
     await until(lambda: len(consumer.seen) > 500)
     before = len(consumer.seen)
-    # Longer than a lease: whatever was under way comes again.
+    # Longer than a lease: messages in flight are redelivered.
     await harm(server, fault, 1.3)
     await asyncio.wait_for(consuming, 20)
     assert set(consumer.seen) == set(range(4000))
-    # Twice only what was handed over or under way when it happened. A server that is killed forgets acks that it had
+    # Only delivered messages or those in flight may arrive twice. A killed server forgets acks that it had
     # not yet written down.
     under_way = 1200 if fault != "kill" else before + 1200
     assert len(consumer.seen) - 4000 <= under_way
@@ -290,14 +290,14 @@ async def test_records_through_cuts(open_backend: Open, proxy: Proxy, topic: str
 
 
 def check_records(reader: Reader) -> None:
-    """One owner without a rival: nothing lost, nothing twice, all in order."""
+    """With one owner nothing is lost or repeated, and all is in order."""
     for partition in range(2):
         offsets = [record.offset for record in reader.seen if record.partition == partition]
         assert offsets == sorted(set(offsets))
     assert len(reader.values) == len(set(reader.values))
 
 
-async def test_what_cannot_be_confirmed_is_told_in_time(open_backend: Open, server: NatsServer, topic: str) -> None:
+async def test_unconfirmed_calls_fail_in_time(open_backend: Open, server: NatsServer, topic: str) -> None:
     patient = await open_backend(server.url, lease_seconds=30.0)
     await make_topic(patient, topic)
     await patient.admin().ensure_subscription(topic, "billing", start="earliest", options={})

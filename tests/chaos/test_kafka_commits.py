@@ -1,4 +1,4 @@
-"""Commits while the coordinator is away: what was told as stored stays, whatever the client repeats on its own."""
+"""Commits while the coordinator is away: retries of the client do not undo a confirmed commit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLASSIC: dict[str, Any] = {"session.timeout.ms": 30_000}
 
 
 class Host:
-    """Takes partitions over from their begin, and nothing else."""
+    """Assigns partitions at their start, and does nothing else."""
 
     def __init__(self) -> None:
         self.owned: set[TopicPartition] = set()
@@ -56,7 +56,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def wired() -> Iterator[tuple[KafkaServer, Proxy]]:
-    """A broker that is reached through a proxy, too."""
+    """A broker that is also reachable through a proxy."""
     server = KafkaServer(listeners=[PLAIN, Listener("WIRE")])
     with Proxy(server.ports["WIRE"]) as proxy:
         server.advertised["WIRE"] = proxy.port
@@ -65,7 +65,7 @@ def wired() -> Iterator[tuple[KafkaServer, Proxy]]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_what_was_told_as_stored_is_not_undone_by_an_older_commit(
+async def test_a_confirmed_commit_is_not_undone_by_an_older_one(
     wired: tuple[KafkaServer, Proxy], protocol: str
 ) -> None:
     server, proxy = wired
@@ -103,11 +103,11 @@ async def test_what_was_told_as_stored_is_not_undone_by_an_older_commit(
         proxy.refuse()
         await ask(0.3 * random.random())
         proxy.refuse(False)
-        # The next are asked for while the client finds its coordinator, and repeats what it kept.
+        # The next commits are requested while the client finds its coordinator and repeats the pending ones.
         await ask(0.5)
         answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
         stored = raw.committed(group, topic).offset
         good = [begun + place for place, answer in enumerate(answers, 1) if set(answer.values()) == {None}]
         assert good, answers[-1]
-        assert stored >= good[-1], f"{stored} is stored, and {good[-1]} was told; {position} was the last"
+        assert stored >= good[-1], f"{stored} is stored, and {good[-1]} was confirmed; {position} was the last"
     assert await thread.stop(30)

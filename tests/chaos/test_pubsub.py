@@ -1,4 +1,4 @@
-"""Pub/Sub's server, its connections and its consumers killed, cut and stopped; every message is counted."""
+"""Pub/Sub's server, connections and consumers are killed, cut and frozen; every message is accounted for."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ async def test_killed_consumers_lose_nothing_under_load():
         async with bus.messages(topic, subscription="readers") as inbox:
             seen = bodies([*await until_seen(inbox, rest, PATIENCE), *await _drained(inbox)])
         assert set(seen) | set(handled) == set(sent)
-        # Acks are not confirmed: those of what a worker had of its last pull may not have left it.
+        # Acks are not confirmed: those of a worker's last pull may not have been sent.
         assert len(set(seen) & set(handled)) + len(handled) - len(set(handled)) <= 100 * len(workers)
         assert (await bus.admin.lag(topic, "readers")).waiting == 0
 
 
 async def _drained(inbox: broker.MessageIterator) -> list[broker.Message[bytes]]:
-    """What comes until nothing has for longer than a lease, acked."""
+    """Ack messages until none arrives for longer than a lease; return them."""
     found: list[broker.Message[bytes]] = []
     while message := await inbox.next_message(timeout=2.5):
         await message.ack()
@@ -66,7 +66,7 @@ async def _publish_until(enough: asyncio.Event, bus: broker.Bus, topic: str, sen
         await asyncio.sleep(0.02)
 
 
-async def test_a_killed_server_is_told_and_comes_back_empty():
+async def test_a_killed_server_is_reported_and_returns_empty():
     topic, events = _name(), list[Event]()
     need_emulator()
     with PubSubServer() as server:
@@ -81,7 +81,7 @@ async def test_a_killed_server_is_told_and_comes_back_empty():
                     await bus.topic(topic).publish(b"lost")
                 assert raised.value.retriable
                 await asyncio.to_thread(server.start)
-                # The emulator has forgotten all: a consumer does not wait for ever for what cannot come.
+                # The emulator has lost everything: a consumer must not wait forever.
                 with pytest.raises(SubscriptionNotFound):
                     await inbox.next_message(timeout=PATIENCE)
             await bus.admin.ensure_topic(topic)
@@ -122,8 +122,8 @@ async def test_a_connection_cut_in_the_middle_of_acks_loses_nothing():
     assert proxy.cuts
 
 
-async def test_a_publish_waits_for_a_connection_that_comes_back():
-    """What was not sent cannot be there twice."""
+async def test_a_publish_waits_for_the_reconnect():
+    """An unsent message cannot be duplicated."""
     server, topic = shared_server(), _name()
     with Proxy(server.port) as proxy:
         url = server.url.replace(server.host, f"127.0.0.1:{proxy.port}")

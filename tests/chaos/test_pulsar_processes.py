@@ -1,4 +1,4 @@
-"""Consumer processes that are killed under load, and a broker that is: every message is counted."""
+"""Consumer processes and a broker are killed under load; every message is accounted for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = 20
 
 
 class Consumer:
-    """One consumer process and the file of what it was given."""
+    """One consumer process and the file of its deliveries."""
 
     def __init__(self, kind: str, topic: str, path: Path) -> None:
         self._path = path
@@ -99,7 +99,7 @@ async def test_killed_consumers_lose_nothing(kind: str, tmp_path: Path) -> None:
 
 
 def assert_in_order(lines: list[str]) -> None:
-    """Of each key nothing is left out between what was seen first and last, in the order of the first sights."""
+    """First deliveries of each key are in order, without gaps."""
     for key in range(KEYS):
         numbers = list(dict.fromkeys(int(line) for line in lines if int(line) % KEYS == key))
         assert numbers == sorted(numbers), f"key {key} came as {numbers}"

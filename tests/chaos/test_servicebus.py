@@ -1,4 +1,4 @@
-"""Consumers of Service Bus killed while they hold locks, and its double too; every message is counted."""
+"""Consumers of Service Bus, and its double, are killed while they hold locks; every message is accounted for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_killed_consumers_lose_nothing_under_load(double: ServiceBusDouble
         await bus.admin.ensure_topic(topic)
         await bus.admin.ensure_subscription(topic, "readers", requires_session=sessions)
         sent: list[bytes] = []
-        # A backlog, so that who is killed has fetched more than it has handled.
+        # A backlog, so that a killed worker has fetched more than it has handled.
         for _ in range(40):
             await _publish_more(bus, topic, sent)
         workers = [await Worker.start(url, topic, "readers", 1_000_000) for _ in range(2)]
@@ -53,7 +53,7 @@ async def test_killed_consumers_lose_nothing_under_load(double: ServiceBusDouble
             handled += worker.handled
         enough.set()
         await publishing
-        # An ack is confirmed before its message is told, so that nothing that was told comes again.
+        # A worker prints a message after its confirmed ack, so a printed message is not redelivered.
         rest = set(sent) - set(handled)
         assert rest, "everything was handled, so that nothing was put to the test"
         seen: Counter[bytes] = Counter()
@@ -61,7 +61,7 @@ async def test_killed_consumers_lose_nothing_under_load(double: ServiceBusDouble
         attempts: set[int] = set()
         async with bus.messages(topic, subscription="readers", ordered_by_key=sessions) as inbox:
             async with asyncio.timeout(PATIENCE):
-                # Both workers may have died between an ack and telling of it.
+                # Both workers may have died between an ack and its line.
                 while len(seen) < len(rest) - len(workers) or (await bus.admin.lag(topic, "readers")).waiting:
                     batch = await inbox.next_batch(100, timeout=0.5)
                     order += [message.data or b"" for message in batch]
@@ -73,7 +73,7 @@ async def test_killed_consumers_lose_nothing_under_load(double: ServiceBusDouble
     assert set(seen) <= rest
     assert len(rest - set(seen)) <= len(workers)
     assert set(seen.values()) == {1}
-    assert max(attempts) > 1, "the killed workers held nothing, so that nothing was put to the test"
+    assert max(attempts) > 1, "the killed workers held no message, so nothing was tested"
     if sessions:
         for key in range(KEYS):
             ours = [body for body in order if _key_of(body) == key]

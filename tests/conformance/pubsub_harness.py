@@ -1,6 +1,6 @@
-"""The harness of the Pub/Sub backend: Google's emulator, with clients behind proxies of their own.
+"""The harness of the Pub/Sub backend: Google's emulator, with a proxy for each client.
 
-The emulator keeps nothing over a restart, so the harness offers none.
+The emulator loses everything in a restart, so the harness cannot restart it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:
             return super().open_bus(url, wrap)
-        # Each of these has a wire of its own, so that one can be made to die alone.
+        # Each of these clients has its own proxy, so that it can be cut off alone.
         proxy = Proxy(self.server.port)
         proxy.__enter__()
         bus = super().open_bus(url.replace(self.server.host, f"127.0.0.1:{proxy.port}"), wrap)
@@ -58,7 +58,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
 
 
 class PstestHarness(PubSubHarness):
-    """Google's pstest with ordered subscriptions; not every machine has it, so the matrix has no column of it."""
+    """Google's pstest with ordered subscriptions; it is optional, so it has no column in the matrix."""
 
     name = "pubsub[pstest]"
     in_matrix = False

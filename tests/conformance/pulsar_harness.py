@@ -1,7 +1,7 @@
 """The harness of the Pulsar backend: a real standalone, which it restarts, kills and pauses.
 
-A client that is to be cut off alone goes through two proxies, one for each door of the broker. Pulsar tells its clients
-where it is, so that each pair has a listener of its own that advertises the proxy's port.
+A client that is cut off alone goes through two proxies, one for each port of the broker. Pulsar advertises its address
+to clients, so each pair has a listener that advertises the proxy's port.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.servers.server_process import Servers
 from tests.servers.shared import Shared
 
 WIRES = 4
-"""How many clients of one test can have a wire of their own."""
+"""The number of clients of one test that can have their own proxy."""
 
 
 class Wire(Proxy):
-    """The way of one client to the broker, and to its HTTP API."""
+    """The proxies of one client to the broker and its HTTP API."""
 
     def __init__(self, server: PulsarServer) -> None:
         super().__init__(server.port)
@@ -49,7 +49,7 @@ class Wire(Proxy):
 
 
 class Wired(Servers):
-    """The broker of this test process, and the wires to it."""
+    """The broker of this test process, and its proxies."""
 
     def __init__(self) -> None:
         self.server = PulsarServer()

@@ -1,6 +1,6 @@
 """The harness of the Service Bus backend: the project's own double of it, or a real namespace.
 
-Where `ANYBROKER_SERVICEBUS` holds a connection string, the tests run against that namespace; it cannot be restarted,
+If `ANYBROKER_SERVICEBUS` holds a connection string, the tests run against that namespace; it cannot be restarted,
 and its locks are five seconds long at least.
 """
 
@@ -45,7 +45,7 @@ class DoubleHarness(ServerHarness[ServiceBusDouble]):
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:
             return super().open_bus(url, wrap)
-        # Each of these has a wire of its own, so that one can be made to die alone.
+        # Each of these clients has its own proxy, so that it can be cut off alone.
         proxy = Proxy(self.server.port)
         proxy.__enter__()
         bus = super().open_bus(url.replace(f":{self.server.port}?", f":{proxy.port}?"), wrap)

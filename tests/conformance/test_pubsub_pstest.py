@@ -1,4 +1,4 @@
-"""What the kit promises of keys in order, on Pub/Sub's ordered subscriptions, which the emulator has not.
+"""The promises about order by key, on Pub/Sub's ordered subscriptions, which the emulator lacks.
 
 On Google's pstest, which gives out one message of a key at a time, and by streams, because a pull there sleeps for half
 a second when it finds nothing. Tests that hold several messages of a key, or need a snapshot, are not for it.

@@ -1,4 +1,4 @@
-"""The files that docs/pipelines.md shows for tests of a pipeline, run by pytest as a reader would run them."""
+"""The test files that docs/pipelines.md shows, run by pytest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) (\S+)(?: - (.*))?$", re.MULTILINE)
 
 
 def shown() -> dict[str, str]:
-    """The files of the page, by the names that their first lines tell."""
+    """The files of the page, by the name in their first line."""
     named = {match[1]: block.code for block in blocks(PAGE) if (match := NAMED.match(block.code))}
     assert named.keys() == {"shop_pipeline.py", "conftest.py", "test_shop.py"}
     return named
@@ -29,9 +29,9 @@ def shown() -> dict[str, str]:
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("spark-docs")
-def test_the_tests_of_a_pipeline_pass_and_fail_where_the_pipeline_is_wrong(tmp_path: Path) -> None:
+def test_the_shown_tests_pass_and_catch_mistakes(tmp_path: Path) -> None:
     files = shown()
-    # Both in one process, which has one JVM. Each mistake is for one of the two tests.
+    # Both in one process with one JVM. Each mistake fails one of the two tests.
     files["wrong_pipeline.py"] = files["shop_pipeline.py"]
     for good, bad in (("coffees >= 10", "coffees >= 9"), ('key="table"', 'key="coffees"')):
         assert good in files["wrong_pipeline.py"]
@@ -45,7 +45,7 @@ def test_the_tests_of_a_pipeline_pass_and_fail_where_the_pipeline_is_wrong(tmp_p
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, "test_shop.py", "test_wrong.py"],
             cwd=tmp_path,
-            # As wide as the reasons are long.
+            # Wide enough for the reasons.
             env={**os.environ, "COLUMNS": "200"},
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""Records with headers as no Python client writes them: names that are not UTF-8, by librdkafka itself. Blocking."""
+"""Records with header names that are not UTF-8, written with librdkafka by ctypes. Blocking."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Google's Pub/Sub emulator as a small object: start, stop, kill, restart, pause, resume. Loopback only.
 
-It keeps all in memory: whatever ends it, it comes back empty, at the same port. Blocking, for fixtures and threads;
+It keeps everything in memory: it restarts empty, at the same port. Blocking, for fixtures and threads;
 every call returns when it is done. It ends with this process, however that ends.
 """
 
@@ -23,10 +23,10 @@ START_SECONDS = 180.0
 
 
 class PubSubServer(ServerProcess):
-    """One emulator, or another server that takes the same calls.
+    """The emulator, or another server with the same API.
 
-    :param command: how to start it on a port.
-    :param started: what its log says when it serves.
+    :param command: the command that starts it on a port.
+    :param started: the line of its log when it is ready.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PubSubServer(ServerProcess):
     def start(self) -> Self:
         """Start and wait until it serves.
 
-        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
+        :raises RuntimeError: the server ends or is not ready in time; the error has the end of its log.
         """
         command = (self._command or emulator().command)(self.port)
         self._log_read = len(self.log)
@@ -66,13 +66,13 @@ class PubSubServer(ServerProcess):
         return self
 
     def close(self) -> None:
-        """Kill it, give its port back and remove what it wrote."""
+        """Kill it, free its port and remove its files."""
         super().close()
         self._held.close()
 
 
 def need_emulator() -> None:
-    """Skip the test where the emulator cannot be had, telling what to install."""
+    """Skip the test if the emulator is unavailable, with what to install."""
     try:
         emulator()
     except RuntimeError as error:

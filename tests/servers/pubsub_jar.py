@@ -1,4 +1,4 @@
-"""Google's Pub/Sub emulator, which is one jar: of an installed Cloud SDK, or of Google's Debian package, by apt.
+"""The jar of Google's Pub/Sub emulator, from an installed Cloud SDK or from Google's Debian package.
 
 `emulator()` looks for the SDK's first, and else fetches the package once into `$XDG_CACHE_HOME/anybroker` or
 `~/.cache/anybroker`, without installing it. What fails says what to install.
@@ -28,7 +28,7 @@ _USUAL_PLACES = ("/usr/lib/google-cloud-sdk", "/usr/share/google-cloud-sdk", "/o
 
 
 class Emulator(NamedTuple):
-    """What is needed to run it."""
+    """Java and the jar."""
 
     java: str
     jar: Path
@@ -49,9 +49,9 @@ class Emulator(NamedTuple):
 
 @cache
 def emulator() -> Emulator:
-    """The emulator, fetched if it is not there.
+    """The emulator, fetched if missing.
 
-    :raises RuntimeError: Java is missing, or the package cannot be had.
+    :raises RuntimeError: Java is missing, or the package cannot be fetched.
     """
     return Emulator(find_java("Pub/Sub")[0], _installed() or _fetched())
 

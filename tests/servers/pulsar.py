@@ -34,7 +34,7 @@ TEST_OPTIONS: Mapping[str, str] = {
     "clusterName": "standalone",
     "bindAddress": _HOST,
     "advertisedAddress": _HOST,
-    # The starter's own defaults are those of a cluster.
+    # The defaults are for a cluster.
     "managedLedgerDefaultEnsembleSize": "1",
     "managedLedgerDefaultWriteQuorum": "1",
     "managedLedgerDefaultAckQuorum": "1",
@@ -51,7 +51,7 @@ TEST_OPTIONS: Mapping[str, str] = {
     "dbStorage_readAheadCacheMaxSizeMb": "16",
     "managedLedgerCacheSizeMB": "32",
     "nettyMaxFrameSizeBytes": "5253120",
-    # One broker that serves one test process needs few threads; each of its pools is as large as the machine otherwise.
+    # One broker for one test process needs few threads; by default each pool has the size of the machine.
     "numIOThreads": "2",
     "numHttpServerThreads": "8",
     "numOrderedExecutorThreads": "2",
@@ -60,29 +60,29 @@ TEST_OPTIONS: Mapping[str, str] = {
     "bookkeeperNumberOfChannelsPerBookie": "1",
     "bookkeeperClientNumWorkerThreads": "1",
     "bookkeeperClientNumIoThreads": "1",
-    # A bookie that answers late after a kill is the only one there is.
+    # There is only one bookie, which may answer late after a kill.
     "bookkeeperClientHealthCheckEnabled": "false",
     "topicLevelPoliciesEnabled": "true",
     "systemTopicEnabled": "true",
     "transactionCoordinatorEnabled": "false",
     "functionsWorkerEnabled": "false",
-    # What has no subscription yet is kept for the one that comes.
+    # Messages without a subscription are kept for a later one.
     "defaultRetentionTimeInMinutes": "-1",
     "defaultRetentionSizeInMB": "-1",
     "brokerDeduplicationProducerInactivityTimeoutMinutes": "10",
     "acknowledgmentAtBatchIndexLevelEnabled": "true",
-    # Brokers before the fix of apache/pulsar#26475 forget which part of a batch was acked, unless it is stored so.
+    # Brokers before the fix of apache/pulsar#26475 lose the acked part of a batch without this setting.
     "managedLedgerMaxUnackedRangesToPersistInMetadataStore": "-1",
-    # What a cursor has of a batch is stored once a second, and not once a minute.
+    # Partly acked batches of a cursor are stored every second, not every minute.
     "managedLedgerCursorPositionFlushSeconds": "1",
     "managedLedgerDefaultMarkDeleteRateLimit": "100",
     "delayedDeliveryTickTimeMillis": "100",
-    # Members and connections that find out in seconds what takes Pulsar's defaults minutes.
+    # Timeouts of seconds, where Pulsar's defaults are minutes.
     "activeConsumerFailoverDelayTimeMillis": "500",
     "keepAliveIntervalSeconds": "1",
-    # A topic load that is stuck after a kill of the broker fails after this time instead of a minute.
+    # A topic load that hangs after a kill of the broker fails after this time instead of a minute.
     "topicLoadTimeoutSeconds": "20",
-    # One topic that does not close must not keep it from its end longer than `stop_seconds`.
+    # A topic that does not close must not delay the shutdown beyond `stop_seconds`.
     "namespaceBundleUnloadingTimeoutMs": "20000",
     "brokerShutdownTimeoutMs": "20000",
     "retentionCheckIntervalInSeconds": "1",
@@ -112,10 +112,10 @@ _LOGGING: Final = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 class PulsarServer(ServerProcess):
-    """One standalone. `options` are added to its configuration, by their own names.
+    """One standalone. `options` are added to its configuration.
 
-    :param headers: what its health check is asked with, where it wants credentials.
-    :param tls: how the health check speaks TLS, where the server demands it.
+    :param headers: headers of the health check, if it requires credentials.
+    :param tls: TLS of the health check, if the server requires it.
     :param bookie_api: whether the bookie can be told to write nothing, by `read_only`.
     """
 
@@ -151,7 +151,7 @@ class PulsarServer(ServerProcess):
 
     @property
     def service_url(self) -> str:
-        """What a raw client takes."""
+        """The URL of a raw client."""
         return f"pulsar://{_HOST}:{self.ports['broker']}"
 
     @property
@@ -165,7 +165,7 @@ class PulsarServer(ServerProcess):
     def start(self) -> Self:
         """Start and wait until clients are served.
 
-        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
+        :raises RuntimeError: the server ends or is not ready in time; the error has the end of its log.
         """
         (self.directory / "log4j2.xml").write_text(_LOGGING)
         config = self.directory / "standalone.conf"
@@ -184,25 +184,25 @@ class PulsarServer(ServerProcess):
         raise RuntimeError(f"Pulsar is not ready after {START_SECONDS} s: {told}")
 
     def stop(self) -> None:
-        """End it orderly: as a broker of a cluster does, it lets go of its topics first, which stores their cursors."""
+        """Stop it gracefully: like a broker of a cluster it first closes its topics, which stores their cursors."""
         if self.running:
             with suppress(OSError):
-                # A namespace of hundreds of topics on a busy machine takes its time, and forgets acks if it is cut off.
+                # Closing hundreds of topics takes time on a busy machine, and loses acks if it is interrupted.
                 self.request("PUT", "/admin/v2/namespaces/public/default/unload", seconds=self.stop_seconds)
         super().stop()
 
     def close(self) -> None:
-        """Kill it, give its ports back and remove all it stored."""
+        """Kill it, free its ports and remove its data."""
         super().close()
         for held in self._held.values():
             held.close()
 
     def read_only(self, is_so: bool = True) -> None:
-        """Let the bookie write nothing, as on a full disk, or write again; the broker knows it then.
+        """Make the bookie read-only, as on a full disk, or writable again; returns when the broker knows.
 
         Takes `bookie_api`.
         """
-        # What the broker keeps for a namespace is written with its first topic, for which it would wait for minutes.
+        # The first topic of a namespace writes its metadata, for which the broker would wait for minutes.
         assert not is_so or self._can_open_topics()
         connection = http.client.HTTPConnection(_HOST, self.ports["bookie_web"], timeout=20)
         try:
@@ -307,7 +307,7 @@ class PulsarServer(ServerProcess):
 
 
 def archive_classes() -> None:
-    """Start a standalone once and let the JVM keep the classes it loaded. Without it all works, slower."""
+    """Start a standalone once and archive the classes that the JVM loaded, which makes starts quicker."""
     _, archive = _java()
     with locked(archive.with_suffix(".lock")):
         if not archive.exists():
@@ -319,7 +319,7 @@ def archive_classes() -> None:
 
 
 def _java() -> tuple[str, Path]:
-    """Java's path, and where it keeps the classes of Pulsar: beside the jars, for this version of Java."""
+    """Java's path, and the path of its class archive, next to the jars, for this version of Java."""
     java, version = find_java("Pulsar")
     name = f"classes-{hashlib.sha256(version.encode()).hexdigest()[:12]}.jsa"
     return java, jars_of(POM, "pulsar")[0].parent / name
@@ -329,6 +329,6 @@ def _java() -> tuple[str, Path]:
 def shared_server() -> PulsarServer:
     """The plain broker of this test process.
 
-    What calls it belongs to the group `pulsar` of pytest-xdist, so that one worker starts it: that takes six seconds.
+    Callers are in the xdist group `pulsar`, so that only one worker starts it, which takes six seconds.
     """
     return PulsarServer(bookie_api=True)

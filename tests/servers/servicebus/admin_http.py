@@ -1,6 +1,6 @@
 """The administration endpoint of the double: Atom XML over HTTP, as ServiceBusAdministrationClient asks for it.
 
-Elements that the double does not know are kept as they came and given back. What `/$double/` answers is not part of
+Unknown elements are kept and returned unchanged. `/$double/` is not part of
 Service Bus: tests set faults there. One thread per request, each under the namespace's lock.
 """
 
@@ -123,7 +123,7 @@ class _Requests(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    # Asking.
+    # Reading.
 
     def _get(self, parts: list[str], query: dict[str, str], _: bytes) -> tuple[int, ET.Element]:
         namespace = self.server.namespace
@@ -152,7 +152,7 @@ class _Requests(BaseHTTPRequestHandler):
             kind = "queue" if place.name.lower() in namespace.queues else "topic"
             return 200, self._described(kind, place.name)
         except KeyError:
-            # What is not there is a feed of nothing, and not an error.
+            # A missing entity is an empty feed, not an error.
             return 200, ET.Element(f"{{{ATOM}}}feed")
 
     def _described(self, kind: str, name: str, subscription: str = "") -> ET.Element:
@@ -231,7 +231,7 @@ class _Requests(BaseHTTPRequestHandler):
 
 
 class _Place:
-    """A path: the name of a queue or topic, which may have slashes, and what comes after it."""
+    """A path: the name of a queue or topic, which may contain slashes, and the rest."""
 
     def __init__(self, parts: list[str]) -> None:
         lower = [part.lower() for part in parts]

@@ -85,7 +85,7 @@ class Amqp(Handler):
             if kind in ("connections", "closed"):
                 for connection in list(self._connections.values()):
                     drop(connection, politely=kind == "closed")
-                    # It is over for the service, however long the client takes to say so: nothing is handed out there.
+                    # The link is closed for the service even before the client confirms: nothing is delivered on it.
                     self._gone(connection)
             else:
                 for link, where in list(self._links.values()):

@@ -1,4 +1,4 @@
-"""The double as a small object: start, stop, kill, restart, pause, resume. Loopback only, ports of its own.
+"""The double as a small object: start, stop, kill, restart, pause, resume. Loopback only.
 
 Blocking, for fixtures and threads; every call returns when it is done. Ports and messages stay the same over restarts.
 The double ends with this process, however that ends. Where python-qpid-proton could not be built there is no double,
@@ -27,16 +27,16 @@ _ROOT = Path(__file__).parents[3]
 
 
 def missing() -> str | None:
-    """Why there is no double on this machine; None if there is one."""
+    """Why the double cannot run here; None if it can."""
     if find_spec("proton") is not None and find_spec("cproton") is not None:
         return None
     return "python-qpid-proton is not built here: it needs a C compiler, make setup says more"
 
 
 class ServiceBusDouble(ServerProcess):
-    """One run of the double after the other, over one directory.
+    """Successive runs of the double with one directory.
 
-    :param shortest_lock: seconds; the service takes no lock of less than 5, for whose end tests would wait too long.
+    :param shortest_lock: seconds; the service's minimum of 5 would be too long for tests.
     """
 
     def __init__(self, key: str = "double", *, shortest_lock: float = 0.2) -> None:
@@ -85,14 +85,14 @@ class ServiceBusDouble(ServerProcess):
         return self
 
     def fault(self, **fault: Any) -> dict[str, int]:
-        """Have it do something wrong, see `Faults.add`; nothing clears all. How many requests of each kind came."""
+        """Inject a fault, see `Faults.add`; without arguments, clear all. Returns the requests of each kind."""
         asked = HTTPConnection("127.0.0.1", self.admin_port)
         with contextlib.closing(asked):
             asked.request("POST", "/$double/faults", json.dumps(fault))
             return json.loads(asked.getresponse().read())
 
     def requests(self) -> dict[str, int]:
-        """How many requests of each kind there were since the faults were cleared."""
+        """The number of requests of each kind since the faults were cleared."""
         asked = HTTPConnection("127.0.0.1", self.admin_port)
         with contextlib.closing(asked):
             asked.request("POST", "/$double/requests")

@@ -1,4 +1,4 @@
-"""Queues, subscriptions and their dead-letter queues: what each holds, and to whom. No I/O but the journal's.
+"""Queues, subscriptions and their dead-letter queues: messages and locks. No I/O except the journal.
 
 Not thread-safe: everything is done under the lock of the namespace. Times are those of the wall clock.
 """
@@ -23,7 +23,7 @@ now = time.time
 
 
 class Refused(Exception):
-    """What is asked for cannot be done; the protocol's condition and status of it."""
+    """The request is refused, with the protocol's condition and status."""
 
     def __init__(self, condition: str, text: str, code: int = 400) -> None:
         super().__init__(text)
@@ -94,7 +94,7 @@ class Held:
         )
 
     def snapshot(self) -> tuple[Any, ...]:
-        """What the journal keeps."""
+        """The state for the journal."""
         return (
             self.sequence, self.raw, self.message_id, self.session, self.enqueued, self.due, self.expires,
             self.count, "active" if self.state == "locked" else self.state, self.reason, self.description, self.source,
@@ -157,7 +157,7 @@ class Entity:
     def with_sessions(self) -> bool:
         return bool(self.properties["requires_session"])
 
-    # What comes in and goes out.
+    # Messages in and out.
 
     def put(self, held: Held, *, journal: bool = True) -> None:
         self.items[held.sequence] = held
@@ -186,10 +186,10 @@ class Entity:
         return None
 
     def lock(self, held: Held, holder: object) -> str:
-        """Hand it to a consumer; its token."""
+        """Lock it for a consumer; returns the token."""
         held.count += 1
         held.state = "locked"
-        # 16 ASCII characters are the 16 bytes of a token, and proton takes only text as a tag.
+        # A token has 16 bytes, here ASCII, since proton takes only text as a tag.
         held.token = secrets.token_hex(8)
         held.until = now() + self.lock_seconds
         held.holder = holder
@@ -198,14 +198,14 @@ class Entity:
         return held.token
 
     def take(self, held: Held) -> None:
-        """Hand it out and forget it."""
+        """Deliver and remove it."""
         held.count += 1
         self.remove(held)
 
     def find(self, token: str) -> Held:
-        """What the token locks.
+        """The message that the token locks.
 
-        :raises Refused: the lock is not there any more.
+        :raises Refused: the lock has ended.
         """
         held = self.by_token.get(token)
         if held is None or held.until <= now():
@@ -288,7 +288,7 @@ class Entity:
         return session.until
 
     def release_session(self, name: str) -> None:
-        """Its holder is gone: what it held may be had by the next."""
+        """Release its messages after its holder has gone."""
         session = self._session(name)
         session.holder = None
         for held in [held for held in self.by_token.values() if held.session == name]:
@@ -302,7 +302,7 @@ class Entity:
     # Time.
 
     def tick(self) -> Iterator[str]:
-        """Do what is due; the sessions whose locks have ended."""
+        """Apply what is due; returns the sessions whose locks have ended."""
         moment = now()
         while self._later and self._later[0][0] <= moment:
             _, sequence = heapq.heappop(self._later)
@@ -341,7 +341,7 @@ class Entity:
         self._changed(self)
 
     def counts(self) -> dict[str, int]:
-        """How many there are in each state."""
+        """The number of messages in each state."""
         found = dict.fromkeys(_STATES, 0)
         for held in self.items.values():
             found[held.state] += 1

@@ -14,7 +14,7 @@ __all__ = ["Faults"]
 
 
 class Faults:
-    """The faults that are to come."""
+    """The pending faults."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class Faults:
 
     def add(self, fault: dict[str, Any]) -> None:
         """One of `{"refuse": "send|open|settle|<operation>", "times", "condition", "text", "code"}`,
-        `{"drop": "connections"}`, `{"drop": "closed"}` with AMQP's own farewell, `{"drop": "links", "address"}` and
+        `{"drop": "connections"}`, `{"drop": "closed"}` with an AMQP close, `{"drop": "links", "address"}` and
         `{"swallow": operation, "times"}`."""
         with self._lock:
             if "refuse" in fault:
@@ -43,9 +43,9 @@ class Faults:
             self.requests.clear()
 
     def check(self, operation: str, address: str) -> None:
-        """Fail if that was asked for.
+        """Raise if a fault is pending for the operation.
 
-        :raises Refused: it was.
+        :raises Refused: a fault is pending.
         """
         with self._lock:
             self.requests[operation] = self.requests.get(operation, 0) + 1
@@ -57,7 +57,7 @@ class Faults:
                     raise Refused(fault["condition"], fault.get("text", "asked for"), int(fault.get("code", 500)))
 
     def swallows(self, operation: str) -> bool:
-        """Whether the answer is not to be sent."""
+        """Whether the answer must not be sent."""
         with self._lock:
             left = self._swallowed.get(operation, 0)
             if left > 0:

@@ -26,7 +26,7 @@ class FilterRefused(ValueError):
 
 
 class Subject(NamedTuple):
-    """What filters see of a message; system properties by the names that SQL has for them, in lower case."""
+    """The properties of a message for filters; system properties by their SQL names, in lower case."""
 
     system: Mapping[str, Any]
     user: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Correlation(NamedTuple):
 
 
 def parse_sql(expression: str) -> Matches:
-    """The test that an expression stands for.
+    """Compile an expression to a predicate.
 
     :raises FilterRefused: it is not in the subset.
     """

@@ -1,6 +1,6 @@
-"""TLS and WebSockets in front of the double, which itself speaks plain AMQP and HTTP, as a namespace has them.
+"""TLS and WebSockets in front of the double, as in a namespace; the double itself speaks plain AMQP and HTTP.
 
-Loopback only, ports of its own; used on one event loop, which is the caller's.
+Loopback only; runs on the caller's event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHUNK: Final = 65_536
 
 @asynccontextmanager
 async def tls_in_front_of(port: int, tls: ssl.SSLContext) -> AsyncGenerator[int]:
-    """A port that takes TLS and hands on what is in it to `port`."""
+    """A port that accepts TLS and forwards to `port`."""
     handlers: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def websocket_in_front_of(port: int, tls: ssl.SSLContext) -> AsyncGenerator[int]:
-    """A port that takes WebSockets over TLS and hands on what is in them to `port`."""
+    """A port that accepts WebSockets over TLS and forwards to `port`."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=("AMQPWSB10",))

@@ -1,6 +1,6 @@
-"""What the double keeps over restarts: every change is appended to a file before it is confirmed.
+"""The double's state across restarts: every change is appended to a file before it is confirmed.
 
-A kill of the process loses nothing that was written; the machine's power is not what is tested. Used under the
+A kill of the process loses nothing that was written; power loss is not tested. Used under the
 namespace's lock.
 """
 
@@ -23,7 +23,7 @@ class Journal:
         self._file = -1
 
     def changes(self) -> Iterator[tuple[Any, ...]]:
-        """All that was written; one that a kill cut off is left out."""
+        """All complete changes; one that a kill truncated is skipped."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -34,14 +34,14 @@ class Journal:
                     return
 
     def begin(self, changes: list[tuple[Any, ...]]) -> None:
-        """Write these in place of all that there was, and go on from there."""
+        """Replace all changes by these, and continue after them."""
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(b"".join(pickle.dumps(change, 5) for change in changes))
         fresh.replace(self._path)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def add(self, *change: Any) -> None:
-        """Write one; nothing while what there was is being read."""
+        """Append one; does nothing during replay."""
         if self._file < 0:
             return
         os.write(self._file, pickle.dumps(change, 5))

@@ -1,4 +1,4 @@
-"""What the service refuses of an entity's properties, as Microsoft's documents tell it. Pure functions."""
+"""The service's limits for properties of entities, as documented by Microsoft. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONGEST_METADATA: Final = 1024
 
 
 def check_properties(properties: Mapping[str, Any], shortest_lock: float = SHORTEST_LOCK) -> None:
-    """:raises Refused: an entity cannot have one of these."""
+    """:raises Refused: a property is invalid."""
     for name, (least, most) in {**_SECONDS, **_NUMBERS}.items():
         value = properties.get(name)
         if name == "lock_duration":
@@ -42,13 +42,13 @@ def check_properties(properties: Mapping[str, Any], shortest_lock: float = SHORT
 
 
 def check_subscription_name(name: str) -> None:
-    """:raises Refused: no subscription can have this name."""
+    """:raises Refused: the name is invalid."""
     if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za-z0-9])?", name) is None:
         raise Refused("bad-request", f"The subscription name {name!r} is invalid.", 400)
 
 
 def whole(name: str, text: str | None) -> int | None:
-    """:raises Refused: it is no whole number."""
+    """:raises Refused: it is not a whole number."""
     if not text:
         return None
     if not re.fullmatch(r"-?\d{1,9}", text):

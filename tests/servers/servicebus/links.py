@@ -1,4 +1,4 @@
-"""What a client's link asks for, and who takes messages over it."""
+"""A client's link: its options, and the consumer on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS: Final = count(1)
 
 
 class Consumer:
-    """A link that takes messages from an entity."""
+    """A link that receives messages from an entity."""
 
     __slots__ = ("entity", "link", "name", "session", "settled")
 
@@ -51,7 +51,7 @@ def rejection_info(delivery: Delivery) -> dict[Any, Any] | None:
 
 
 def wanted_session(link: Link) -> Any:
-    """The session that is asked for; None is any, False is that sessions are not asked for."""
+    """The requested session; None is any, False is none."""
     found = link.remote_source.filter
     found.rewind()
     filters = found.get_dict() if found.next() else {}
@@ -62,7 +62,7 @@ def wanted_session(link: Link) -> Any:
 
 
 def check_session(needed: bool, wanted: Any) -> None:
-    """:raises Refused: a session is wanted of an entity that has none, or none of one that has them."""
+    """:raises Refused: a session is requested of an entity without sessions, or none of one with sessions."""
     if needed and wanted is False:
         raise Refused(
             "amqp:not-allowed",
@@ -82,7 +82,7 @@ def accept_seconds(link: Link) -> float:
 
 
 def drop(connection: Connection, *, politely: bool) -> None:
-    """End it: with AMQP's own farewell, which says why as briefly as the service may, or without a word."""
+    """End it: with an AMQP close, which says why as briefly as the service may, or without a word."""
     if politely:
         connection.condition = Condition("amqp:connection:forced", "The container is closing.")
         connection.close()
@@ -92,7 +92,7 @@ def drop(connection: Connection, *, politely: bool) -> None:
 
 
 def number_of(connection: Connection) -> int:
-    """What tells connections apart; proton makes a new object for each event, and keeps what is set on one."""
+    """An id of a connection; proton creates a new object for each event, but keeps attributes."""
     number = getattr(connection, "number", None)
     if number is None:
         number = connection.number = next(_NUMBERS)

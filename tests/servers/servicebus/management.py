@@ -34,7 +34,7 @@ class Management:
         self._authorized: dict[int, float] = {}
 
     def check_authorized(self, connection: int) -> None:
-        """:raises Refused: no valid token was put on this connection."""
+        """:raises Refused: the connection has no valid token."""
         if self._authorized.get(connection, 0.0) < now():
             raise Refused("amqp:unauthorized-access", "A valid token is needed: put one on $cbs.", 401)
 
@@ -67,7 +67,7 @@ class Management:
         return {"expirations": _array(Data.TIMESTAMP, ends)}
 
     def _update_disposition(self, entity: Entity, body: Any, _: str) -> Any:
-        # All or nothing: the answer is one for all of them.
+        # All or nothing: there is one answer for all.
         held = [entity.find(_token(each)) for each in body["lock-tokens"]]
         status = str(body["disposition-status"])
         for each in held:
@@ -100,7 +100,7 @@ class Management:
                 messages.append({"message": held.encode(), "lock-token": uuid.UUID(bytes_le=token.encode())})
         return {"messages": messages}
 
-    # Looking and scheduling.
+    # Peeking and scheduling.
 
     def _peek_message(self, entity: Entity, body: Any, _: str) -> Any:
         session, most = body.get("session-id"), int(body["message-count"])
@@ -138,9 +138,9 @@ class Management:
 
 
 def check_token(token: str, key: str) -> float:
-    """Until when it is valid.
+    """The time until which the token is valid.
 
-    :raises Refused: it is no token of this key, or was.
+    :raises Refused: it was not issued for this key, or has expired.
     """
     found = dict(re.findall(r"(sr|sig|se|skn)=([^&]*)", token))
     if set(found) != {"sr", "sig", "se", "skn"}:
@@ -154,7 +154,7 @@ def check_token(token: str, key: str) -> float:
 
 
 def said(refused: Refused) -> Condition:
-    """A refusal as clients read it; one without further information makes pyamqp wait for ever."""
+    """A refusal for clients; without further information pyamqp would wait forever."""
     return Condition(refused.condition, str(refused), {symbol("info"): "double"})
 
 

@@ -1,4 +1,4 @@
-"""All entities of the double: what exists, where messages go, what duplicates are, and what outlives a restart."""
+"""All entities of the double: routing, deduplication, and state that survives a restart."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Topic:
         self.compiled: dict[str, list[Matches]] = {}
 
     def compile(self, subscription: str) -> None:
-        """After its rules have changed."""
+        """Call it after the rules have changed."""
         key = subscription.lower()
         self.compiled[key] = [compile_rule(each) for each in self.rules[key].values()]
 
@@ -99,7 +99,7 @@ class Namespace:
         return entity
 
     def set_rule(self, topic: str, subscription: str, rule: str, filter_: dict[str, Any]) -> None:
-        """Make a rule, or replace it.
+        """Create or replace a rule.
 
         :raises Refused: the double does not know the filter.
         """
@@ -151,9 +151,9 @@ class Namespace:
     # Messages.
 
     def send(self, address: str, raw: bytes, hops: int = 0) -> int:
-        """Put a message where it belongs; its sequence number.
+        """Route a message; returns its sequence number.
 
-        :raises Refused: there is no such entity, or the message does not fit it.
+        :raises Refused: the entity does not exist, or does not accept the message.
         """
         queue, topic = self.queues.get(address.lower()), self.topics.get(address.lower())
         if queue is None and topic is None:
@@ -177,9 +177,9 @@ class Namespace:
         return sequence
 
     def cancel(self, address: str, sequence: int) -> None:
-        """Drop a message that is not due yet.
+        """Cancel a scheduled message.
 
-        :raises Refused: there is no such message.
+        :raises Refused: the message does not exist.
         """
         topic = self.topics.get(address.lower())
         entities = [*topic.subscriptions.values()] if topic is not None else [self.queues[address.lower()]]
@@ -251,7 +251,7 @@ class Namespace:
         return False
 
     def entity(self, address: str) -> Entity | None:
-        """What can be received from at this address."""
+        """The entity that can be received from at this address."""
         return self.entities.get(address.strip("/").lower())
 
     def _make(self, path: str, properties: dict[str, Any]) -> Entity:

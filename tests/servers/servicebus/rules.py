@@ -1,4 +1,4 @@
-"""Rules of subscriptions: compiled, and what they look at."""
+"""Rules of subscriptions: their compilation and their input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compile_rule(filter_: dict[str, Any]) -> Matches:
 
 
 def subject_of(message: Message) -> Subject:
-    """What rules see of a message."""
+    """The properties of a message for rules."""
     system = {
         "label": message.subject,
         "subject": message.subject,

@@ -45,7 +45,7 @@ def _run(command: Sequence[str], url: str) -> int:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                continue  # the terminal told the command too, which needs the double to end well
+                continue  # the terminal signals the command too, which needs the double to end well
 
 
 if __name__ == "__main__":

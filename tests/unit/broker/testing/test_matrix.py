@@ -140,7 +140,7 @@ def test_page_lists_every_broken_variant() -> None:
 def test_results_are_collected_with_and_without_xdist(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, xdist: tuple[str, ...]
 ) -> None:
-    # Each process would load more plugins than the rest takes.
+    # Loading plugins would take each process longer than the test.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]")
     pytester.makepyfile(test_one=KIT_MODULE.format(backend="one"))
