@@ -384,14 +384,14 @@ class Publishing(ConformanceCase):
     async def test_unsupported_is_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         can = bus.capabilities.publish
-        asked = {
+        features = {
             "deliver_at": OutboundMessage(b"x", deliver_at=datetime.now(UTC) + timedelta(seconds=60)),
             "ttl": OutboundMessage(b"x", ttl=60.0),
             "partitions": OutboundMessage(b"x", partition=0),
             "tombstones": OutboundMessage(None),
         }
         async with bus.messages(topic, subscription="readers") as inbox:
-            for feature, message in asked.items():
+            for feature, message in features.items():
                 if not getattr(can, feature):
                     with pytest.raises(Unsupported):
                         await bus.topic(topic).publish(message)
