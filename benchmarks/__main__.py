@@ -24,12 +24,12 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = read_arguments(
+    options = read_arguments(
         arguments, BENCHMARKS, prog="python -m benchmarks", description="Measure what the library costs.", rounds=5
     )
     console = Console()
     load = os.getloadavg()[0]
-    if load > 1 and not asked.quick:
+    if load > 1 and not options.quick:
         console.print(
             f"[yellow]Something else runs here (load {load:.1f}): costs come out too high, ratios too wide[/]"
         )
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections: list[Section] = []
     # A subprocess for each: the servers and memory of another benchmark would cost, too.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
-        for name in asked.names or BENCHMARKS:
-            section = processes.submit(run_alone, name, asked.scale, asked.rounds).result()
+        for name in options.names or BENCHMARKS:
+            section = processes.submit(run_alone, name, options.scale, options.rounds).result()
             report.print_section(section, console)
             sections.append(section)
-    conclude(sections, asked, console, name="performance", started=started, load=load)
+    conclude(sections, options, console, name="performance", started=started, load=load)
     return 0
 
 

@@ -58,7 +58,7 @@ def read_arguments(
 
 def conclude(
     sections: list[Section],
-    asked: Arguments,
+    options: Arguments,
     console: Console,
     *,
     name: str,
@@ -71,12 +71,12 @@ def conclude(
     :param started: by `time.perf_counter`. :param load: before it began.
     """
     seconds = time.perf_counter() - started
-    if asked.output is not None:
-        asked.output.mkdir(parents=True, exist_ok=True)
-        text, picture = asked.output / f"{name}.md", asked.output / f"{name}.png"
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        text, picture = options.output / f"{name}.md", options.output / f"{name}.png"
         drawn = plot.draw(sections, picture)
         shown = picture if drawn else None
-        report.write(sections, text, shown, rounds=asked.rounds, seconds=seconds, load=load, page=page)
+        report.write(sections, text, shown, rounds=options.rounds, seconds=seconds, load=load, page=page)
         console.print(f"Written: {text}, {picture}" if drawn else f"Written: {text}")
     missed = [finding.what for section in sections for finding in section.findings if finding.verdict == "MISSED"]
     console.print(f"{len(missed)} bars missed, {seconds:.0f} s in all" + "".join(f"\n  {what}" for what in missed))

@@ -52,8 +52,10 @@ class Books:
         strange = [row for row in there if row not in due]
         named = ids is None or len(set(ids)) == len(set(zip(ids, found, strict=True))) == len(there)
         holds = missing == lost and again <= twice and not strange and named
-        told = f"{'as promised' if holds else 'BROKEN'}{f': {why}' if why else ''}"
-        self._book(case, backend, len(sent), len(found), missing, f"{again} of {twice}" if twice else str(again), told)
+        reported = f"{'as promised' if holds else 'BROKEN'}{f': {why}' if why else ''}"
+        self._book(
+            case, backend, len(sent), len(found), missing, f"{again} of {twice}" if twice else str(again), reported
+        )
         assert not strange, f"rows that were never sent: {_some(strange)}"
         assert missing == lost, f"{missing} rows are missing: {_some((due - there).elements())}"
         assert again <= twice, f"{again} rows came twice, and {twice} may"

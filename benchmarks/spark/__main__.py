@@ -56,23 +56,23 @@ _PAGE = Page(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = read_arguments(
+    options = read_arguments(
         arguments, BENCHMARKS, prog="python -m benchmarks.spark", description="Measure what Spark costs.", rounds=3
     )
-    names = [name for name in BENCHMARKS if name in asked.names] or list(BENCHMARKS)
+    names = [name for name in BENCHMARKS if name in options.names] or list(BENCHMARKS)
     console = Console()
     load = os.getloadavg()[0]
-    if load > 1 and not asked.quick:
+    if load > 1 and not options.quick:
         console.print(f"[yellow]Something else runs here (load {load:.1f}): read nothing into these figures[/]")
     started = time.perf_counter()
     sections: list[Section] = []
-    with open_stage(quick=asked.quick) as stage:
+    with open_stage(quick=options.quick) as stage:
         for name in names:
-            for section in BENCHMARKS[name](stage, asked.scale, asked.rounds):
+            for section in BENCHMARKS[name](stage, options.scale, options.rounds):
                 report.print_section(section, console)
                 sections.append(section)
             console.print(f"{name}: {time.perf_counter() - started:.0f} s since the start")
-    conclude(sections, asked, console, name="performance-spark", started=started, load=load, page=_PAGE)
+    conclude(sections, options, console, name="performance-spark", started=started, load=load, page=_PAGE)
     return 0
 
 

@@ -30,7 +30,7 @@ _GLANCE = 0.1
 """Seconds between looks at the progress, which take a little of what is measured."""
 
 
-class _Asked(NamedTuple):
+class _Stream(NamedTuple):
     """A stream of one row in each batch.
 
     :ivar publish: adds a row; without it rows are there, or make themselves.
@@ -63,13 +63,13 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
         options = {"url": side.url, "topic": topic, "maxRows": 1, "columns": ",".join(PLAIN)}
         return spark.readStream.format("broker").options(**options).load()
 
-    def waiting(side: Side) -> Callable[[], _Asked]:
-        return lambda: _Asked(ours(side, topics[side.name]))
+    def waiting(side: Side) -> Callable[[], _Stream]:
+        return lambda: _Stream(ours(side, topics[side.name]))
 
-    def coming(side: Side) -> Callable[[], _Asked]:
-        def make() -> _Asked:
+    def coming(side: Side) -> Callable[[], _Stream]:
+        def make() -> _Stream:
             topic = side.target()
-            return _Asked(ours(side, topic), lambda: side.bus.topic(topic).publish(b"one"))
+            return _Stream(ours(side, topic), lambda: side.bus.topic(topic).publish(b"one"))
 
         return make
 
@@ -77,14 +77,14 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
     kafka = stage.kafka
     one_row = spark.readStream.format("one-row")
     by_connector = partial(broker_spark.read_stream, spark, connector="always", url=kafka.url, topic=topics["kafka"])
-    sources: Mapping[str, Callable[[], _Asked]] = {
-        "rate-micro-batch": lambda: _Asked(rate.load()),
-        "the least in Python": lambda: _Asked(one_row.load()),
+    sources: Mapping[str, Callable[[], _Stream]] = {
+        "rate-micro-batch": lambda: _Stream(rate.load()),
+        "the least in Python": lambda: _Stream(one_row.load()),
         "broker on jetstream": waiting(stage.jetstream),
         "broker on kafka": waiting(kafka),
         "broker on jetstream, rows one by one": coming(stage.jetstream),
         "broker on kafka, rows one by one": coming(kafka),
-        "broker by connector": lambda: _Asked(by_connector(maxRows=1, columns=",".join(PLAIN))),
+        "broker by connector": lambda: _Stream(by_connector(maxRows=1, columns=",".join(PLAIN))),
     }
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
     for number in range(stage.uncounted + rounds):
@@ -112,19 +112,19 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
     return section
 
 
-def _medians(stage: SparkStage, asked: _Asked, batches: int) -> dict[str, float]:
+def _medians(stage: SparkStage, stream: _Stream, batches: int) -> dict[str, float]:
     """Milliseconds of each step of a query's batches."""
-    query = asked.frame.writeStream.format("noop").option("checkpointLocation", stage.place()).start()
+    query = stream.frame.writeStream.format("noop").option("checkpointLocation", stage.place()).start()
     until = time.monotonic() + _SECONDS
     done: list[Any] = []
     published = 0
     while len(done) < _SKIPPED + batches:
-        if asked.publish is not None and published == len(done):
-            asked.publish()
+        if stream.publish is not None and published == len(done):
+            stream.publish()
             published += 1
         if not query.isActive or time.monotonic() > until:
             raise RuntimeError(f"Only {len(done)} batches ran: {query.exception()}")
-        time.sleep(_GLANCE if asked.publish is not None else _LOOK)
+        time.sleep(_GLANCE if stream.publish is not None else _LOOK)
         done = [each for each in query.recentProgress if each["numInputRows"]]
     query.stop()
     counted = done[_SKIPPED : _SKIPPED + batches]

@@ -41,14 +41,14 @@ def measure_state(stage: SparkStage, scale: float, rounds: int) -> list[Section]
     figures = [_figures(stage, flights, way) for way in ways.values()]
     if figures[0] != figures[1]:
         raise AssertionError("The two ways give different figures")
-    told: dict[str, tuple[float, float, float]] = {}
+    reported: dict[str, tuple[float, float, float]] = {}
 
     def work(name: str) -> Work:
         def run(_: object) -> Done:
             checkpoint = stage.place()
             batches = _run(stage, flights, ways[name], checkpoint, _to_noop)
             seconds = [each["durationMs"]["triggerExecution"] / 1000 for each in batches]
-            told[name] = seconds[1 % len(seconds)], seconds[-1], _megabytes(checkpoint)
+            reported[name] = seconds[1 % len(seconds)], seconds[-1], _megabytes(checkpoint)
             return Done(sum(each["numInputRows"] for each in batches[1:]), sum(seconds[1:]))
 
         return Work(count, run)
@@ -57,7 +57,9 @@ def measure_state(stage: SparkStage, scale: float, rounds: int) -> list[Section]
     section.runs.update(series)
     ratio = series["transformWithState"].times_rate_of(series["aggregate"])
     section.findings.append(Finding("transformWithState / aggregate", ratio, "x"))
-    rows = [(name, f"{second:.2f} s", f"{last:.2f} s", f"{size:.1f} MB") for name, (second, last, size) in told.items()]
+    rows = [
+        (name, f"{second:.2f} s", f"{last:.2f} s", f"{size:.1f} MB") for name, (second, last, size) in reported.items()
+    ]
     section.tables.append(Table(("The last run of each", "second batch", "last batch", "checkpoint"), rows))
     return [section]
 

@@ -86,18 +86,18 @@ async def test_a_confirmed_commit_is_not_undone_by_an_older_one(
     await thread.subscribe([topic])
     await eventually(lambda: host.owned, 30)
     position = 0
-    asked: list[asyncio.Task[Answer]] = []
+    requested: list[asyncio.Task[Answer]] = []
 
     async def ask(seconds: float) -> None:
         nonlocal position
         until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
             position += 1
-            asked.append(asyncio.create_task(thread.commit([NativePartition(topic, 0, position)])))
+            requested.append(asyncio.create_task(thread.commit([NativePartition(topic, 0, position)])))
             await asyncio.sleep(0.005)
 
     for _ in range(ROUNDS):
-        asked.clear()
+        requested.clear()
         begun = position
         await ask(0.05)
         proxy.refuse()
@@ -105,7 +105,7 @@ async def test_a_confirmed_commit_is_not_undone_by_an_older_one(
         proxy.refuse(False)
         # The next commits are requested while the client finds its coordinator and repeats the pending ones.
         await ask(0.5)
-        answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
+        answers = await asyncio.wait_for(asyncio.gather(*requested), 60)
         stored = raw.committed(group, topic).offset
         good = [begun + place for place, answer in enumerate(answers, 1) if set(answer.values()) == {None}]
         assert good, answers[-1]

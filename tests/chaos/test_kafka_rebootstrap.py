@@ -87,8 +87,8 @@ async def test_clients_without_brokers_rebootstrap(server: KafkaServer) -> None:
     rebootstrappers = [Rebootstrapper(config) for _ in clients]
     asking = [Asking(client, topic) for client in clients]
 
-    async def answered(asked: list[Asking], seconds: float) -> list[bool]:
-        return await asyncio.gather(*(each.answered(seconds) for each in asked))
+    async def answered(requested: list[Asking], seconds: float) -> list[bool]:
+        return await asyncio.gather(*(each.answered(seconds) for each in requested))
 
     steady = dict(server.options)
     try:

@@ -153,12 +153,12 @@ def test_a_terminal_shows_progress_and_asks_for_confirmation(process):
 def test_an_unreachable_url(url, code, says, capsys, monkeypatch):
     monkeypatch.delenv("BROKER_URL", raising=False)
     assert main(["--url", url, "topics", "list"]) == code
-    told = capsys.readouterr()
-    assert says in told.err
-    assert told.err.startswith("broker: ")
-    assert told.err.count("\n") == 1
-    assert "secret" not in told.err
-    assert not told.out
+    reported = capsys.readouterr()
+    assert says in reported.err
+    assert reported.err.startswith("broker: ")
+    assert reported.err.count("\n") == 1
+    assert "secret" not in reported.err
+    assert not reported.out
 
 
 def test_errors_as_json(memory):
@@ -173,9 +173,9 @@ def test_errors_as_json(memory):
     "command", [("lag", "orders", ""), ("groups", "describe", ""), ("peek", ""), ("dead", "list", "", "s-1")]
 )
 def test_an_empty_name_is_one_line(memory, command):
-    told = memory(*command, code=2).err
-    assert told.startswith("broker: The name '' is invalid: The native name is empty."), told
-    assert len(told.splitlines()) == 1
+    reported = memory(*command, code=2).err
+    assert reported.startswith("broker: The name '' is invalid: The native name is empty."), reported
+    assert len(reported.splitlines()) == 1
 
 
 def test_the_url_may_precede_or_follow_the_command(memory, monkeypatch, capsys):

@@ -38,8 +38,8 @@ def queue() -> Queue:
 def test_peek_shows_open_and_undelivered_messages(queue: Queue) -> None:
     cli = InnerCli(shared_server().url)
     shown = cli("queue", "peek", queue.subscription, "--json").lines
-    told = [[each[name] for name in ("offset", "state", "attempt", "key", "data")] for each in shown]
-    assert told == [
+    reported = [[each[name] for name in ("offset", "state", "attempt", "key", "data")] for each in shown]
+    assert reported == [
         [0, "held", 1, "k", "m0"],
         [1, "waiting", 2, None, "m1"],
         [3, "ready", 0, None, "m3"],

@@ -87,11 +87,11 @@ def test_a_tracker_with_a_settings_file(queue: Queue, tmp_path: Path) -> None:
             # Text in markers is escaped for the terminal.
             assert r"me\x1b7" in cli.inner("queue", "inspect", queue.subscription).text
             process.send_signal(signal.SIGTERM)
-            _, told = process.communicate(timeout=20)
+            _, reported = process.communicate(timeout=20)
             assert process.returncode == 143
-            assert b"Tracking" in told
-            assert b"tracks partitions 0" in told
-            assert b"Traceback" not in told
+            assert b"Tracking" in reported
+            assert b"tracks partitions 0" in reported
+            assert b"Traceback" not in reported
         finally:
             process.kill()
     # It has committed: the START of `second` is the lowest open one.
@@ -101,8 +101,8 @@ def test_a_tracker_with_a_settings_file(queue: Queue, tmp_path: Path) -> None:
 def test_an_address_in_use_leaves_no_marker_topic_behind(queue: Queue) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        told = InnerCli(shared_server().url)("tracker", f"{queue.subscription}-new", "--listen", port, code=2).err
-    assert f"--listen 127.0.0.1:{port} cannot be used" in told
+        reported = InnerCli(shared_server().url)("tracker", f"{queue.subscription}-new", "--listen", port, code=2).err
+    assert f"--listen 127.0.0.1:{port} cannot be used" in reported
     assert (
         "does not exist" in InnerCli(shared_server().url)("queue", "inspect", f"{queue.subscription}-new", code=3).err
     )
@@ -112,9 +112,9 @@ def test_lag_of_a_queue(queue: Queue) -> None:
     first, _ = queue.send(2)
     queue.take([first], period=600_000)
     cli = InnerCli(shared_server().url)
-    (told,) = cli("queue", "lag", queue.topic, queue.subscription, "--json").json
-    assert told == cli("lag", queue.topic, queue.subscription, "--json").json[0]
-    assert told["waiting"] == 1
+    (reported,) = cli("queue", "lag", queue.topic, queue.subscription, "--json").json
+    assert reported == cli("lag", queue.topic, queue.subscription, "--json").json[0]
+    assert reported["waiting"] == 1
 
 
 def test_invalid_arguments(memory: InnerCli) -> None:
@@ -123,22 +123,26 @@ def test_invalid_arguments(memory: InnerCli) -> None:
     kafka = InnerCli(shared_server().url)
     assert "--listen is 'somewhere'" in kafka("tracker", "billing", "--listen", "somewhere", code=2).err
     kafka("tracker", "billing", "--topic", "no-such-topic", code=3)
-    for name, told in (("", "subscription is ''"), ("b.tracker", "not end with '.tracker'"), ("a/b", "marker_topic")):
-        assert told in kafka("tracker", name, code=2).err
-        assert told in kafka("queue", "inspect", name, code=2).err
+    for name, reported in (
+        ("", "subscription is ''"),
+        ("b.tracker", "not end with '.tracker'"),
+        ("a/b", "marker_topic"),
+    ):
+        assert reported in kafka("tracker", name, code=2).err
+        assert reported in kafka("queue", "inspect", name, code=2).err
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["peek"], ["purge", "--yes"]], ids=lambda command: command[0])
 def test_a_missing_queue_is_reported_without_creating_topics(command: list[str]) -> None:
-    told = InnerCli(shared_server().url)("queue", *command, "nobodys", code=3).err
-    assert "'nobodys' is no queue with markers: topic 'nobodys.markers' does not exist. Check its name" in told
+    reported = InnerCli(shared_server().url)("queue", *command, "nobodys", code=3).err
+    assert "'nobodys' is no queue with markers: topic 'nobodys.markers' does not exist. Check its name" in reported
     # A topic created by hand would not suit markers.
-    assert "create" not in told
+    assert "create" not in reported
 
 
 async def test_a_tracker_of_an_unknown_subscription_warns() -> None:
-    name, hooks, told = f"misspelt-{uuid.uuid4().hex[:12]}", Hooks(), list[str]()
-    hooks.listen(lambda event: told.append(event.text) if isinstance(event, Warned) else None)
+    name, hooks, reported = f"misspelt-{uuid.uuid4().hex[:12]}", Hooks(), list[str]()
+    hooks.listen(lambda event: reported.append(event.text) if isinstance(event, Warned) else None)
     backend = KafkaBackend(KafkaSettings(servers=(shared_server().bootstrap,)), hooks)
     await backend.open()
     try:
@@ -148,8 +152,8 @@ async def test_a_tracker_of_an_unknown_subscription_warns() -> None:
             await tracker.close()
     finally:
         await backend.close()
-    assert len(told) == 1
-    assert f"'{name}' had no marker topic, and '{name}.markers' was created. If the name is misspelt" in told[0]
+    assert len(reported) == 1
+    assert f"'{name}' had no marker topic, and '{name}.markers' was created. If the name is misspelt" in reported[0]
 
 
 @pytest.mark.deep

@@ -51,13 +51,15 @@ def test_the_shown_tests_pass_and_catch_mistakes(tmp_path: Path) -> None:
             text=True,
             timeout=300,
         )
-    told = done.stdout + done.stderr
+    reported = done.stdout + done.stderr
     found = {test: (outcome, why) for outcome, test, why in OUTCOME.findall(done.stdout)}
     assert found.keys() == {
         f"test_{module}.py::test_the_{what}" for module in ("shop", "wrong") for what in ("transform", "pipeline")
-    }, told
-    assert [found[f"test_shop.py::test_the_{what}"][0] for what in ("transform", "pipeline")] == ["PASSED"] * 2, told
+    }, reported
+    assert [found[f"test_shop.py::test_the_{what}"][0] for what in ("transform", "pipeline")] == ["PASSED"] * 2, (
+        reported
+    )
     for what, wanted in (("transform", "assert [1, 2] == [2]"), ("pipeline", "assert [b'12'] == [b'1']")):
         outcome, why = found[f"test_wrong.py::test_the_{what}"]
-        assert (outcome, why.removeprefix("AssertionError: ")) == ("FAILED", wanted), told
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, told
+        assert (outcome, why.removeprefix("AssertionError: ")) == ("FAILED", wanted), reported
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, reported

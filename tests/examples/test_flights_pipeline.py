@@ -127,7 +127,7 @@ def add_a_letter(found: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "told"),
+    ("tamper", "reported"),
     [
         (change_a_row, "joined flights: 1 differ"),
         (double_a_row, "joined flights: 1 rows are there more than once"),
@@ -139,13 +139,13 @@ def add_a_letter(found: Results) -> None:
     ],
 )
 def test_differences_are_reported(
-    few: list[Flight], expected: Expected, tamper: Callable[[Results], None], told: str
+    few: list[Flight], expected: Expected, tamper: Callable[[Results], None], reported: str
 ) -> None:
     found = what_is_right(expected, few)
     assert differences(expected, few, found) == []
     tamper(found)
     [line] = differences(expected, few, found)
-    assert line.startswith(told)
+    assert line.startswith(reported)
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def do_what_is_nobodys(accounts: Accounts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "told"),
+    ("tamper", "reported"),
     [
         (do_again, "what is there twice is explained by a death or a lost lease: 1 are, such as on time"),
         (write_again, "what is there twice is explained by a death or a lost lease: 1 are, such as cancelled"),
@@ -101,11 +101,11 @@ def do_what_is_nobodys(accounts: Accounts) -> None:
         (do_what_is_nobodys, "1 results are of no job"),
     ],
 )
-def test_failed_checks_are_reported(tamper: Callable[[Accounts], None], told: str) -> None:
+def test_failed_checks_are_reported(tamper: Callable[[Accounts], None], reported: str) -> None:
     accounts = all_is_well()
     assert accounts.failures(Deaths()) == []
     tamper(accounts)
-    assert told in accounts.failures(Deaths())
+    assert reported in accounts.failures(Deaths())
 
 
 def test_lost_jobs_are_reported() -> None:
@@ -165,14 +165,14 @@ def test_a_failed_check_sets_the_exit_status(
     assert "Does not hold: what is there twice" in capsys.readouterr().out.replace("\n", " ")
 
 
-@pytest.mark.parametrize(("url", "told"), [("", "the URL is missing"), ("inmem:", "inmem:")])
+@pytest.mark.parametrize(("url", "reported"), [("", "the URL is missing"), ("inmem:", "inmem:")])
 def test_only_kafka_has_this_queue(
-    url: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str, reported: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("BROKER_URL", raising=False)
     assert app.main(["--url", url]) == 1
     shown = capsys.readouterr().out.replace("\n", " ")
-    assert told in shown
+    assert reported in shown
     assert "make demo-queue" in shown
 
 

@@ -163,9 +163,9 @@ class KafkaServer(ServerProcess):
             if child.return_code is not None:
                 raise RuntimeError(f"Kafka ended with {child.return_code}: {self.log[-4000:]}")
             time.sleep(0.02)
-        told = self.log[-4000:]
+        reported = self.log[-4000:]
         self.kill()
-        raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {told}")
+        raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {reported}")
 
     def close(self) -> None:
         """Kill it, free its ports and remove its data."""

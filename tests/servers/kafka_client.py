@@ -127,7 +127,7 @@ class RawAdmin:
         """
         consumer = Consumer({**self.config, "group.id": group, "log_level": 0, "isolation.level": isolation})
 
-        def asked() -> TopicPartition | None:
+        def requested() -> TopicPartition | None:
             try:
                 return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
             except KafkaException as error:
@@ -137,7 +137,7 @@ class RawAdmin:
                 return None
 
         try:
-            return wait_for(asked)
+            return wait_for(requested)
         finally:
             consumer.close()
 

@@ -148,12 +148,14 @@ def find_java(whom: str) -> tuple[str, str]:
         )
     # Java first prints options from the environment.
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
-    told = subprocess.run([java, "-version"], env=environment, capture_output=True, text=True, check=False).stderr
-    number = told.partition('version "')[2].partition('"')[0]
+    reported = subprocess.run([java, "-version"], env=environment, capture_output=True, text=True, check=False).stderr
+    number = reported.partition('version "')[2].partition('"')[0]
     major = number.partition(".")[0].partition("-")[0]
     if not major.isdecimal() or int(major) < _JAVA_MAJOR:
-        raise RuntimeError(f"The tests against {whom} need Java {_JAVA_MAJOR} or newer; {java} says {told.strip()!r}")
-    return java, told
+        raise RuntimeError(
+            f"The tests against {whom} need Java {_JAVA_MAJOR} or newer; {java} says {reported.strip()!r}"
+        )
+    return java, reported
 
 
 @contextmanager

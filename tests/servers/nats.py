@@ -47,13 +47,13 @@ class NatsServer(ServerProcess):
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
-    def told(self, what: str) -> dict[str, Any]:
+    def monitoring(self, what: str) -> dict[str, Any]:
         """A page of the monitoring API, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
         ports = json.loads((self.directory / f"nats-server_{self.process_id}.ports").read_text())
-        asked = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
-        with contextlib.closing(asked):
-            asked.request("GET", f"/{what}")
-            return json.loads(asked.getresponse().read())
+        connection = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/{what}")
+            return json.loads(connection.getresponse().read())
 
     def start(self) -> Self:
         """Start on a free port, or on its earlier one, and wait until clients are served."""

@@ -80,11 +80,11 @@ def _find_go() -> str:
         raise Missing("Google's pstest needs Go, which is not on the PATH")
     wanted = re.search(r"^go (\d+)\.(\d+)", (SOURCE / "go.mod").read_text(), re.MULTILINE)
     # Without a go.mod it does not refuse.
-    told = _run([go, "version"], SOURCE.anchor).stdout
-    found = re.search(r"go(\d+)\.(\d+)", told)
+    reported = _run([go, "version"], SOURCE.anchor).stdout
+    found = re.search(r"go(\d+)\.(\d+)", reported)
     assert wanted is not None
     if found is None or tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):
-        raise Missing(f"Google's pstest needs Go {'.'.join(wanted.groups())} or newer; {go} says {told.strip()!r}")
+        raise Missing(f"Google's pstest needs Go {'.'.join(wanted.groups())} or newer; {go} says {reported.strip()!r}")
     return go
 
 

@@ -59,9 +59,9 @@ class PubSubServer(ServerProcess):
         deadline = time.monotonic() + START_SECONDS
         while self._started not in self.log[self._log_read :]:
             if child.return_code is not None or time.monotonic() > deadline:
-                told = self.log[-3000:]
+                reported = self.log[-3000:]
                 self.kill()
-                raise RuntimeError(f"The server of Pub/Sub does not start: {told}")
+                raise RuntimeError(f"The server of Pub/Sub does not start: {reported}")
             time.sleep(0.02)
         return self
 

@@ -179,9 +179,9 @@ class PulsarServer(ServerProcess):
             if child.return_code is not None:
                 raise RuntimeError(f"Pulsar ended with {child.return_code}: {self.log[-4000:]}")
             time.sleep(0.05)
-        told = self.log[-4000:]
+        reported = self.log[-4000:]
         self.kill()
-        raise RuntimeError(f"Pulsar is not ready after {START_SECONDS} s: {told}")
+        raise RuntimeError(f"Pulsar is not ready after {START_SECONDS} s: {reported}")
 
     def stop(self) -> None:
         """Stop it gracefully: like a broker of a cluster it first closes its topics, which stores their cursors."""
@@ -208,10 +208,10 @@ class PulsarServer(ServerProcess):
         try:
             connection.request("PUT", "/api/v1/bookie/state/readonly", body=json.dumps({"readOnly": is_so}))
             answer = connection.getresponse()
-            told = answer.read()
+            reported = answer.read()
         finally:
             connection.close()
-        assert (answer.status, json.loads(told)) == (200, {"readOnly": is_so}), told
+        assert (answer.status, json.loads(reported)) == (200, {"readOnly": is_so}), reported
         deadline = time.monotonic() + START_SECONDS
         while self._can_open_topics() is is_so:
             assert time.monotonic() < deadline, f"the broker does not notice: {self.log[-4000:]}"

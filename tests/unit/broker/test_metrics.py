@@ -185,14 +185,14 @@ async def test_settlements_that_are_refused(broker_bus: broker.Bus, inmem_broker
 async def test_leases_that_are_not_renewed() -> None:
     server = Broker(BrokerOptions(lease_seconds=1.0))
     async with broker.connect(InmemSettings(broker=server)) as bus:
-        metrics, told = Metrics(bus), asyncio.Event()
-        bus.hooks.listen(lambda event: told.set() if isinstance(event, LeasesNotRenewed) else None)
+        metrics, reported = Metrics(bus), asyncio.Event()
+        bus.hooks.listen(lambda event: reported.set() if isinstance(event, LeasesNotRenewed) else None)
         await bus.admin.ensure_topic("orders")
         await bus.topic("orders").publish(b"1")
         async with bus.messages("orders", subscription="billing") as inbox:
             await inbox.next_message()
             server.faults.fail("extend")
-            await told.wait()
+            await reported.wait()
             assert number(metrics, "lease_renewal_failures_total") == 1
             server.faults.clear()
 
@@ -219,13 +219,13 @@ async def test_dropped_messages(broker_bus: broker.Bus, metrics: Metrics) -> Non
 
 
 async def test_forgotten_messages(broker_bus: broker.Bus, metrics: Metrics) -> None:
-    told = asyncio.Event()
-    broker_bus.hooks.listen(lambda event: told.set() if isinstance(event, FlowBlocked) else None)
+    reported = asyncio.Event()
+    broker_bus.hooks.listen(lambda event: reported.set() if isinstance(event, FlowBlocked) else None)
     await broker_bus.topic("orders").publish_batch([b"1", b"2"])
     async with broker_bus.messages("orders", subscription="billing", max_outstanding=1, blocked_after=0.04) as inbox:
         forgotten = await inbox.next_message()
         waiting = asyncio.ensure_future(inbox.next_message())
-        await told.wait()
+        await reported.wait()
         waiting.cancel()
         assert forgotten is not None
     assert number(metrics, "flow_blocked_total") >= 1
@@ -275,8 +275,8 @@ async def test_refused_settlements_are_not_counted_as_settled(broker_bus: broker
         broker_bus.hooks.listen(events.append)
         inmem_broker.faults.lose_acks()
         ends = await asyncio.gather(*(message.ack() for message in batch), return_exceptions=True)
-        told = [event for event in events if isinstance(event, Settled)]
-        assert sum(event.acked for event in told) == ends.count(None) == 1
-        assert [message.id for event in told for message in event.handled] == [
+        reported = [event for event in events if isinstance(event, Settled)]
+        assert sum(event.acked for event in reported) == ends.count(None) == 1
+        assert [message.id for event in reported for message in event.handled] == [
             message.id for message, end in zip(batch, ends, strict=True) if end is None
         ]

@@ -210,8 +210,8 @@ def test_foreign_letters_are_read_as_far_as_they_can_be() -> None:
         def __init__(self, attributes: dict[str, str]) -> None:
             self.attributes = attributes
 
-    def read(**told: str) -> DeadLetter:
-        return DeadLetter.from_envelope(Foreign({DEAD_LETTER_PREFIX + name: value for name, value in told.items()}))
+    def read(**reported: str) -> DeadLetter:
+        return DeadLetter.from_envelope(Foreign({DEAD_LETTER_PREFIX + name: value for name, value in reported.items()}))
 
     assert read(attempts="7").attempts == 7
     assert read(attempts="many").attempts is None

@@ -47,11 +47,11 @@ async def test_no_delay_is_shortened_by_a_full_consumer(by: str) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_retries_from_memory_count_towards_the_bound(ordered: bool) -> None:
     seen: list[int | None] = []
-    told: list[Event] = []
+    reported: list[Event] = []
     done = asyncio.Event()
 
     def listen(event: Event) -> None:
-        told.append(event)
+        reported.append(event)
         if isinstance(event, DeadLettered):
             done.set()
 

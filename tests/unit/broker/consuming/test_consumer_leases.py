@@ -53,8 +53,8 @@ async def test_a_buffered_message_with_an_expired_lease_is_not_delivered(batches
         await first.ack()
         second = (await consumer.next_batch(4, timeout=5))[0] if batches else await taken(consumer)
         assert second.id == "2"
-        told = [event.message for event in events if isinstance(event, LeaseExpired)]
-        assert [(message.id, message.state) for message in told] == [("1", SettleState.LOST)]
+        reported = [event.message for event in events if isinstance(event, LeaseExpired)]
+        assert [(message.id, message.state) for message in reported] == [("1", SettleState.LOST)]
         if ordered:
             # It must be redelivered before the next message of its key.
             await until(lambda: source.outcomes(Outcome.RELEASE) == ["3"])

@@ -134,8 +134,8 @@ async def test_a_refused_letter_is_shortened_before_it_loses_attributes_and_retr
     writer = DeadLetterWriter("orders.dead", publish, Limits(), Hooks())
     reason, error = "reason " * 500, ValueError("error " * 500)
     await writer.write(original, reason=reason, error=error, attempts=1, subscription="billing")
-    told = [sum(map(len, letter.attributes.values())) for letter in tried]
-    assert told[1] < 600 < 4000 < told[0]
-    assert told[3] < 600 < 4000 < told[2]
+    reported = [sum(map(len, letter.attributes.values())) for letter in tried]
+    assert reported[1] < 600 < 4000 < reported[0]
+    assert reported[3] < 600 < 4000 < reported[2]
     assert ["dead-letter-cut" in letter.attributes for letter in tried] == [False, False, True, True, False, False]
     assert [letter.id for letter in tried[4:]] == [letter.id for letter in tried[:2]]

@@ -233,8 +233,8 @@ def test_the_place_of_a_dead_letter_is_complete_or_absent() -> None:
         letter = make_dead_letter(
             record, id="1", reason="r" * 50, error=None, attempts=3, subscription="billing", limits=limits
         )
-        told = letter.attributes
-        found.add((told.get("dead-letter-partition"), told.get("dead-letter-offset")))
+        reported = letter.attributes
+        found.add((reported.get("dead-letter-partition"), reported.get("dead-letter-offset")))
     assert found == {("12", "3456789"), ("12", None), (None, None)}
 
 

@@ -172,7 +172,7 @@ class NotRenewing(ScriptedSource):
 
 
 @pytest.mark.parametrize(
-    ("failure", "which", "told"),
+    ("failure", "which", "reported"),
     [
         (None, {"1"}, "too slow"),
         (OperationTimeout("no answer"), {"1", "2"}, "no answer"),
@@ -181,7 +181,7 @@ class NotRenewing(ScriptedSource):
     ids=["one", "all", "bug"],
 )
 async def test_failed_renewals_are_reported_and_retried(
-    failure: BaseException | None, which: set[str], told: str
+    failure: BaseException | None, which: set[str], reported: str
 ) -> None:
     source, events = NotRenewing(failure), list[Event]()
     source.add("1", "2")
@@ -192,7 +192,7 @@ async def test_failed_renewals_are_reported_and_retried(
         for event in events:
             assert isinstance(event, LeasesNotRenewed)
             assert {message.id for message in event.messages} == which
-            assert told in str(event.error)
+            assert reported in str(event.error)
         assert not any(message.lease_lost for message in held)
 
 

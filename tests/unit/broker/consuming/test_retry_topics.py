@@ -52,11 +52,11 @@ def test_each_failure_waits_longer_and_the_last_is_dead_lettered_with_its_origin
             assert [round(wait, 1) for wait in waits] == [5, 60, 600]
             assert all(wait > due - 0.001 for wait, due in zip(waits, DELAYS.delays, strict=True))
             (letter,) = await all_of(bus, "orders.dead")
-            told = letter.attributes
-            assert (letter.key, letter.data, told["colour"]) == (b"k", b"bad", "red")
-            assert (told["dead-letter-topic"], told["dead-letter-id"]) == ("orders", "order-1")
-            assert (told["dead-letter-reason"], told["dead-letter-attempts"]) == ("failed 4 times", "4")
-            assert not [name for name in told if name.startswith("retry-letter-")]
+            reported = letter.attributes
+            assert (letter.key, letter.data, reported["colour"]) == (b"k", b"bad", "red")
+            assert (reported["dead-letter-topic"], reported["dead-letter-id"]) == ("orders", "order-1")
+            assert (reported["dead-letter-reason"], reported["dead-letter-attempts"]) == ("failed 4 times", "4")
+            assert not [name for name in reported if name.startswith("retry-letter-")]
             for number, name in enumerate(DELAYS.names("orders", GROUP), 1):
                 (record,) = await all_of(bus, name)
                 assert (record.key, record.data, record.attributes["colour"]) == (b"k", b"bad", "red")

@@ -85,8 +85,8 @@ async def test_a_failed_store_is_reported_and_the_retry_is_delivered(failure: Br
         again = await taken(consumer)
         assert (again.id, again.delivery_attempt) == ("1", 2)
         await again.ack()
-    (told,) = [event for event in events if isinstance(event, LeasesNotRenewed)]
-    assert [each.id for each in told.messages] == ["1"]
+    (reported,) = [event for event in events if isinstance(event, LeasesNotRenewed)]
+    assert [each.id for each in reported.messages] == ["1"]
 
 
 async def test_a_message_lost_by_then_is_not_delivered_again() -> None:

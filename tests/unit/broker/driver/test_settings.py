@@ -249,8 +249,8 @@ def test_an_unknown_name_has_no_origin():
 def test_values_that_match_a_pattern_are_accepted():
     assert ShopSettings.from_url("shop:?place=a:1").place == "a:1"
     assert ShopSettings().place is None
-    (told,) = (info.accepts for info in ShopSettings().explain() if info.name == "place")
-    assert told == "a host and a port"
+    (reported,) = (info.accepts for info in ShopSettings().explain() if info.name == "place")
+    assert reported == "a host and a port"
 
 
 @pytest.mark.parametrize("scheme", ["inmem", "kafka", "nats", "pubsub", "pulsar", "servicebus"])

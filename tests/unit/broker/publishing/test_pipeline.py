@@ -179,10 +179,10 @@ async def test_retrieved_failure_is_not_raised_again() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda _: InvalidMessage("refused")
-    awaited, asked, gathered = [await topic.enqueue(b"") for _ in range(3)]
+    awaited, requested, gathered = [await topic.enqueue(b"") for _ in range(3)]
     with pytest.raises(InvalidMessage):
         await awaited
-    assert isinstance(asked.exception(), InvalidMessage)
+    assert isinstance(requested.exception(), InvalidMessage)
     assert isinstance((await asyncio.gather(gathered, return_exceptions=True))[0], InvalidMessage)
     await topic.flush()
     await topic.close()

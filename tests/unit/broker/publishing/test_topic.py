@@ -171,11 +171,11 @@ async def test_invalid_messages_do_not_fail_the_rest_of_the_batch() -> None:
 
 
 async def test_without_receipts_failures_are_still_raised() -> None:
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     class Terse(ScriptedTarget):
         async def publish(self, messages: Sequence[OutboundMessage], *, receipts: bool = True) -> Sequence[Any]:
-            asked.append(receipts)
+            requested.append(receipts)
             return [each if isinstance(each, Exception) else None for each in await super().publish(messages)]
 
     target = Terse()
@@ -187,7 +187,7 @@ async def test_without_receipts_failures_are_still_raised() -> None:
         await topic.publish_batch([b"0", b"xxxx", b"1", b"2", 5, b"3"], receipts=False)
     kinds = [type(outcome) for outcome in raised.value.outcomes]
     assert kinds == [type(None), MessageTooLarge, type(None), ConnectionFailed, InvalidMessage, type(None)]
-    assert asked == [False, False]
+    assert requested == [False, False]
 
 
 async def test_a_backend_may_return_receipts_that_were_not_requested() -> None:

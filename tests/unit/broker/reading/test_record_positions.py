@@ -91,9 +91,11 @@ async def test_an_invalid_seek_is_refused() -> None:
 async def test_calls_for_unassigned_partitions_are_refused_and_change_nothing() -> None:
     async with bench(0, 1) as b:
         b.source.append(1)
-        told = "Partition 7 of topic 'orders' is not assigned to this member of group 'audit', which has 'orders'.0., "
+        reported = (
+            "Partition 7 of topic 'orders' is not assigned to this member of group 'audit', which has 'orders'.0., "
+        )
         for call in (b.consumer.pause, b.consumer.resume):
-            with pytest.raises(LeaseLost, match=told + "'orders'.1."):
+            with pytest.raises(LeaseLost, match=reported + "'orders'.1."):
                 call([P0, ("orders", 7)])
         assert not b.source.paused
         assert await b.consumer.next_record(timeout=5) is not None

@@ -122,10 +122,10 @@ def test_page_marks_promises_that_run_on_the_main_configuration_only(column: str
     case = ENGINES[column]
     assert issubclass(case, ConformanceCase)
     left_out = cast("type[KafkaHarness]", case.harness_class).left_out
-    told = dict(_rows(PAGE.read_text(encoding="utf-8")))
+    reported = dict(_rows(PAGE.read_text(encoding="utf-8")))
     runs = {promise.name for _, promise in promises_of(case)} - left_out
     place = 1 + list(COLUMNS).index(column)
-    assert {p.name for _, p in promises_of(Conformance) if told[p.name][place] != "as kafka"} == runs
+    assert {p.name for _, p in promises_of(Conformance) if reported[p.name][place] != "as kafka"} == runs
 
 
 def test_page_lists_every_broken_variant() -> None:
@@ -206,14 +206,14 @@ def _full(*, reverse: bool = False) -> Matrix:
 
 
 def _report(
-    outcome: Literal["passed", "failed", "skipped"], told: tuple[str, int, str] | None = None
+    outcome: Literal["passed", "failed", "skipped"], reported: tuple[str, int, str] | None = None
 ) -> pytest.TestReport:
     return pytest.TestReport(
         nodeid="test",
         location=("", 0, ""),
         keywords={},
         outcome=outcome,
-        longrepr=told,
+        longrepr=reported,
         when="call",
         user_properties=[("conformance", ("one", "publishing.id-is-kept"))],
     )
