@@ -129,7 +129,7 @@ format: $(STAMP)
 conformance: $(STAMP) kafka pulsar pstest
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
-	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
+	$(BIN)/python -m broker.testing.matrix docs/guarantees.md
 
 bench: $(STAMP) kafka
 	$(BIN)/python -m benchmarks $(ARGS)

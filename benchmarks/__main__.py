@@ -1,7 +1,7 @@
-"""`python -m benchmarks`: runs the benchmarks, prints what they found, writes `docs/performance.md` and its plot.
+"""`python -m benchmarks`: runs the benchmarks, prints the results, writes `docs/performance.md` and its plot.
 
-With `--quick` everything runs on few messages, which proves only that it runs; nothing is written unless `--output`
-says where. The exit status is 0 whatever the verdicts are: they are for reading, since a busy machine misses bars.
+With `--quick` everything runs on few messages, which only shows that it works; nothing is written unless `--output`
+says where. The exit status is 0 even if a target is missed, since a busy machine misses targets.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = read_arguments(
+    options = read_arguments(
         arguments, BENCHMARKS, prog="python -m benchmarks", description="Measure what the library costs.", rounds=5
     )
     console = Console()
     load = os.getloadavg()[0]
-    if load > 1 and not asked.quick:
+    if load > 1 and not options.quick:
         console.print(
             f"[yellow]Something else runs here (load {load:.1f}): costs come out too high, ratios too wide[/]"
         )
     started = time.perf_counter()
     sections: list[Section] = []
-    # A process of its own for each, with which its servers end: those of another, and what it left in memory, cost too.
+    # A subprocess for each: the servers and memory of another benchmark would cost, too.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
-        for name in asked.names or BENCHMARKS:
-            section = processes.submit(run_alone, name, asked.scale, asked.rounds).result()
+        for name in options.names or BENCHMARKS:
+            section = processes.submit(run_alone, name, options.scale, options.rounds).result()
             report.print_section(section, console)
             sections.append(section)
-    conclude(sections, asked, console, name="performance", started=started, load=load)
+    conclude(sections, options, console, name="performance", started=started, load=load)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the commands of the benchmarks have in common: their arguments, and what they write at the end."""
+"""The common part of the benchmark commands: arguments and written files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _QUICK: Final = 0.01
 
 
 class Arguments:
-    """What was asked for.
+    """The arguments.
 
-    :ivar names: of benchmarks, as they were given; none is all.
-    :ivar scale: how much of its messages each takes.
+    :ivar names: names of benchmarks, in the given order; empty is all.
+    :ivar scale: the fraction of its messages that each benchmark uses.
     :ivar output: the directory of the page and the plot; None writes nothing.
     """
 
@@ -38,9 +38,9 @@ class Arguments:
 def read_arguments(
     arguments: Sequence[str] | None, known: Collection[str], *, prog: str, description: str, rounds: int
 ) -> Arguments:
-    """Those of the command line; what is wrong ends the process with a usage.
+    """Parse the command line; an error ends the process with the usage.
 
-    :param known: the names of all benchmarks. :param rounds: how many unless told.
+    :param known: the names of all benchmarks. :param rounds: the default number of rounds.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("names", nargs="*", metavar="name", help=f"some of {', '.join(known)}; else all")
@@ -58,7 +58,7 @@ def read_arguments(
 
 def conclude(
     sections: list[Section],
-    asked: Arguments,
+    options: Arguments,
     console: Console,
     *,
     name: str,
@@ -66,17 +66,17 @@ def conclude(
     load: float,
     page: Page = PERFORMANCE,
 ) -> None:
-    """Write `NAME.md` and `NAME.png` where they are wanted, and tell which bars were missed.
+    """Write `NAME.md` and `NAME.png` if requested, and print the missed targets.
 
     :param started: by `time.perf_counter`. :param load: before it began.
     """
     seconds = time.perf_counter() - started
-    if asked.output is not None:
-        asked.output.mkdir(parents=True, exist_ok=True)
-        text, picture = asked.output / f"{name}.md", asked.output / f"{name}.png"
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        text, picture = options.output / f"{name}.md", options.output / f"{name}.png"
         drawn = plot.draw(sections, picture)
         shown = picture if drawn else None
-        report.write(sections, text, shown, rounds=asked.rounds, seconds=seconds, load=load, page=page)
+        report.write(sections, text, shown, rounds=options.rounds, seconds=seconds, load=load, page=page)
         console.print(f"Written: {text}, {picture}" if drawn else f"Written: {text}")
     missed = [finding.what for section in sections for finding in section.findings if finding.verdict == "MISSED"]
     console.print(f"{len(missed)} bars missed, {seconds:.0f} s in all" + "".join(f"\n  {what}" for what in missed))

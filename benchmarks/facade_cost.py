@@ -1,7 +1,7 @@
 """CPU that the facade adds to the SPI, per message.
 
 Each way of consuming and publishing is compared with a loop that does the same over the SPI by batches of up to 500,
-on the same backend, on the same messages, run right beside it; `publish` with one message at a time. Opening and
+on the same backend, on the same messages, run right next to it; `publish` with one message at a time. Opening and
 closing count on both sides. On one event loop; nothing else runs.
 """
 
@@ -28,14 +28,14 @@ _PUBLISH_BARS = {"publish": 4.0, "publish_batch": 1.5, "enqueue": 5.0}
 
 
 async def measure_facade(scale: float, rounds: int) -> Section:
-    """All of it, on the null backend, in memory and on JetStream."""
+    """Measure all ways, on the null backend, in memory and on JetStream."""
     section = Section(
         "What the facade adds",
         "CPU microseconds per message on top of the same work over the SPI by batches of up to 500 (`publish`: one by "
         "one). Every run has a run over the SPI right beside it, and a difference is taken within such a pair.",
         "added CPU, µs per message",
     )
-    # Many short rounds where the cost of the facade is a small part of what is measured.
+    # Many short rounds if the cost of the facade is a small part of the whole.
     for name, messages, times in (("null", 100_000, 1), ("memory", 40_000, 3), ("jetstream", 40_000, 3)):
         count = max(500, int(messages * scale))
         number = times * rounds if rounds > 1 else 1
@@ -98,7 +98,7 @@ async def _batches(stage: Stage, subscription: str, count: int) -> None:
 
 
 async def _publishing(section: Section, stage: Stage, count: int, rounds: int) -> None:
-    # One by one means a round trip each: fewer have to do.
+    # One by one means a round trip each, so there are fewer messages.
     single = count if stage.name == "null" else max(100, count // 10)
     in_turn = {"publish": await _publishing_in_turn(stage, single, rounds)}
     _add(section, stage, "SPI, one by one", in_turn, _PUBLISH_BARS)
@@ -122,7 +122,7 @@ def _to_target(
 
 
 async def _publishing_in_turn(stage: Stage, count: int, rounds: int) -> tuple[Series, Series]:
-    """One message over the SPI, one over the facade, and so on: a round trip's cost varies more than what is added.
+    """Alternate messages over the SPI and the facade, because round trips vary more than the added cost.
 
     A round's cost is the median over its messages, times their number.
     """

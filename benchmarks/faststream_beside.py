@@ -1,6 +1,6 @@
 """The same work in FastStream on the same NATS server: a handler per message with its ack, and confirmed publishes.
 
-Told for comparison, without a bar. FastStream pulls by batches of 500 and acks after each handler, its way.
+For comparison, without a target. FastStream pulls batches of 500 and acks after each handler.
 """
 
 from __future__ import annotations

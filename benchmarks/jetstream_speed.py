@@ -1,4 +1,4 @@
-"""JetStream beside nats-py on the same server, with all of our headers on every message.
+"""JetStream next to nats-py on the same server, with all of our headers on every message.
 
 One process, one server, the same messages; a durable consumer of its own for each run. On one event loop.
 """
@@ -28,7 +28,7 @@ async def measure_jetstream(scale: float, rounds: int) -> Section:
         "acked, or confirmed. The bare loops ack and publish by joined writes and use private calls of nats-py.",
         "times as fast",
     )
-    # Many short rounds, because client and server share the cores and two wall clocks vary with whatever else runs.
+    # Many short rounds, because client and server share the cores, and wall-clock times vary with the load.
     rounds = 2 * rounds if rounds > 1 else 1
     count = max(1000, int(50_000 * scale))
     async with open_stage("jetstream", count) as stage:

@@ -1,7 +1,7 @@
-"""How long a Kafka group takes: from the start to the first record, and to share its partitions with one more member.
+"""Latency of a Kafka group: from the start to the first record, and of a rebalance with one more member.
 
-Both group protocols, on one broker whose sessions and heartbeats are those of the tests, so that the numbers tell what
-the library and the protocol take and not what the broker's defaults wait for.
+Both group protocols, on one broker with the session and heartbeat settings of the tests, so that the numbers show
+the library and the protocol, not the broker's default delays.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def _first_record(stage: KafkaStage, url: str) -> float:
 
 
 class _Member:
-    """Reads, and notes when records of each partition came."""
+    """A member that notes the arrival times of records by partition."""
 
     def __init__(self, bus: broker.Bus, topic: str, group: str) -> None:
         self.times: dict[int, list[float]] = {}
@@ -81,7 +81,7 @@ class _Member:
 
 
 async def _join(stage: KafkaStage, url: str, seconds: float) -> tuple[float, float, float]:
-    """Until the second member's first record; the longest pauses of partitions that stay and that move."""
+    """Seconds to the second member's first record, and the longest pauses of partitions that stay and that move."""
     topic, group = stage.topic(_PARTITIONS), stage.name("join")
     async with broker.connect(url) as bus:
         publishing = asyncio.create_task(_stream(bus, topic))

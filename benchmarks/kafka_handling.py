@@ -32,7 +32,7 @@ take without any message: asyncio waits in whole milliseconds, so a sleep of 5 m
 
 
 async def measure_kafka_handling(scale: float, rounds: int) -> Section:
-    """A handler per record, and what others do with the same."""
+    """A handler per record, and the same work by other frameworks."""
     section = Section(
         "Kafka, a handler per record",
         "CPU per message that `receive` adds to the SPI; the time that a handler of 5 ms takes, "
@@ -65,7 +65,7 @@ async def _receiving(section: Section, stage: KafkaStage, count: int, rounds: in
 def _subscribed(
     stage: KafkaStage, topic: str, count: int, work: Callable[[broker.Bus, str, str, int], Awaitable[None]]
 ) -> Variant:
-    """With a subscription of its own for each run."""
+    """Run with a new subscription."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
@@ -88,7 +88,7 @@ def _run(work: Callable[[], Awaitable[object]]) -> Variant:
 async def _key_order(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count, partitions=_PARTITIONS)
     for at_once, bar in _AT_ONCE.items():
-        # Seconds for both, so that the start and the end count little.
+        # Long enough that start and end count little.
         number = count * min(2 * at_once, max(_AT_ONCE)) // max(_AT_ONCE)
         variants: dict[str, Variant] = {
             f"{at_once} at once, no broker": _run(partial(_ideal, number, at_once)),
@@ -106,7 +106,7 @@ async def _key_order(section: Section, stage: KafkaStage, count: int, rounds: in
 
 
 async def _ideal(count: int, at_once: int) -> None:
-    """The same sleeps without any message."""
+    """The same sleeps without messages."""
 
     async def work() -> None:
         for _ in range(count // at_once):
@@ -116,7 +116,7 @@ async def _ideal(count: int, at_once: int) -> None:
 
 
 def _joined(stage: KafkaStage, topic: str, count: int, at_once: int) -> Variant:
-    """The consumer has joined, and holds its first messages, when the clock starts."""
+    """The clock starts when the consumer has joined and has its first messages."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
@@ -191,7 +191,7 @@ def _faststream(make: Callable[..., Any], stage: KafkaStage, topic: str, count: 
 
 
 def _batches(stage: KafkaStage, topic: str, count: int) -> Variant:
-    """It has joined, and holds its first batch, when the clock starts; so it is with theirs."""
+    """The clock starts when the consumer has joined and has its first batch, here and for the others."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:

@@ -1,6 +1,6 @@
-"""What the pure engine of the markers queue costs: reading markers, a replay, and the memory of an open lease.
+"""The cost of the markers engine without I/O: reading markers, a replay, and the memory of an open lease.
 
-No broker and no client: the rules alone, on one core.
+Without broker and client, on one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOGETHER = 200
 
 
 async def measure_markers(scale: float, rounds: int) -> Section:
-    """Markers a second, the seconds of a million, and bytes for each open lease."""
+    """Markers per second, seconds for a million, and bytes per open lease."""
     section = Section(
         "Kafka, the markers engine",
         f"The protocol's rules without a broker: a START of {len(_PAYLOAD)} B for each message and its END {_OPEN} "
@@ -47,7 +47,7 @@ async def measure_markers(scale: float, rounds: int) -> Section:
     section.findings.append(
         Finding(f"the same of messages taken by {_TOGETHER}, each START and END", Spread.of(rates), "/s")
     )
-    # As a queue client writes them: key, holder and origin are a part of what is kept.
+    # As a queue client writes them, with key, holder and origin.
     writer = _writer()
     starts = [writer.plain(_HIGH + number, 1, b"customer-100", _PAYLOAD, _NOW) for number in range(pairs)]
     section.findings.append(Finding("memory of an open lease", Spread.of([_lease_bytes(starts)]), "B"))
@@ -87,7 +87,7 @@ def _start(number: int) -> Marker:
 
 
 def _starts(batch: int) -> bytes:
-    """The record of a START of several."""
+    """The record of a START of several messages."""
     return _writer().together(_offsets(batch), [b"key"] * _TOGETHER, [_PAYLOAD] * _TOGETHER, [0] * _TOGETHER, [])
 
 

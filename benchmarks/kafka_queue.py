@@ -1,4 +1,4 @@
-"""Kafka as a queue: what each message costs by markers and in share groups, and how late redeliveries come.
+"""Kafka as a queue: throughput of markers and share groups, and the lateness of redeliveries.
 
 Beside it run a plain consumer that commits each batch, and the bare loop of the protocol on confluent-kafka. Ours has
 its tracker in the same process, as users have it. A consumer has joined, and holds its first batch, when the clock
@@ -23,7 +23,7 @@ from benchmarks.report import Finding, Section
 __all__ = ["measure_queue"]
 
 _COUNTS: Final = {1: 200, 10: 2_000, 100: 20_000, 500: 60_000}
-"""How many messages a run has, by how many are taken together."""
+"""Number of messages of a run, by batch size."""
 _MOST: Final = max(_COUNTS)
 _AHEAD: Final = {1: 10_000, 10: 20_000, 100: 40_000}
 """Like `_COUNTS`, for a consumer with the default `max_outstanding`."""
@@ -38,7 +38,7 @@ _PATIENCE: Final = 120.0
 
 
 async def measure_queue(scale: float, rounds: int) -> Section:
-    """Messages a second of each engine beside the bare protocol, and the lateness of redeliveries."""
+    """Messages per second of each engine next to the bare protocol, and the lateness of redeliveries."""
     section = Section(
         "Kafka as a queue",
         f"Messages of {len(BODY)} B, one consumer, taken by 1, 10, 100 or {_MOST}, each acked. The bare protocol loop "
@@ -139,7 +139,7 @@ async def _inbox(stage: KafkaStage, queue: str, topic: str, outstanding: int) ->
 
 
 def _ours(stage: KafkaStage, queue: str, topic: str, count: int, most: int, *, ahead: bool = False) -> Variant:
-    """:param ahead: whether more is started than is taken, as by default."""
+    """:param ahead: whether STARTs are written ahead of deliveries, as by default."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
@@ -215,7 +215,7 @@ async def _storm(section: Section, stage: KafkaStage, count: int) -> None:
 
 
 async def _redelivered(stage: KafkaStage, count: int) -> list[float]:
-    """Nack each message once with a delay; seconds by which each came later than asked for."""
+    """Nack each message once with a delay; return by how many seconds each was late."""
     topic = stage.filled(count, headers=False, body=lambda number: b"%d" % number)
     most = min(count, _MOST)
     async with _inbox(stage, "markers", topic, 2 * count) as inbox:

@@ -1,4 +1,4 @@
-"""Kafka as a queue, measured in the shape of the tables that kmq and parallel-consumer have published.
+"""Kafka as a queue, measured like the published tables of kmq and parallel-consumer.
 
 Their figures stand in docs/kafka-queue.md, each of its own machines; these are of one process on this one. Work is a
 sleep of its own length for each message, the same in all runs. A consumer has joined when the clock starts.
@@ -70,9 +70,9 @@ async def measure_published(scale: float, rounds: int) -> Section:
 async def _in_order(
     stage: KafkaStage, engine: str, count: int, *, keys: int | None, at_once: int = _CONCURRENCY
 ) -> str:
-    """Seconds to handle all.
+    """Seconds to handle all messages.
 
-    :param keys: how many there are, whose order is kept; None keeps none.
+    :param keys: number of keys, whose order is kept; None is no order.
     """
     topic = stage.topic()
     lengths = random.Random(count)
@@ -104,7 +104,7 @@ async def _in_order(
 
 
 async def _started(bus: broker.Bus, inbox: broker.MessageConsumer, topic: str) -> None:
-    """Until a message has come."""
+    """Wait for the first message."""
     await bus.topic(topic).publish(b"0")
     first = await inbox.next_message(timeout=_PATIENCE)
     if first is None:
@@ -146,7 +146,7 @@ async def _records(stage: KafkaStage, count: int) -> tuple[str, str]:
 
 
 async def _through(target: broker.Topic, take: Take, count: int) -> tuple[str, str]:
-    """Send and take `count` messages; how many a second, and the p95 of the time from one to the other."""
+    """Send and receive `count` messages; return messages per second, and the p95 of the latency."""
     took: list[float] = []
 
     async def send() -> None:

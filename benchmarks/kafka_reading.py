@@ -1,4 +1,4 @@
-"""Reading Kafka by the batch, beside the loops that one would write on confluent-kafka.
+"""Reading Kafka in batches, next to loops on confluent-kafka.
 
 A consumer has joined, and its first records have come, before the clock starts. The raw loops run in the thread of the
 event loop, and so does what is said to be in the consuming thread.
@@ -48,7 +48,7 @@ async def consuming(section: Section, stage: KafkaStage, count: int, rounds: int
         return {"": _consume(stage, topic, count, work)}
 
     rows = handed_over(_rows)
-    # Each raw loop with what is compared with it, so that they run soon after each other.
+    # Each raw loop next to its counterpart, so that they run shortly after each other.
     groups: dict[str, tuple[dict[str, Variant], list[_Compared]]] = {
         "key, data, offset": (
             in_thread(raw_kafka.read),
@@ -138,7 +138,7 @@ def _consume(stage: KafkaStage, topic: str, count: int, work: Callable[[Any, int
 
 
 def _batch_of(consumer: Consumer, topic: str, most: int) -> broker.RecordBatch:
-    """Our batch without any hand-over."""
+    """Our batch without delivery to another thread."""
     runs = runs_of(consumer.consume(most, 1.0), topic, (topic, 0))
     return broker.RecordBatch(RecordsOfRuns([(run, 0) for run in runs], None))
 

@@ -1,4 +1,4 @@
-"""Kafka beside raw confluent-kafka in its best form, on the same broker.
+"""Kafka next to raw confluent-kafka in its best form, on the same broker.
 
 One process, one broker, the same records, in turn. The raw loops block the thread they run in, which is the one of the
 event loop: nothing else has to run meanwhile. Reading is in `kafka_reading`.
@@ -26,7 +26,7 @@ _IN_TRANSACTION = 1000
 
 
 async def measure_kafka(scale: float, rounds: int) -> Section:
-    """Publish, consume, copy in transactions, and handle with key order."""
+    """Publish, consume, copy in transactions, and handle in order by key."""
     section = Section(
         "Kafka beside confluent-kafka",
         "Ratios of messages per second. The raw loops are single threads with a counting callback, whole batches and "
@@ -55,7 +55,7 @@ async def _publishing(section: Section, stage: KafkaStage, count: int, rounds: i
         "ours, publish_batch": _publish(stage, count, _publish_batch),
         "ours, enqueue": enqueue,
     }
-    # Short runs, of which many are made.
+    # Many short runs.
     number = 2 * rounds if rounds > 1 else 1
     seldom = {name: seldom_collected(variant) for name, variant in variants.items()}
     series = await in_pairs(seldom_collected(base), seldom, count=count, rounds=number)
@@ -164,7 +164,7 @@ def _raw_transactions(stage: KafkaStage, source: str, count: int) -> Variant:
             consumer.subscribe([source])
             producer = stage.producer(**{"transactional.id": stage.name("tx")})
             producer.init_transactions(30)
-            # One of a single record, so that the group has positions and the sink is known.
+            # A transaction of a single record, so that the group has positions and the client knows the sink.
             raw_kafka.transactions(consumer, producer, sink, 1, 1)
 
             async def run() -> None:

@@ -1,4 +1,4 @@
-"""A Kafka broker that benchmarks run on: a bus, raw clients of confluent-kafka, and topics that are filled.
+"""A Kafka broker for benchmarks: a bus, raw confluent-kafka clients, and filled topics.
 
 Every record has a key; every second one has a header as well, where the topic is filled with headers. The broker is a
 process of its own on the loopback and ends with the block. Used on one event loop; filling blocks it.
@@ -39,7 +39,7 @@ class KafkaStage:
         self.admin = RawAdmin(server.bootstrap)
 
     def name(self, what: str = "bench") -> str:
-        """A name that nothing has yet."""
+        """A unique name."""
         return f"{what}-{next(_numbers)}"
 
     def topic(self, partitions: int = 1) -> str:
@@ -48,7 +48,7 @@ class KafkaStage:
 
     @asynccontextmanager
     async def target(self, partitions: int = 1) -> AsyncGenerator[str]:
-        """A new topic for one run, deleted after it, so that no run finds more than another."""
+        """A new topic for one run, deleted after it, so that all runs start alike."""
         topic = self.topic(partitions)
         try:
             yield topic
@@ -95,7 +95,7 @@ class KafkaStage:
             }
         )
         if "transactional.id" not in more:
-            # Else an idempotent producer begins half a second later.
+            # Otherwise an idempotent producer starts half a second later.
             producer.list_topics(timeout=10)
         return producer
 
@@ -117,7 +117,7 @@ class KafkaStage:
 
 @asynccontextmanager
 async def open_kafka() -> AsyncGenerator[KafkaStage]:
-    """A broker of its own, and a bus on it."""
+    """A new broker, and a bus on it."""
     server = await asyncio.to_thread(KafkaServer(BUSY_OPTIONS).start)
     try:
         async with broker.connect(server.url) as bus:

@@ -1,4 +1,4 @@
-"""How long a message takes from its publishing to a consumer, at a fixed rate.
+"""Latency from publish to consumer, at a fixed rate.
 
 Messages are sent by the clock, whether those before them have arrived or not, so that a stall shows in all that come
 behind it. Each carries the time at which it was to be sent; sender and consumer are one process with one clock.
@@ -46,9 +46,9 @@ Way = Callable[[], AbstractAsyncContextManager[Pipe]]
 
 
 def our_way(bus: broker.Bus, topic: str, subscribed: Callable[[], AbstractAsyncContextManager[str]]) -> Way:
-    """The library's, by batches of what is there.
+    """The library's way, with batches of the available messages.
 
-    :param subscribed: has a subscription of the topic for as long as it lasts.
+    :param subscribed: yields a subscription of the topic.
     """
 
     @asynccontextmanager
@@ -72,7 +72,7 @@ async def measure_latency(
     scale: float,
     rounds: int,
 ) -> None:
-    """Add a table of p50 and p99 of each way; they run in turn, and the table has the medians over the rounds."""
+    """Add a table of p50 and p99 of each way; the table has the medians over the rounds."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -99,7 +99,7 @@ def median_of(numbers: Sequence[float]) -> str:
 
 
 async def _delays(pipe: Pipe, count: int) -> list[float]:
-    """Seconds of each message; one is sent and received before, so that connections are there."""
+    """Seconds of each message, after a first message that opens the connections."""
     late: list[float] = []
 
     def arrived(body: bytes | None) -> None:

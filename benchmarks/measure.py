@@ -1,4 +1,4 @@
-"""Measuring variants of one work side by side.
+"""Measures variants of the same work.
 
 The variants of a work run in turn, in one process, in an order that is reversed every round, so that a machine that
 gets slower is slow for all of them. Compared are the ratios and differences within one round; told are their medians
@@ -85,11 +85,11 @@ class Series:
         return Spread.of([sample.cost for sample in self.samples])
 
     def times_rate_of(self, other: Series) -> Spread:
-        """How many times as fast as the other."""
+        """The ratio of the rates."""
         return Spread.of([a.rate / b.rate for a, b in zip(self.samples, other.samples, strict=True)])
 
     def cost_above(self, other: Series) -> Spread:
-        """CPU microseconds per message on top of the other's."""
+        """CPU microseconds per message above the other's."""
         return Spread.of([a.cost - b.cost for a, b in zip(self.samples, other.samples, strict=True)])
 
 
@@ -126,7 +126,7 @@ async def in_pairs(
 
 @contextmanager
 def _old_objects_left_alone() -> Generator[None]:
-    """What runs freeze stays frozen to the end, so that not every run begins by looking at all of it."""
+    """Freeze old objects until the end, so that not every run starts with a collection of all of them."""
     try:
         yield
     finally:

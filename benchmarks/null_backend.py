@@ -1,6 +1,6 @@
-"""A backend that does nothing as quickly as it can: what is left when it runs is the cost of the facade.
+"""A backend that does nothing: what remains is the cost of the facade.
 
-Every subscription delivers `count` messages and is idle from then on; every publish succeeds. On one event loop.
+Every subscription delivers `count` messages and is then idle; every publish succeeds. On one event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECEIPT = Receipt("null")
 class NullBackend:
     """Implements `broker.driver.contract.Backend`.
 
-    :param count: how many messages each subscription delivers.
+    :param count: number of messages of each subscription.
     """
 
     capabilities = Capabilities(

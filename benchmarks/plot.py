@@ -1,4 +1,4 @@
-"""The plot of the findings against their bars: one PNG, drawn without a display."""
+"""The plot of the findings and their targets: one PNG, drawn without a display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pub/Sub beside Google's clients on the same emulator. One process, one event loop, the same messages.
+"""Pub/Sub next to Google's clients on the same emulator. One process, one event loop, the same messages.
 
 The emulator gives every stream 100 messages each 50 ms: consuming is measured by unary pulls, and the
 high-level client, which has streams only, is slowed by that too. Topics retain nothing, since the emulator's memory is

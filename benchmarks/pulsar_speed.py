@@ -1,4 +1,4 @@
-"""Pulsar beside pulsar-client on the same standalone. One process, the same messages; raw loops run in a thread."""
+"""Pulsar next to pulsar-client on the same standalone. One process, the same messages; raw loops run in a thread."""
 
 from __future__ import annotations
 

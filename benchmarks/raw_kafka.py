@@ -1,4 +1,4 @@
-"""What a user would write on confluent-kafka without the library, in the quickest forms that were found.
+"""Loops on confluent-kafka without the library, in the quickest forms that we found.
 
 Each blocks its thread, as that client does. Publishing waits for all delivery reports and counts failures; reading
 checks each record for an error. A failure ends the run.
@@ -90,7 +90,7 @@ def _end(producer: Producer, reports: _Reports, count: int) -> None:
 
 
 def read_some(consumer: Consumer) -> int:
-    """Wait for the first records; how many they were."""
+    """Wait for the first records; return their number."""
     while not (messages := consumer.consume(_MOST, 1.0)):
         pass
     return len(messages)

@@ -1,4 +1,4 @@
-"""What a user would write on nats-py without the library, from the plain way to the quickest that was found.
+"""Loops on nats-py without the library, from the plain way to the quickest that we found.
 
 Every consuming loop acks each message of a durable pull consumer; every publishing loop gets each message confirmed,
 with the same headers as ours. Failures end the run. The quickest ways use private calls of nats-py.

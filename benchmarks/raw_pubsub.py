@@ -1,4 +1,4 @@
-"""What a user would write on Google's clients without the library: the documented way, and raw protobuf over grpc.aio.
+"""Loops on Google's clients without the library: the documented way, and raw protobuf over grpc.aio.
 
 Every consuming loop acks each message; every publishing loop gets each message's id. Failures end the run.
 """

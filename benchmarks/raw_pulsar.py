@@ -1,4 +1,4 @@
-"""What a user would write on pulsar-client without the library, in its quickest form with the same promises; blocking.
+"""Loops on pulsar-client without the library, in the quickest form with the same promises; blocking.
 
 Every consuming loop acks each message; every publishing loop gets each message's id. Failures end the run.
 """
@@ -78,7 +78,7 @@ class RawPulsar:
         reader.close()
 
     def receive_one(self, consumer: Any, arrived: Callable[[bytes | None], object]) -> None:
-        """Wait for one message, tell it and acknowledge it."""
+        """Wait for one message, report and acknowledge it."""
         message = consumer.receive(30_000)
         arrived(message.data())
         consumer.acknowledge(message)

@@ -1,4 +1,4 @@
-"""What a user would write on azure-servicebus without the library: its public calls, and settling by one request.
+"""Loops on azure-servicebus without the library: its public calls, and settling by one request.
 
 Every consuming loop completes each message; every publishing loop waits until all are accepted. Failures end the run.
 """

@@ -1,4 +1,4 @@
-"""What `receive` is measured against on any backend: the same messages over the SPI, by batches of up to 500.
+"""The baseline of `receive` on any backend: the same messages over the SPI, in batches of up to 500.
 
 Opening and closing count on both sides.
 """
@@ -27,7 +27,7 @@ class _Nobody:
 
 
 async def over_the_spi(bus: broker.Bus, topic: str, subscription: str, count: int) -> None:
-    """Fetch and ack so many messages.
+    """Fetch and ack `count` messages.
 
     :raises RuntimeError: an ack failed, or a lease ended.
     """
@@ -42,7 +42,7 @@ async def over_the_spi(bus: broker.Bus, topic: str, subscription: str, count: in
 
 
 async def receive(bus: broker.Bus, topic: str, subscription: str, count: int) -> None:
-    """Have a handler take so many messages, ten at once."""
+    """Handle `count` messages, ten concurrently."""
 
     async def handle(message: broker.Message) -> None:
         nonlocal count

@@ -1,4 +1,4 @@
-"""The results: what was measured, against which bar, with which verdict; as a table in the terminal and in Markdown.
+"""The results: figures, targets and verdicts, as a table in the terminal and in Markdown.
 
 Pure but for printing and for the one file that `write` makes.
 """
@@ -24,7 +24,7 @@ __all__ = ["Curve", "Finding", "Page", "Section", "Table", "print_section", "wri
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measured figure, and the bar it has to meet; without a bar it is shown for comparison."""
+    """One measured figure and its target; without a target it is shown for comparison."""
 
     what: str
     measured: Spread
@@ -42,7 +42,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """By the median."""
+        """The verdict on the median."""
         if self.at_most is not None:
             return "met" if self.measured.median <= self.at_most else "MISSED"
         if self.at_least is not None:
@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures that have no bar.
+    """Figures without targets.
 
     :ivar rows: of as many cells as the header; the first column names the row.
     """
@@ -83,7 +83,7 @@ class Curve:
 
 @dataclass(slots=True)
 class Section:
-    """One group of findings, and the runs they were drawn from.
+    """One group of findings, and their runs.
 
     :ivar axis: what the findings with a bar say, for the plot; empty keeps the section out of it.
     :ivar curves: a panel of their own in the plot.
@@ -162,7 +162,7 @@ def write(
     """Write the page of results.
 
     :param picture: the plot beside the page, if there is one.
-    :param load: processes that wanted a core when it began: what else ran.
+    :param load: the load average at the start.
     """
     when = f"Measured on {datetime.now(UTC):%Y-%m-%d} in {seconds / 60:.0f} minutes, {rounds} rounds"
     lines = [

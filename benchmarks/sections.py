@@ -42,7 +42,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
 
 
 def run_alone(name: str, scale: float, rounds: int) -> Section:
-    """Run one of them; in a process of its own the servers that it starts end with it."""
+    """Run one benchmark in a subprocess, with which its servers end."""
 
     async def measure() -> Section:
         return await BENCHMARKS[name](scale, rounds)

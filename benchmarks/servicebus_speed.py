@@ -1,4 +1,4 @@
-"""Service Bus beside azure-servicebus on the same test double. One process, one event loop, the same messages.
+"""Service Bus next to azure-servicebus on the same test double. One process, one event loop, the same messages.
 
 The double is this project's own and no service: it answers on the loopback, so that the ratios tell what the clients
 cost, and no rate here is one of Azure.

@@ -1,4 +1,4 @@
-"""One program on six backends: what it does in a second on each, and what the facade and waiting cost.
+"""One program on six backends: its rates, and the cost of the facade and of idle waiting.
 
 The same code by URL, one broker after the other, on the servers of the tests; Service Bus is the project's own double.
 The rates are those of client and server together on this machine, and say little of a cluster; the ratios to the raw
@@ -41,7 +41,7 @@ _IDLE_SECONDS = 4.0
 
 
 async def measure_six(scale: float, rounds: int) -> Section:
-    """All of it on each."""
+    """Measure each backend."""
     section = Section(
         "One program on six backends",
         "CPU microseconds per message that `receive` adds to the SPI, and what an idle consumer takes of a core. "
@@ -100,7 +100,7 @@ def _thousands(series: Series) -> str:
 
 
 def _open(bus: broker.Bus, count: int) -> Variant:
-    """A consumer that has its first message when the clock starts."""
+    """A consumer that has received its first message."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:

@@ -1,4 +1,4 @@
-"""The brokers that a benchmark runs on, ready to use: a bus, and a topic filled with messages as ours are.
+"""The brokers for a benchmark: a bus, and a filled topic.
 
 Every message has a key, an attribute and an id, so that on NATS it carries all of our headers. A stage is opened once
 and used by many runs, one after the other.
@@ -30,7 +30,7 @@ def outbound(index: int, run: int) -> broker.OutboundMessage:
 class Stage:
     """One broker.
 
-    :ivar count: how many messages FILLED holds.
+    :ivar count: number of messages in FILLED.
     """
 
     def __init__(self, name: str, bus: broker.Bus, count: int, server: ServerAddress | None) -> None:

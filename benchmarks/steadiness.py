@@ -1,4 +1,4 @@
-"""What must not happen over time: an idle consumer that works, memory that grows, a close that hangs."""
+"""Steadiness: CPU of an idle consumer, growth of memory, and the duration of a close."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def measure_steadiness(scale: float, rounds: int) -> Section:
 
 async def _idle(section: Section, stage: Stage, seconds: float, rounds: int) -> None:
     async with stage.subscription() as subscription, stage.bus.messages(FILLED, subscription=subscription) as inbox:
-        # What there is goes first, so that the consumer has nothing left to do but wait.
+        # Drain first, so that the consumer only waits.
         async for batch in inbox.batches(100):
             await batch.ack()
             stage.count -= len(batch)
@@ -51,7 +51,7 @@ async def _idle(section: Section, stage: Stage, seconds: float, rounds: int) -> 
 
 
 async def idle_shares(inbox: broker.MessageIterator, seconds: float, rounds: int) -> list[float]:
-    """Percent of a core that this process takes while a consumer waits for what does not come."""
+    """Percent of a core that this process uses while a consumer is idle."""
     shares: list[float] = []
     waiting = asyncio.ensure_future(inbox.next_message())
     await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What the benchmarks of brokers without a log have in common: messages, and consuming and publishing with ours."""
+"""The common part of benchmarks of brokers without a log: messages, and our consuming and publishing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _numbers = counting()
 
 
 def new_name() -> str:
-    """A name that no subscription has yet."""
+    """A unique name of a subscription."""
     return f"bench-{next(_numbers)}"
 
 
@@ -63,7 +63,7 @@ async def subscription_with(bus: broker.Bus, topic: str, count: int) -> AsyncGen
 
 
 async def consume(inbox: broker.BatchedMessageStream, count: int, *, batch: int) -> None:
-    """Take so many messages by batches, each acked."""
+    """Receive and ack `count` messages in batches."""
     async for taken in inbox.batches(batch):
         count -= len(taken)
         await taken.ack()
@@ -72,13 +72,13 @@ async def consume(inbox: broker.BatchedMessageStream, count: int, *, batch: int)
 
 
 async def publish_batches(topic: broker.Topic, batch: int, messages: list[broker.OutboundMessage]) -> None:
-    """Publish these in batches, one after the other."""
+    """Publish the messages in batches, one after the other."""
     for start in range(0, len(messages), batch):
         await topic.publish_batch(messages[start : start + batch])
 
 
 async def enqueue(topic: broker.Topic, messages: list[broker.OutboundMessage]) -> None:
-    """Enqueue these, and wait for their receipts.
+    """Enqueue the messages, and wait for their receipts.
 
     :raises RuntimeError: one has no id.
     """

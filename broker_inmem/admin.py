@@ -28,7 +28,7 @@ class InmemAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
-        """Options: `retention_messages`, the most records of a partition."""
+        """Options: `retention_messages`, the maximum number of records of a partition."""
         most = _only(options, "retention_messages").get("retention_messages")
         if partitions is not None and partitions < 1:
             raise InvalidSetting(f"partitions is {partitions}", advice="Use a whole number of 1 or more")

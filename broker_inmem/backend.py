@@ -106,7 +106,7 @@ class InmemBackend:
     async def check_health(self) -> float:
         started = time.perf_counter()
         connection = self._connection()
-        # One turn of the loop stands for the way to the server and back.
+        # One turn of the loop stands for the round trip.
         await asyncio.sleep(0)
         with self.broker.lock:
             connection.check()

@@ -26,7 +26,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """What the server asks of a clock."""
+    """The clock of a server."""
 
     def time(self) -> float:
         """Seconds since 1970, UTC."""
@@ -44,7 +44,7 @@ class SystemClock:
         self._origin: Final = time.time() - time.monotonic()
 
     def time(self) -> float:
-        # In whole microseconds, which a datetime holds: a broker time that was read finds its message again.
+        # In whole microseconds, like a datetime: searching for a message's broker time finds that message.
         return round(self._origin + time.monotonic(), 6)
 
     def call_at(self, when: float, callback: Callable[[], object], loop: asyncio.AbstractEventLoop) -> Timer:
@@ -71,7 +71,7 @@ class ManualClock:
         return datetime.fromtimestamp(self._now, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass: whatever falls due is woken, in order, and acts when its event loop runs next.
+        """Advance by `seconds`: timers that become due fire in order, and act when their event loops run next.
 
         May be called from any thread.
 

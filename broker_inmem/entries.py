@@ -21,7 +21,7 @@ _FOREVER: Final = float("inf")
 
 
 class TransactionState(msgspec.Struct, eq=False, gc=False):
-    """What became of a transaction; shared by all its entries."""
+    """The state of a transaction; shared by all its entries."""
 
     open: bool = True
     committed: bool = False
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     attributes: Mapping[str, str]
     given_id: str | None
     publish_time: datetime | None
-    """None where the producer gave none: then it is the server's time."""
+    """None if the producer gave none; then it is the server's time."""
     time: float
     """When it was appended, by the server's clock."""
     size: int

@@ -25,7 +25,7 @@ Operation = Literal["open", "fetch", "publish", "settle", "extend", "commit", "t
 
 @dataclass(slots=True)
 class Failure:
-    """One kind of failure and how often it is still to happen."""
+    """One kind of failure, and its remaining count."""
 
     operation: Operation
     error: BrokerError | None
@@ -37,7 +37,7 @@ class Failure:
 
 
 class FaultyServer(Protocol):
-    """What faults reach of their server; all but `lock` is read and changed under its lock."""
+    """The part of the server that faults use; everything but `lock` is accessed under its lock."""
 
     up: bool
 
@@ -47,7 +47,7 @@ class FaultyServer(Protocol):
     def clock(self) -> Clock: ...
     @property
     def connections(self) -> list[Connection]:
-        """Those that are open."""
+        """The open connections."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Faults:
         self._failures: list[Failure] = []
         self._duplicates: list[tuple[str | None, int]] = []
         self.armed = False
-        """Whether any counted fault is waiting; asked before every operation."""
+        """Whether a counted fault is pending; checked before every operation."""
         self.fetch_delay = 0.0
         """Seconds of the server's clock that every fetch takes longer; see `slow_fetches`."""
 
@@ -75,48 +75,48 @@ class Faults:
         times: int = 1,
         topic: str | None = None,
     ) -> None:
-        """Let the next operations fail as a whole, without effect.
+        """Fail the next operations as a whole, without effect.
 
-        :param error: what they raise; a retriable ConnectionFailed if None.
-        :param times: how many fail.
-        :param topic: only those on this topic.
+        :param error: the error to raise; None is a retriable ConnectionFailed.
+        :param times: number of failures.
+        :param topic: only operations on this topic.
         """
         self._add(Failure(operation, error or ConnectionFailed("A fault broke the call"), times, topic))
 
     def fail_publish(
         self, error: BrokerError | None = None, *, times: int = 1, topic: str | None = None, stored: bool = False
     ) -> None:
-        """Let the next messages that are published fail, each on its own.
+        """Fail the next published messages individually.
 
-        :param error: each one's fate; OperationTimeout if None.
-        :param times: how many messages.
-        :param stored: whether they are on the server all the same.
+        :param error: the error of each message; None is OperationTimeout.
+        :param times: number of messages.
+        :param stored: whether the server stores them nevertheless.
         """
         self._add(Failure("publish", error or OperationTimeout("A fault kept the receipt"), times, topic, True, stored))
 
     def lose_acks(
         self, times: int = 1, *, topic: str | None = None, applied: bool = False, reported: bool = True
     ) -> None:
-        """Lose the next settlements on their way.
+        """Lose the next settlements.
 
-        :param times: how many messages.
-        :param applied: whether the server carried them out: only the answer was lost.
+        :param times: number of messages.
+        :param applied: whether the server carries them out, and only the answer is lost.
         :param reported: whether `settle` raises OperationTimeout; if not, it reports success.
         """
         error = OperationTimeout("A fault lost the settlement") if reported else None
         self._add(Failure("settle", error, times, topic, True, applied))
 
     def duplicate(self, times: int = 1, *, topic: str | None = None) -> None:
-        """Deliver the next messages twice, whatever becomes of the first delivery."""
+        """Deliver the next messages twice, even if the first delivery is settled."""
         server = self._server
         with server.lock:
             self._duplicates.append((topic, times))
             self.armed = True
 
     def expire(self, messages: Iterable[Message[Any]] | None = None) -> int:
-        """End leases now, without telling their consumers: those of these messages, or all.
+        """End leases now, without notice to their consumers: those of these messages, or all.
 
-        :returns: how many leases there were to end.
+        :returns: the number of ended leases.
         """
         server = self._server
         wanted = None if messages is None else {id(message.lease) for message in messages}
@@ -131,16 +131,16 @@ class Faults:
         return ended
 
     def slow_fetches(self, seconds: float) -> None:
-        """Let every fetch take so much longer, by the server's clock; 0 ends it."""
+        """Delay every fetch by `seconds` of the server's clock; 0 ends the delay."""
         self.fetch_delay = seconds
 
     def restart(self) -> None:
-        """Stop the server and start it again: connections break and come back, all leases end."""
+        """Restart the server: connections break and reconnect, all leases end."""
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """Stop the server: every call fails until `start`, and all leases end. What is stored stays."""
+        """Stop the server: every call fails until `start`, and all leases end. Stored data stays."""
         server = self._server
         with server.lock:
             server.up = False
@@ -159,10 +159,10 @@ class Faults:
             self._server.up = True
 
     def kill(self, who: Any, *, drop_leases: bool = False) -> None:
-        """Let a client vanish as if its process were killed: its calls fail for good, nothing is given back.
+        """Kill a client as if its process had died: its calls fail permanently, and it releases nothing.
 
         :param who: a Bus, a backend or a connection.
-        :param drop_leases: end its leases and sessions at once; if not they run out.
+        :param drop_leases: end its leases and sessions at once; otherwise they expire.
         """
         server = self._server
         connection = _connection(who)
@@ -187,7 +187,7 @@ class Faults:
             connection.sources.clear()
 
     def isolate(self, who: Any) -> None:
-        """Cut a client off: its calls fail until it is healed; meanwhile its leases and sessions run out."""
+        """Isolate a client: its calls fail until `heal`; meanwhile its leases and sessions expire."""
         server = self._server
         connection = _connection(who)
         with server.lock:
@@ -199,7 +199,7 @@ class Faults:
                     group.silence(number, now)
 
     def heal(self, who: Any) -> None:
-        """Let a client that was cut off reach the server again."""
+        """End the isolation of a client."""
         server = self._server
         connection = _connection(who)
         with server.lock:
@@ -211,17 +211,17 @@ class Faults:
                         group.hear(number, now)
 
     def clear(self) -> None:
-        """Forget all faults that were not used up, and let fetches be quick again."""
+        """Remove all remaining faults and the delay of fetches."""
         with self._server.lock:
             self._failures.clear()
             self._duplicates.clear()
             self.armed = False
             self.fetch_delay = 0.0
 
-    # What follows is for the connections. Callers hold the lock, and ask only if `armed`.
+    # For connections. Callers hold the lock, and call these only if `armed`.
 
     def check(self, operation: Operation, topic: str | None = None) -> None:
-        """:raises BrokerError: this operation is to fail as a whole."""
+        """:raises BrokerError: this operation must fail."""
         for failure in self._failures:
             if failure.operation == operation and not failure.each and failure.topic in (None, topic):
                 self._use(failure)
@@ -230,19 +230,19 @@ class Faults:
                 return
 
     def draw(self, operation: Operation, topic: str, count: int) -> Sequence[Failure | None]:
-        """What becomes of each of so many messages."""
-        fates: list[Failure | None] = []
+        """The fault of each of `count` messages, or None."""
+        drawn: list[Failure | None] = []
         for _ in range(count):
             failure = next(
                 (f for f in self._failures if f.each and f.operation == operation and f.topic in (None, topic)), None
             )
             if failure is not None:
                 self._use(failure)
-            fates.append(failure)
-        return fates
+            drawn.append(failure)
+        return drawn
 
     def after_take(self, queue: MessageQueue, deliveries: Sequence[Delivery]) -> None:
-        """Deliver again what is to be duplicated."""
+        """Deliver messages again that must be duplicated."""
         for delivery in deliveries:
             for index, (topic, times) in enumerate(self._duplicates):
                 if topic in (None, queue.topic):

@@ -124,7 +124,7 @@ class Group:
         self.rebalance(now)
 
     def forget(self, topic: str, now: float) -> None:
-        """Forget the positions on a topic; members that read it lose its partitions."""
+        """Delete the positions on a topic; members that read it lose its partitions."""
         self._forget_positions(topic)
         self.rebalance(now)
 
@@ -151,8 +151,8 @@ class Group:
         """Compute the assignment, assign free partitions, and revoke those that must move."""
         targets = self._targets()
         lost: dict[int, list[TopicPartition]] = {}
-        asked: dict[int, list[TopicPartition]] = {}
-        given: dict[int, list[TopicPartition]] = {}
+        revoking: dict[int, list[TopicPartition]] = {}
+        assigned: dict[int, list[TopicPartition]] = {}
         self._generation += 1
         for partition, owner in tuple(self.owners.items()):
             if partition not in targets:
@@ -163,18 +163,18 @@ class Group:
             if owner is None:
                 self.owners[partition] = number
                 self._generations[partition] = self._generation
-                given.setdefault(number, []).append(partition)
+                assigned.setdefault(number, []).append(partition)
             elif owner != number and partition not in self._revoking:
                 self._revoking[partition] = now + self._patience
-                asked.setdefault(owner, []).append(partition)
+                revoking.setdefault(owner, []).append(partition)
         for number, partitions in lost.items():
             self._members[number].notify(Notice("lost", partitions, {}, 0))
-        for number, partitions in asked.items():
+        for number, partitions in revoking.items():
             self._members[number].notify(Notice("revoking", partitions, {}, 0))
-        for number, partitions in given.items():
+        for number, partitions in assigned.items():
             positions = {partition: self.position(partition) for partition in partitions}
             self._members[number].notify(Notice("assigned", partitions, positions, self._generation))
-        if asked:
+        if revoking:
             self.wake()
 
     def commit(self, claims: Mapping[TopicPartition, Claim]) -> dict[TopicPartition, BrokerError | None]:

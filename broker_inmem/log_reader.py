@@ -1,7 +1,7 @@
 """Reads of the committed log of an in-memory server, without a group.
 
-Calls do not suspend, except for one turn of the loop between batches. A read sees what is committed when it gets there,
-and raises if retention overtakes it.
+Calls do not suspend, except for one turn of the loop between batches. Each batch has the entries that are committed at
+that moment. A read that retention overtakes raises.
 """
 
 from __future__ import annotations

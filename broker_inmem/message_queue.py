@@ -113,7 +113,7 @@ class MessageQueue:
     def join(self, number: int, ordered: bool, lease_seconds: float) -> Member:
         """A consumer opens the subscription.
 
-        :raises ConfigurationError: others consume it the other way.
+        :raises ConfigurationError: other consumers use the other `ordered_by_key`.
         """
         if any(other.ordered is not ordered for other in self.members.values() if not other.gone):
             raise ConfigurationError(
@@ -385,7 +385,7 @@ _PATTERNS: Final = 32
 class KeyShuffler:
     """Shuffles windows of up to `window` entries; 0 or 1 keeps the order.
 
-    :param seed: what the order is drawn from; None draws one.
+    :param seed: random seed of the order; None draws one.
     """
 
     def __init__(self, window: int, seed: int | None) -> None:

@@ -69,7 +69,7 @@ class InmemMessageSource(Fetching[Message[Any]]):
             if queue.deleted:
                 return [self._gone() for _ in settlements]
             if broker.faults.armed:
-                return self._settle_faultily(settlements, now)
+                return self._settle_with_faults(settlements, now)
             return queue.settle(self._member, settlements, now)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
@@ -138,17 +138,17 @@ class InmemMessageSource(Fetching[Message[Any]]):
     def _stop_watching(self) -> None:
         self._queue.stop_waiting(self._waker)
 
-    def _settle_faultily(self, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:
+    def _settle_with_faults(self, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:
         faults = self._broker.faults
         faults.check("settle", self._queue.topic)
-        fates = faults.draw("settle", self._queue.topic, len(settlements))
-        arrived = [s for s, fate in zip(settlements, fates, strict=True) if fate is None or fate.applied]
-        results = iter(self._queue.settle(self._member, arrived, now))
-        told: list[BrokerError | None] = []
-        for fate in fates:
-            result = next(results) if fate is None or fate.applied else None
-            told.append(result if fate is None else fate.error)
-        return told
+        failures = faults.draw("settle", self._queue.topic, len(settlements))
+        arrived = [s for s, failure in zip(settlements, failures, strict=True) if failure is None or failure.applied]
+        settled = iter(self._queue.settle(self._member, arrived, now))
+        results: list[BrokerError | None] = []
+        for failure in failures:
+            result = next(settled) if failure is None or failure.applied else None
+            results.append(result if failure is None else failure.error)
+        return results
 
     def _gone(self) -> NotFound:
         if self._topic.deleted:

@@ -22,27 +22,27 @@ class BrokerOptions:
     """Options of a new server. Times are in seconds of the server's clock, sizes in bytes."""
 
     seed: int | None = None
-    """What the order between keys is drawn from; None draws one, see `Broker.seed`."""
+    """Random seed of the order between keys; None draws one, see `Broker.seed`."""
     shuffle: int = 8
-    """Messages of different keys, and of none, are mixed within windows of so many; 0 keeps the order of publishing."""
+    """Messages of different keys, or without a key, are shuffled within windows of this size; 0 keeps the order."""
     partitions: int = 4
-    """Partitions of a topic that is made without saying how many."""
+    """Partitions of a topic that is created without a number of partitions."""
     lease_seconds: float = 30.0
-    """How long a delivered message is its consumer's without renewal; a subscription may have its own."""
+    """The lease of a message without renewal; a connection may have its own."""
     native_delay: float = 30 * 86400.0
-    """The longest delay of a nack that the server keeps; 0 makes the core keep delays itself."""
+    """The longest nack delay of the server; with 0 the core keeps delays in memory."""
     dedup_seconds: float = 120.0
-    """A second message of the same id within this time is dropped."""
+    """A second message with the same id within this time is dropped."""
     session_seconds: float = 10.0
-    """A group member that is not heard of for so long loses its partitions."""
+    """A group member that is silent for this time loses its partitions."""
     rebalance_seconds: float = 30.0
-    """How long a group member may take to give up partitions."""
+    """The time that a group member has to release revoked partitions."""
     transaction_seconds: float = 60.0
-    """A transaction that is open for longer is aborted by the server."""
+    """The server aborts a transaction that is open for longer."""
     retention_seconds: float | None = None
-    """Records older than this are removed from the log, unless the topic has its own retention."""
+    """Older records are removed from the log, unless the topic has its own retention."""
     retention_messages: int | None = None
-    """The most records that a partition's log keeps, unless the topic has its own bound."""
+    """Maximum records in the log of a partition, unless the topic has its own bound."""
     max_body: int = 1024 * 1024
     max_key: int = 1024
     max_id: int = 256
@@ -51,7 +51,7 @@ class BrokerOptions:
     max_attributes: int = 100
 
     def capabilities(self) -> Capabilities:
-        """What a server of these options can do."""
+        """The capabilities of a server with these options."""
         return Capabilities(
             backend="inmem",
             publish=PublishCapabilities(

@@ -62,7 +62,7 @@ class PartitionLog:
     ) -> tuple[list[Entry], int]:
         """Visible entries from `position` on, and the position after them.
 
-        The position passes over what is invisible, up to `stop` or the end. Bytes are exceeded by one entry at most.
+        The position skips invisible entries, up to `stop` or the end. Bytes are exceeded by one entry at most.
         """
         limit = self.stable if committed else self.next
         if stop is not None and stop < limit:

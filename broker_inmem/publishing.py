@@ -60,13 +60,15 @@ def store(
 ) -> list[Receipt | BrokerError]:
     """Publish, subject to injected faults; the caller holds the lock."""
     faults.check("publish", topic.name)
-    fates = faults.draw("publish", topic.name, len(messages))
-    wanted = [message for message, fate in zip(messages, fates, strict=True) if fate is None or fate.applied]
+    failures = faults.draw("publish", topic.name, len(messages))
+    wanted = [
+        message for message, failure in zip(messages, failures, strict=True) if failure is None or failure.applied
+    ]
     stored = iter(topic.publish(wanted, now, work))
     outcomes: list[Receipt | BrokerError] = []
-    for fate in fates:
-        outcome = next(stored) if fate is None or fate.applied else None
-        error = fate.error if fate is not None else None
+    for failure in failures:
+        outcome = next(stored) if failure is None or failure.applied else None
+        error = failure.error if failure is not None else None
         if error is not None:
             outcomes.append(error)
         elif outcome is not None:

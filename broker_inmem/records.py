@@ -123,7 +123,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             return {_plain(partition): self._group.committed(_plain(partition)) for partition in partitions}
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        """:raises LeaseLost: a partition is not ours. :raises OffsetOutOfRange: its log has no such position."""
+        """:raises LeaseLost: a partition is not assigned. :raises OffsetOutOfRange: its log has no such position."""
         with self._broker.lock:
             self._check_open()
             wanted: dict[TopicPartition, int] = {}

@@ -39,9 +39,9 @@ class Broker:
 
     Connect to it by `InmemSettings(broker=...)`, or from the same process by its `url`.
 
-    :param options: how it behaves.
-    :param clock: its time; the real one if None.
-    :param name: what its URL ends with; None makes one up.
+    :param options: its behaviour and limits.
+    :param clock: its clock; None is the system's.
+    :param name: the name in its URL; None draws a unique one.
     :raises ConfigurationError: a server of that name exists.
     """
 
@@ -86,7 +86,7 @@ class Broker:
     def named(cls, name: str, options: BrokerOptions | None = None) -> Broker:
         """The server of this name in this process, created on first use.
 
-        :param options: how it is made; None takes it as it is.
+        :param options: options of a new server; None accepts an existing one.
         :raises ConfigurationError: it exists with other options.
         """
         with _registry_lock:
@@ -116,7 +116,7 @@ class Broker:
     def topic(self, name: str, now: float) -> Topic:
         """A topic, after applying what is due.
 
-        :raises TopicNotFound: there is none of that name.
+        :raises TopicNotFound: the topic does not exist.
         """
         topic = self.topics.get(name)
         if topic is None:
@@ -166,7 +166,7 @@ class Broker:
     def queue(self, topic: str, name: str, now: float) -> MessageQueue:
         """A subscription.
 
-        :raises TopicNotFound, SubscriptionNotFound: there is none.
+        :raises TopicNotFound, SubscriptionNotFound: it does not exist.
         """
         queue = self.topic(topic, now).queues.get(name)
         if queue is None:
@@ -187,7 +187,7 @@ class Broker:
     def check_family(self, topic: str, name: str, family: str) -> None:
         """Check that a name is used by one family only.
 
-        :raises ConfigurationError: the other family did.
+        :raises ConfigurationError: the other family uses it.
         """
         queue = self.topics[topic].queues.get(name)
         other = "messages" if queue is not None and queue.used else "records" if self.in_group(topic, name) else family
@@ -198,7 +198,7 @@ class Broker:
             )
 
     def delete_group(self, topic: str, name: str) -> None:
-        """Forget a group's positions on a topic."""
+        """Delete a group's positions on a topic."""
         group = self.groups.get(name)
         if group is not None and topic in group.topics:
             group.forget(topic, self.clock.time())

@@ -77,7 +77,7 @@ class Topic:
     def grow(self, partitions: int) -> None:
         """Set the number of partitions.
 
-        :raises Unsupported: there are more already.
+        :raises Unsupported: the topic has more partitions.
         """
         if partitions < len(self.partitions):
             raise Unsupported(
@@ -126,7 +126,7 @@ class Topic:
         return outcomes
 
     def end(self, work: TransactionWork, now: float) -> None:
-        """A transaction that published here has ended."""
+        """Apply the end of a transaction that published here."""
         for number in {entry.partition for entry in work.stored}:
             self.partitions[number].end_transaction(work.state)
         if work.state.committed:

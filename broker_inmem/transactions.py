@@ -1,4 +1,4 @@
-"""Transactions on an in-memory server: published messages and committed positions, all or none.
+"""Transactions on an in-memory server: published messages and positions are committed atomically.
 
 Opening a producer fences the previous one of the same id: its open transaction is aborted, and all its further calls
 are fatal. A transaction that is open for too long by the server's clock is aborted, and its commit raises. Calls do not

@@ -1,4 +1,4 @@
-"""Lets a client's call sleep until the server has something for it, across event loops and threads.
+"""`Waker`: lets a client's call sleep until the server wakes it, across event loops and threads.
 
 The server calls `Waker.wake` from any thread, under its lock; it returns at once. All other methods belong to the
 waker's loop, and only one call waits at a time.

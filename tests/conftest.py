@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Hooks for all tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """What a group of tests needs is ended with it: a dozen idle brokers take a tenth of the machine."""
+    """The servers of a group of tests end with it: a dozen idle brokers take a tenth of the machine."""
     try:
         return (yield)
     finally:

@@ -1,7 +1,7 @@
-"""What became of the rows when something failed: counted by the tests, and printed as one table at the end of the run.
+"""The rows after each fault: counted by the tests, and printed as one table at the end of the run.
 
-A test books its case before it asserts, so that the table also shows what did not hold. Rows travel with the report of
-the test, from whichever process ran it.
+A test records its case before it asserts, so that the table also shows failures. Rows are part of the report of
+the test, from any worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COLUMNS: Final = ("case", "backend", "sent", "rows", "missing", "twice", "verdi
 
 
 class Books:
-    """The books of one test."""
+    """The records of one test."""
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
@@ -37,7 +37,7 @@ class Books:
         twice: int = 0,
         why: str = "",
     ) -> None:
-        """Book a case and hold it to what it may cost.
+        """Record a case and check it.
 
         :param found: the rows that came out, in any order.
         :param ids: of each of them; a row that came twice has to have one id.
@@ -52,15 +52,17 @@ class Books:
         strange = [row for row in there if row not in due]
         named = ids is None or len(set(ids)) == len(set(zip(ids, found, strict=True))) == len(there)
         holds = missing == lost and again <= twice and not strange and named
-        told = f"{'as promised' if holds else 'BROKEN'}{f': {why}' if why else ''}"
-        self._book(case, backend, len(sent), len(found), missing, f"{again} of {twice}" if twice else str(again), told)
+        reported = f"{'as promised' if holds else 'BROKEN'}{f': {why}' if why else ''}"
+        self._book(
+            case, backend, len(sent), len(found), missing, f"{again} of {twice}" if twice else str(again), reported
+        )
         assert not strange, f"rows that were never sent: {_some(strange)}"
         assert missing == lost, f"{missing} rows are missing: {_some((due - there).elements())}"
         assert again <= twice, f"{again} rows came twice, and {twice} may"
         assert named, "rows that are the same have different ids, or rows that are not have one"
 
     def refused(self, case: str, backend: str, how: str) -> None:
-        """Book a case that is an error before any row moves."""
+        """Record a case that raises before any row moves."""
         self._book(case, backend, "-", "-", "-", "-", f"refused: {how}")
 
     def _book(self, *values: Any) -> None:
@@ -72,7 +74,7 @@ def _some(rows: Iterable[bytes]) -> list[bytes]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table, if there is anything in it."""
+    """Print the table, unless it is empty."""
     rows: list[dict[str, Any]] = [
         value
         for reports in terminalreporter.stats.values()

@@ -1,4 +1,4 @@
-"""Keeps a connection open in a thread of its own, so that an embedded server stays up while others come and go."""
+"""Keeps a connection open in a thread, so that an embedded server stays up between other connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["holding"]
 
 @contextmanager
 def holding(url: str) -> Generator[str]:
-    """Hold a connection to the URL until the block ends; gives the URL."""
+    """Keep a connection to the URL open until the block ends; yields the URL."""
     ready: Future[None] = Future()
     done = threading.Event()
 

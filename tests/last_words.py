@@ -1,4 +1,4 @@
-"""What a worker of pytest-xdist said last, and what ended it, when it dies: hooks for the process that started it.
+"""Shows the last output of a pytest-xdist worker that died, and its signal: hooks for the controlling process.
 
 What a worker writes goes to a file that pytest gives to its tests, and is lost with the worker; so is the signal. The
 traceback that faulthandler writes is not enough: a thread of a client library that has blocked all signals ends the
@@ -37,7 +37,7 @@ def pytest_testnodeready(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Tell how a worker ended that was not told to."""
+    """Print how a worker ended unexpectedly."""
     files = _files.pop(node, [])
     process = _process(node)
     if error and process is not None:

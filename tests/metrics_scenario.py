@@ -1,4 +1,4 @@
-"""What `Metrics` has to say on any broker, of messages that are handled, that fail first, and that are given up."""
+"""`Metrics` on any broker, for messages that are handled, retried and given up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNT = 20
 
 
 async def check_metrics(bus: broker.Bus, topic: str, dead: str) -> None:
-    """Publish to the topic, which has nobody else, consume it, and look at the text of a `Metrics`."""
+    """Publish to the unused topic, consume it, and check the text of a `Metrics`."""
     metrics = Metrics(bus)
 
     def said(name: str, of: str = topic, **labels: str) -> float:

@@ -1,4 +1,4 @@
-"""Reads Prometheus' text format strictly: what Prometheus would refuse, or would read in another way, is an error."""
+"""A strict parser of Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def read_text(text: str) -> Mapping[str, Family]:
     current = ""
     for line in text[:-1].split("\n"):
         if line.startswith("# HELP "):
-            name, _, told = line.removeprefix("# HELP ").partition(" ")
+            name, _, reported = line.removeprefix("# HELP ").partition(" ")
             assert name not in helps, f"{name} has two HELP lines"
-            helps[name] = told
+            helps[name] = reported
         elif line.startswith("# TYPE "):
             current, _, kind = line.removeprefix("# TYPE ").partition(" ")
             assert _NAME.fullmatch(current), line

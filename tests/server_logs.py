@@ -1,4 +1,4 @@
-"""What a test's servers said last, and how full their disk is, in the report of its failure.
+"""Adds the last log lines of a test's servers, and their disk usage, to the report of its failure.
 
 A hook for the process that runs the test. The servers are those that its fixtures are, or have as `server` or
 `brokers`. One that is closed by then said nothing.
@@ -54,7 +54,7 @@ def _servers(found: Iterable[Any]) -> Iterator[ServerProcess]:
 
 
 def _part(found: object, name: str) -> object:
-    # A property of a fixture that is closed may raise anything.
+    # A property of a closed fixture may raise anything.
     with suppress(Exception):
         return getattr(found, name)
     return None

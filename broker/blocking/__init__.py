@@ -13,11 +13,16 @@ batches for speed. `broker.blocking.bus` documents threads, interrupts and proce
 
 from broker.blocking.admin import Admin
 from broker.blocking.bus import Bus, MessageOptions, RecordOptions, connect
-from broker.blocking.consumer import BatchHandler, Handler, MessageConsumer, Service
-from broker.blocking.log_reader import LogReader
-from broker.blocking.record_consumer import AsMessagesOptions, RecordConsumer
-from broker.blocking.runner import run
-from broker.blocking.settling import BlockingMessage, BlockingMessageBatch, BlockingRecord, BlockingRecordBatch
+from broker.blocking.messages import (
+    BatchHandler,
+    BlockingMessage,
+    BlockingMessageBatch,
+    Handler,
+    MessageConsumer,
+    Service,
+    run,
+)
+from broker.blocking.records import AsMessagesOptions, BlockingRecord, BlockingRecordBatch, LogReader, RecordConsumer
 from broker.blocking.topic import ReceiptFuture, Topic
 from broker.blocking.transactions import Transaction, TransactionalPublisher
 

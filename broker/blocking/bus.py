@@ -22,11 +22,10 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from broker import bus as asynchronous
 from broker.blocking.admin import Admin
-from broker.blocking.consumer import MessageConsumer
 from broker.blocking.handler_threads import in_thread
-from broker.blocking.log_reader import LogReader
+from broker.blocking.messages import MessageConsumer
 from broker.blocking.portal import Portal
-from broker.blocking.record_consumer import RecordConsumer
+from broker.blocking.records import LogReader, RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities

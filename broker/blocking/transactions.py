@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from broker import protocols
+from broker.blocking.messages import BlockingMessage
 from broker.blocking.portal import Portal
-from broker.blocking.record_consumer import RecordConsumer
-from broker.blocking.settling import BlockingMessage
+from broker.blocking.records import RecordConsumer
 from broker.errors import Closed, ConfigurationError
 from broker.messages import Message
 from broker.outbound import OutboundMessage

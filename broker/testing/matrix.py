@@ -1,15 +1,19 @@
-"""Pytest plugin that writes the results of the kit as a matrix of promises and backends.
+"""The pages of the kit: the matrix of promises and backends, and the list of all promises.
 
     pytest -p broker.testing.matrix --conformance-write=docs/conformance.md tests/conformance
+    python -m broker.testing.matrix docs/guarantees.md
 
-Results are user properties of the reports, so that the plugin works with xdist; only the controlling process writes the
-file. A matrix with an empty cell is not written, and fails the run.
+A pytest plugin writes the matrix. Results are user properties of the reports, so that the plugin works with xdist; only
+the controlling process writes the file. A matrix with an empty cell is not written, and fails the run.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import getsourcefile
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +21,7 @@ import pytest
 
 from broker.testing.promises import Promise
 
-__all__ = ["Matrix", "pytest_addoption", "pytest_configure"]
+__all__ = ["Matrix", "areas", "guarantees", "pytest_addoption", "pytest_configure"]
 
 OK = "ok"
 FAILED = "FAILED"
@@ -29,6 +33,24 @@ Every promise of `anybroker` is a test of the conformance kit (`broker.testing`)
 
 - `ok`: the test passed on this backend.
 - `n/a: needs capability X`: the backend, or its test harness, lacks the capability X.
+"""
+_GUARANTEES = """\
+# Guarantees
+
+The promises of `anybroker`, and the test of each. A promise holds on every backend that has the capability: see
+[the matrix](conformance.md). `make conformance` writes this page; do not edit it.
+
+In short:
+
+- **At least once.** A message with a receipt is delivered until it is settled. It is redelivered after a failure, a
+  lost lease, a crash, or an ack whose answer was lost. So make handlers idempotent, or check `message.id`.
+- **Nothing is dropped silently.** Not by an error, a cancellation, a close, a `break`, a payload that cannot be
+  decoded, or a dead-letter topic that cannot be written. Only `DROP` and `ttl` drop messages.
+- **Order.** Records are in order within a partition. With `ordered_by_key=True` messages of a key are in order within a
+  process, and across processes if the broker has `key_affinity`.
+- **Bounds.** Never more unsettled messages than `max_outstanding`. A close waits for handlers until its deadline, and
+  then at most a second or two for a broker that does not answer.
+- **Exactly once.** Only in transactions, and for messages with the same id within the broker's deduplication window.
 """
 _CONFIGURED = """\
 - `as kafka`: `kafka[…]` is another configuration of that backend; the test runs on `kafka` only.
@@ -188,3 +210,28 @@ def _spaced(name: str) -> str:
 
 def _first(names: list[str], what: str) -> str:
     return f"{len(names)} {what}, first {names[0]}" if names else ""
+
+
+def guarantees() -> str:
+    """The page of guarantees, as Markdown."""
+    return "\n".join([_GUARANTEES, *_guarantees()]) + "\n"
+
+
+def _guarantees() -> Iterator[str]:
+    from broker.testing.conformance import AREAS
+    from broker.testing.promises import promises_of
+
+    for area in AREAS:
+        doc = (area.__doc__ or area.__name__).strip().splitlines()[0]
+        source = Path(getsourcefile(area) or "").name
+        yield f"## {area.__name__}\n"
+        yield f"{doc} (`broker/testing/areas/{source}`)\n"
+        yield "| promise | meaning | test |"
+        yield "|---|---|---|"
+        for test, promise in promises_of(area):
+            yield f"| `{promise.name}` | {promise.text} | `{test}` |"
+        yield ""
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(guarantees())

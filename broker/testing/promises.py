@@ -1,6 +1,6 @@
 """`promise` and `requires`: decorators that attach a promise and required capabilities to a conformance test.
 
-They only attach data, so that the tests run under pytest, `broker.testing.runner` and other tools.
+They only attach data, so that the tests run under pytest, `broker.testing.conformance.check` and other tools.
 """
 
 from __future__ import annotations

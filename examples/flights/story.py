@@ -59,7 +59,7 @@ class Balance:
             "no flight is both folded and dead-lettered": not any(n in auditor.delays for n in auditor.cancelled),
             "the flights of every aircraft are in order": auditor.out_of_order == 0,
             "the fold survived the kill": self.fold_survived,
-            "every dead letter tells the reason": set(auditor.reasons) <= {"cancelled: it never departed"},
+            "every dead letter has the reason": set(auditor.reasons) <= {"cancelled: it never departed"},
             "the consumer was killed while it worked": 0 < self.handled_before < self.flights,
         }
         return [promise for promise, holds in checks.items() if not holds]

@@ -74,7 +74,7 @@ class SparkLife:
                 stderr=words,
                 start_new_session=True,
             )
-        self._hearing = asyncio.create_task(self._hear())
+        self._hearing = asyncio.create_task(self._read_reports())
         try:
             yield
         finally:
@@ -126,17 +126,17 @@ class SparkLife:
         self._dead = True
         return list(found.values())
 
-    async def _hear(self) -> None:
+    async def _read_reports(self) -> None:
         stream = self._started().stdout
         assert stream is not None, "it is a pipe"
         async for line in stream:
-            told = _told(line)
-            if "ready" in told:
+            fields = _parse(line)
+            if "ready" in fields:
                 self._ready.set()
-            elif "failed" in told:
-                self._failure = str(told["failed"])
-            elif "batch" in told:
-                report = msgspec.convert(told, BatchReport)
+            elif "failed" in fields:
+                self._failure = str(fields["failed"])
+            elif "batch" in fields:
+                report = msgspec.convert(fields, BatchReport)
                 self.reports.append(report)
                 self._on_batch(report)
 
@@ -152,7 +152,7 @@ class SparkLife:
         return self._process
 
 
-def _told(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     """Parse a line. Returns nothing for a foreign one: the JVM may write here too."""
     try:
         return msgspec.json.decode(line, type=dict[str, Any])

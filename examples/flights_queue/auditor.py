@@ -55,9 +55,9 @@ class Auditor:
         if record.topic == DONE:
             self._accounts.take_done(DONE_JSON.decode(record.data))
             return
-        told = {name.removeprefix("dead-letter-"): text for name, text in record.attributes.items()}
+        fields = {name.removeprefix("dead-letter-"): text for name, text in record.attributes.items()}
         self._accounts.take_letter(
-            Letter(told["id"], told["reason"], int(told["attempts"]), datetime.fromisoformat(told["time"]))
+            Letter(fields["id"], fields["reason"], int(fields["attempts"]), datetime.fromisoformat(fields["time"]))
         )
 
 

@@ -59,7 +59,7 @@ class Board:
             "Held": states["held"],
             "Delayed": states["waiting"],
             "Due": states["due"],
-            "Redelivered": sum(life.told.again for life in lives),
+            "Redelivered": sum(life.report.again for life in lives),
             "Most attempts": max(accounts.most_attempts, snapshot.most_attempts),
         }
         return _table("The queue", columns, [[f"{count:,}" for count in columns.values()]])
@@ -85,13 +85,13 @@ def _workers(snapshot: Snapshot, lives: Sequence[WorkerLife]) -> Table:
                 f"{count:,}"
                 for count in (
                     held_by(snapshot.leases, life.pid),
-                    life.told.handled,
-                    life.told.again,
-                    life.told.done,
-                    life.told.delayed,
-                    life.told.failed,
-                    life.told.dead,
-                    len(life.told.lost),
+                    life.report.handled,
+                    life.report.again,
+                    life.report.done,
+                    life.report.delayed,
+                    life.report.failed,
+                    life.report.dead,
+                    len(life.report.lost),
                 )
             ),
         ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from examples.flights.lives import LifeEnded
-from examples.flights_queue.worker import Told
+from examples.flights_queue.worker import Report
 
 __all__ = ["WorkerLife"]
 
@@ -22,14 +22,14 @@ class WorkerLife:
     """One life of a worker.
 
     :param work_seconds: duration of a job.
-    :ivar told: its last report.
+    :ivar report: its last report.
     :ivar ready: set after its first report.
     :ivar killed_at: when it was killed, or None.
     """
 
     def __init__(self, url: str, name: str, work_seconds: float) -> None:
         self.name = name
-        self.told = Told()
+        self.report = Report()
         self.ready = asyncio.Event()
         self.killed_at: datetime | None = None
         self._url = url
@@ -78,7 +78,7 @@ class WorkerLife:
         async for line in process.stdout:
             # The last line of a killed worker may be incomplete.
             if line.endswith(b"\n"):
-                self.told = msgspec.json.decode(line, type=Told)
+                self.report = msgspec.json.decode(line, type=Report)
                 self.ready.set()
         status = await process.wait()
         if not self._ending:

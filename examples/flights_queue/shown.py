@@ -14,7 +14,7 @@ __all__ = ["show"]
 
 def show(board: Board, outcome: Outcome) -> None:
     """Print jobs, accounts and the verdict."""
-    accounts, deaths, told = outcome.accounts, outcome.deaths, outcome.told
+    accounts, deaths, totals = outcome.accounts, outcome.deaths, outcome.totals
     fates = Counter(accounts.expected.values())
     board.facts("The jobs", [(fate.name.lower().replace("_", " "), fates[fate], fate.meaning) for fate in Fate])
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in accounts.reasons.most_common())
@@ -33,7 +33,7 @@ def show(board: Board, outcome: Outcome) -> None:
             (
                 "sent again",
                 outcome.sent_again,
-                f"by the trackers: {told['delayed']:,} given back, {told['failed']:,} failures, and leases that ended",
+                f"by the trackers: {totals['delayed']:,} released, {totals['failed']:,} failures, and ended leases",
             ),
             ("most attempts", accounts.most_attempts, "deliveries of one job that was done"),
         ],

@@ -37,7 +37,7 @@ class Outcome:
 
     :ivar published: jobs that the broker confirmed.
     :ivar held: jobs held by each worker just before it was killed, by name.
-    :ivar told: sum of the workers' last reports.
+    :ivar totals: sum of the workers' last reports.
     :ivar sent_again: messages republished by the trackers.
     :ivar left: leases and jobs left open at the end.
     """
@@ -46,7 +46,7 @@ class Outcome:
     published: int
     deaths: Deaths
     held: dict[str, int]
-    told: Counter[str]
+    totals: Counter[str]
     sent_again: int
     left: Snapshot
     seconds: float
@@ -102,14 +102,14 @@ async def tell(url: str, flights: Sequence[Flight], workers: int, work_seconds: 
             await auditing
         board.show(left, accounts, lives)
         sent_again = await count_jobs(bus) - publishing.result()
-    told: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for life in lives:
-        told.update(again=life.told.again, delayed=life.told.delayed, failed=life.told.failed)
+        totals.update(again=life.report.again, delayed=life.report.delayed, failed=life.report.failed)
     deaths = Deaths(
         {life.name: life.killed_at for life in lives if life.killed_at is not None},
-        {life.name: set(life.told.lost) for life in lives},
+        {life.name: set(life.report.lost) for life in lives},
     )
-    return Outcome(accounts, publishing.result(), deaths, held, told, sent_again, left, perf_counter() - started)
+    return Outcome(accounts, publishing.result(), deaths, held, totals, sent_again, left, perf_counter() - started)
 
 
 async def _watch(bus: broker.Bus, accounts: Accounts, lives: Sequence[WorkerLife], board: Board) -> Snapshot:

@@ -20,14 +20,14 @@ from examples.flights.topics import FLIGHT_JSON
 from examples.flights_queue.fates import TRIES, Fate, delay_of, fate_of
 from examples.flights_queue.topics import DEAD, DONE, DONE_JSON, FLIGHTS, SUBSCRIPTION, Done
 
-__all__ = ["FlightWorker", "Told"]
+__all__ = ["FlightWorker", "Report"]
 
 _CONCURRENCY: Final = 20
 _OUTSTANDING: Final = 200
 _TELL_SECONDS: Final = 0.25
 
 
-class Told(msgspec.Struct):
+class Report(msgspec.Struct):
     """A report of a worker.
 
     :ivar handled: jobs it received; `again` of them had been delivered before.
@@ -55,7 +55,7 @@ class FlightWorker:
         self._name = name
         self._work_seconds = work_seconds
         self._done = bus.topic(DONE)
-        self.told: Final = Told()
+        self.report: Final = Report()
         self.inbox: Final[broker.MessageConsumer[Flight]] = bus.messages(
             FLIGHTS,
             subscription=SUBSCRIPTION,
@@ -72,21 +72,21 @@ class FlightWorker:
         :raises NotFlown: the job failed; the retry policy applies.
         """
         flight, attempt = message.payload, message.delivery_attempt or 1
-        self.told.handled += 1
-        self.told.again += attempt > 1
+        self.report.handled += 1
+        self.report.again += attempt > 1
         # Stands for the work.
         await asyncio.sleep(self._work_seconds)
         fate = fate_of(flight)
         if fate.is_dead or (fate is Fate.DIVERTED and attempt < fate.least):
-            self.told.failed += 1
+            self.report.failed += 1
             raise NotFlown(f"{flight.flight} from {flight.origin} to {flight.destination}: {fate.name.lower()}")
         if fate is Fate.LATE and attempt < fate.least:
             await message.nack(delay=delay_of(flight))
-            self.told.delayed += 1
+            self.report.delayed += 1
             return
         done = DONE_JSON.encode(Done(message.id, self._name, attempt))
         await (await self._done.enqueue(broker.OutboundMessage(done, key=flight.aircraft)))
-        self.told.done += 1
+        self.report.done += 1
 
     async def tell(self) -> None:
         """Report regularly until cancelled."""
@@ -96,14 +96,14 @@ class FlightWorker:
 
     def say(self) -> None:
         """Print a report."""
-        print(msgspec.json.encode(self.told).decode(), flush=True)
+        print(msgspec.json.encode(self.report).decode(), flush=True)
 
     def _see(self, event: Event) -> None:
         match event:
             case DeadLettered():
-                self.told.dead += 1
+                self.report.dead += 1
             case LeaseExpired(message=message) | SettleFailed(message=message):
-                self.told.lost.append(message.id)
+                self.report.lost.append(message.id)
             case _:
                 return
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs, on few messages, and tells what it promises to. How quick it was here proves nothing."""
+"""Every benchmark runs on few messages and reports its figures. Speed is not tested here."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_ratios_and_differences_are_taken_within_a_round() -> None:
     assert ours.cost_above(theirs) == Spread(250_000.0, 125_000.0, 375_000.0)
 
 
-async def test_a_pair_is_neighbours_in_an_order_that_changes_every_round() -> None:
+async def test_a_pair_runs_adjacently_in_an_order_that_alternates() -> None:
     ran: list[str] = []
 
     def variant(name: str) -> Variant:
@@ -97,7 +97,7 @@ async def test_a_pair_is_neighbours_in_an_order_that_changes_every_round() -> No
     }
 
 
-def test_a_missed_bar_is_told(tmp_path: Path) -> None:
+def test_a_missed_bar_is_reported(tmp_path: Path) -> None:
     spread = Spread(2.0, 1.0, 3.0)
     section = Section("A section", "Its text.")
     section.findings += [

@@ -1,4 +1,4 @@
-"""Benchmarks of Spark run, on few messages, and tell what they promise to. How quick it was here proves nothing.
+"""Benchmarks of Spark run on few messages and report their figures. Speed is not tested here.
 
 Only the one that reads, since every query costs seconds; `make bench-spark ARGS=--quick` runs all.
 """
@@ -27,7 +27,7 @@ EXPECTED = (
 
 @pytest.mark.xdist_group("spark")
 def test_it_runs_and_writes_its_page(tmp_path: Path) -> None:
-    # A process of its own, since it stops and starts sessions, and this one may have one.
+    # A subprocess, since it stops and starts sessions, and this process may have one.
     with quick_python():
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.spark", "reading", "--quick", "--output", str(tmp_path)],

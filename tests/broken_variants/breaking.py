@@ -1,4 +1,4 @@
-"""How the in-memory broker is broken: thin wraps of its SPI objects that change one thing each."""
+"""Base classes of the variants: thin wrappers of the in-memory backend that change one thing each."""
 
 from __future__ import annotations
 
@@ -21,16 +21,12 @@ from tests.conformance.inmem_harness import InmemHarness
 
 
 class BrokenBackend(Wrapped):
-    """A backend that is whole; variants override what they break.
-
-    The classes of its sources and targets are attributes, so that a variant names its own.
-    """
+    """A working backend; variants override what they break, or set the class of a source or target."""
 
     target_class: type[BrokenTarget]
     source_class: type[BrokenSource]
     records_class: type[BrokenRecords]
     transaction_class: type[Wrapped] = Wrapped
-
     admin_class: type[Wrapped] = Wrapped
 
     def topic_name(self, topic: str) -> str:
@@ -54,7 +50,7 @@ class BrokenBackend(Wrapped):
 
 
 class BrokenTarget(Wrapped):
-    """Publishes what `change` makes of each message."""
+    """Publishes the result of `change` for each message."""
 
     def __init__(self, inner: Any, backend: BrokenBackend, topic: str) -> None:
         super().__init__(inner)
@@ -71,7 +67,7 @@ class BrokenTarget(Wrapped):
 
 
 class BrokenSource(Wrapped):
-    """Settles what `change` makes of each settlement."""
+    """Settles with the result of `change` for each settlement."""
 
     def __init__(self, inner: Any, backend: BrokenBackend, subscription: MessageSubscription) -> None:
         super().__init__(inner)
@@ -92,7 +88,7 @@ class BrokenSource(Wrapped):
 
 
 class BrokenRecords(Wrapped):
-    """Commits what `change` makes of each position."""
+    """Commits the result of `change` for each position."""
 
     def __init__(self, inner: Any, backend: BrokenBackend, subscription: RecordSubscription) -> None:
         super().__init__(inner)
@@ -120,7 +116,7 @@ class BrokenView(Wrapped):
 
 
 class LossyConsumer(Wrapped):
-    """A consumer that takes a message and then suspends once more before it hands it over."""
+    """A consumer that suspends once more between taking a message and delivering it."""
 
     async def __aenter__(self) -> Self:
         await self.inner.__aenter__()
@@ -136,7 +132,7 @@ class LossyConsumer(Wrapped):
 
 
 class CancellableOwner(Wrapped):
-    """Settles a message within its caller, who may be cancelled before it happens."""
+    """Settles a message in the caller's task, which may be cancelled first."""
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
         for _ in range(3):
@@ -145,7 +141,7 @@ class CancellableOwner(Wrapped):
 
 
 class CarelessConsumer(LossyConsumer):
-    """A consumer whose settlements belong to the caller."""
+    """A consumer whose settlements run in the caller's task."""
 
     async def next_message(self, timeout: float | None = None) -> Any:
         message = await self.inner.next_message(timeout)
@@ -168,13 +164,13 @@ class CarelessBus(BrokenBus):
 
 
 class BrokenHarness(InmemHarness):
-    """Every connection goes through the variant; impatient, because what is broken never comes."""
+    """Wraps every connection in the variant. Its patience is short, because a lost message never arrives."""
 
     patience = 1.0
     backend_class: type[BrokenBackend] = BrokenBackend
     bus_class: type[Bus] = Bus
     slips: ClassVar[list[BaseException]] = []
-    """Errors of the variants' own code: one that only trips over itself proves nothing."""
+    """Errors in the code of the variants themselves: such a variant proves nothing."""
 
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         hooks = Hooks()
@@ -198,7 +194,7 @@ class BrokenHarness(InmemHarness):
 
 
 def _whole(bus: Bus) -> Any:
-    """The backend below all wraps."""
+    """The backend below all wrappers."""
     inner: Any = bus.backend
     while isinstance(inner, Wrapped):
         inner = inner.inner

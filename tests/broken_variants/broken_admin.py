@@ -16,7 +16,7 @@ from tests.broken_variants.registry import breaks
 
 @breaks("admin.retention-is-kept")
 class IgnoresRetention(BrokenAdmin):
-    """A topic keeps its messages for ever, whatever its retention."""
+    """Retention is ignored: a topic keeps its messages forever."""
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
@@ -34,9 +34,9 @@ class PurgeDeletesSubscriptions(BrokenAdmin):
         return await self.inner.purge(topic)
 
 
-@breaks("admin.subscription-starts-where-asked")
-class ProvisionsFromTheEarliest(BrokenAdmin):
-    """A subscription that is made ahead begins at the earliest message, whatever was asked for."""
+@breaks("admin.subscription-starts-as-requested")
+class AdminStartsAtTheEarliest(BrokenAdmin):
+    """`ensure_subscription` ignores `start` and begins at the earliest message."""
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
@@ -45,15 +45,15 @@ class ProvisionsFromTheEarliest(BrokenAdmin):
 
 
 @breaks("admin.topic-counts-its-messages")
-class CountsNothing(BrokenAdmin):
-    """Every topic is said to be empty."""
+class ReportsEmptyTopics(BrokenAdmin):
+    """Every topic is reported as empty."""
 
     async def describe_topic(self, name: str) -> TopicInfo:
         return replace(await self.inner.describe_topic(name), messages=0)
 
 
-@breaks("admin.health-misses-the-server")
-class AlwaysInGoodHealth(BrokenBackend):
+@breaks("admin.health-reports-unreachable-server")
+class AlwaysHealthy(BrokenBackend):
     """The health check reports a healthy connection without asking the server."""
 
     async def check_health(self) -> float:
@@ -62,7 +62,7 @@ class AlwaysInGoodHealth(BrokenBackend):
 
 @breaks("records.buffer-is-bounded")
 class FetchesTooManyRecords(BrokenRecords):
-    """Four times as many records are fetched as were asked for."""
+    """A fetch returns four times as many records as requested."""
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
         return await self.inner.fetch(4 * max_records, max_bytes, wait)
@@ -70,23 +70,23 @@ class FetchesTooManyRecords(BrokenRecords):
 
 @breaks("records.buffer-is-bounded")
 class FetchesTooManyBytes(BrokenRecords):
-    """Records are fetched without a bound on their bytes."""
+    """A fetch of records ignores the bound on bytes."""
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
         return await self.inner.fetch(max_records, 1 << 40, wait)
 
 
 @breaks("records.close-ends-the-wait")
-class FetchesToTheEnd(BrokenRecords):
-    """A fetch of records waits out its time, and cannot be interrupted."""
+class FetchIgnoresInterrupt(BrokenRecords):
+    """A fetch of records waits for its full timeout and cannot be interrupted."""
 
     def interrupt(self) -> None:
         """Nothing happens."""
 
 
-@breaks("groups.losses-are-told")
-class LosesInSilence(BrokenBackend):
-    """Partitions that went to another member are not told as lost."""
+@breaks("groups.lost-partitions-are-reported")
+class HidesLostPartitions(BrokenBackend):
+    """Partitions that moved to another member are not reported as lost."""
 
     async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
         return await self.inner.join(subscription, _Deaf(listener))
@@ -97,8 +97,8 @@ class _Deaf(Wrapped):
         """Keep it from the core."""
 
 
-@breaks("groups.after-a-crash-is-not-idle")
-class AssignsWhatIsAnothers(BrokenBackend):
+@breaks("groups.crash-delays-idle")
+class AssignsOwnedPartitions(BrokenBackend):
     """A member is assigned partitions that a dead member still holds."""
 
     async def join(self, subscription: RecordSubscription, listener: Any) -> Any:

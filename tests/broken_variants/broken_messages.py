@@ -36,8 +36,8 @@ class AcksOnError(BrokenSource):
 
 
 @breaks("messages.nack-delay-is-kept")
-class ForgetsTheDelay(BrokenSource):
-    """A nacked message comes again at once, whatever the delay."""
+class IgnoresNackDelay(BrokenSource):
+    """A nacked message is redelivered at once, without its delay."""
 
     def change(self, settlement: Settlement) -> Settlement:
         return replace(settlement, delay=0.0) if settlement.outcome is Outcome.NACK else settlement
@@ -45,7 +45,7 @@ class ForgetsTheDelay(BrokenSource):
 
 @breaks("messages.ack-is-final")
 class DeliversTwiceAfterAnAck(BrokenSource):
-    """The first delivery of a message that is acked comes again."""
+    """The first delivery of an acked message is redelivered."""
 
     def change(self, settlement: Settlement) -> Settlement:
         if settlement.outcome is Outcome.ACK and settlement.message.delivery_attempt == 1:
@@ -53,9 +53,9 @@ class DeliversTwiceAfterAnAck(BrokenSource):
         return settlement
 
 
-@breaks("close.gives-back-the-buffer")
+@breaks("close.releases-the-buffer")
 class CloseLosesTheBuffer(BrokenSource):
-    """What is given back unhandled is acked."""
+    """Released messages are acked."""
 
     def change(self, settlement: Settlement) -> Settlement:
         if settlement.outcome is Outcome.RELEASE:
@@ -63,9 +63,9 @@ class CloseLosesTheBuffer(BrokenSource):
         return settlement
 
 
-@breaks("cancel.receive-gives-back")
-class DropsOnCancel(BrokenSource):
-    """What a cancelled handler held is dropped."""
+@breaks("cancel.receive-releases")
+class CancelDropsMessages(BrokenSource):
+    """The message of a cancelled handler is dropped."""
 
     def change(self, settlement: Settlement) -> Settlement:
         if settlement.outcome is Outcome.RELEASE and settlement.message.lease_ends is not None:
@@ -73,9 +73,9 @@ class DropsOnCancel(BrokenSource):
         return settlement
 
 
-@breaks("retry.give-back-is-no-attempt")
-class RestartsBurnAttempts(BrokenSource):
-    """Giving a message back unhandled counts as a failed delivery."""
+@breaks("retry.release-is-no-attempt")
+class ReleaseCountsAsAttempt(BrokenSource):
+    """Releasing an unhandled message counts as a failed delivery."""
 
     def change(self, settlement: Settlement) -> Settlement:
         if settlement.outcome is Outcome.RELEASE:
@@ -83,9 +83,9 @@ class RestartsBurnAttempts(BrokenSource):
         return settlement
 
 
-@breaks("retry.restarts-use-up-no-deliveries")
-class SuccessorsInheritGiveBacks(BrokenSource):
-    """What a connection gave back before it closes counts as delivered for the next one."""
+@breaks("retry.restarts-count-no-deliveries")
+class ReleaseBeforeCloseCountsAsDelivery(BrokenSource):
+    """Messages that a connection released before its close count as delivered for the next one."""
 
     def change(self, settlement: Settlement) -> Settlement:
         if settlement.outcome is Outcome.RELEASE and settlement.message.lease_ends is not None:
@@ -94,8 +94,8 @@ class SuccessorsInheritGiveBacks(BrokenSource):
 
 
 @breaks("leases.refused-ack-raises")
-class SwallowsRefusedAcks(BrokenBackend):
-    """Refused acks are reported as done, and lost leases are not told."""
+class HidesRefusedAcks(BrokenBackend):
+    """Refused acks are reported as successful, and lost leases are not reported."""
 
     async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
         return _Swallowing(await self.inner.subscribe(subscription, _Deaf(listener)), self, subscription)
@@ -124,7 +124,7 @@ class CloseDeletesTheSubscription(BrokenSource):
 
 @breaks("flow.never-more-than-n-unsettled")
 class ExceedsTheBound(BrokenSource):
-    """Four times as many messages are fetched as were asked for."""
+    """A fetch returns four times as many messages as requested."""
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         return await self.inner.fetch(4 * max_messages, max_bytes, wait)
@@ -132,7 +132,7 @@ class ExceedsTheBound(BrokenSource):
 
 @breaks("flow.bytes-are-bounded")
 class IgnoresBytes(BrokenSource):
-    """The bound on bytes is ignored: messages say that they have no size."""
+    """The bound on bytes is ignored: every message has the size 0."""
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         messages = await self.inner.fetch(max_messages, 1 << 40, wait)
@@ -143,7 +143,7 @@ class IgnoresBytes(BrokenSource):
 
 @breaks("flow.bytes-are-bounded")
 class HoardsBytes(BrokenSource):
-    """What exceeds the bytes that were asked for is taken from the broker, too, and waits in the source."""
+    """Messages beyond the requested bytes are fetched, too, and wait in the source."""
 
     def __init__(self, inner: Any, backend: BrokenBackend, subscription: MessageSubscription) -> None:
         super().__init__(inner, backend, subscription)
@@ -159,8 +159,8 @@ class HoardsBytes(BrokenSource):
 
 
 @breaks("order.survives-a-cut")
-class CutsBringLate(BrokenHarness):
-    """What a connection was bringing when it was cut comes behind what is newer."""
+class CutReordersMessages(BrokenHarness):
+    """Messages in flight when a connection is cut are redelivered after newer ones."""
 
     async def cut(self, bus: Bus) -> None:
         backend = cast("_LateBackend", bus.backend)
@@ -193,7 +193,7 @@ class _LateSource(BrokenSource):
 
 
 _LateBackend.source_class = _LateSource
-CutsBringLate.backend_class = _LateBackend
+CutReordersMessages.backend_class = _LateBackend
 
 
 class _StuckAttempt(BrokenView):
@@ -203,7 +203,7 @@ class _StuckAttempt(BrokenView):
 
 @breaks("messages.attempts-are-counted")
 class AttemptStuckAtOne(BrokenSource):
-    """Every delivery says that it is the first."""
+    """`delivery_attempt` is always 1."""
 
     def show(self, message: Message[Any]) -> Message[Any]:
         message.view = cast("View", _StuckAttempt(message.view))
@@ -217,16 +217,16 @@ class _ChangingId(BrokenView):
 
 @breaks("messages.nack-redelivers", healthy="messages.shape-next-message")
 class ChangesTheIdOnRedelivery(BrokenSource):
-    """Each delivery of a message has an id of its own."""
+    """Each delivery of a message has a new id."""
 
     def show(self, message: Message[Any]) -> Message[Any]:
         message.view = cast("View", _ChangingId(message.view))
         return message
 
 
-@breaks("outcomes.idle-is-an-answer", healthy="")
-class IdleIsRaisedAsAnError(BrokenSource):
-    """A fetch that finds nothing raises."""
+@breaks("outcomes.idle-returns-none", healthy="")
+class IdleRaises(BrokenSource):
+    """An idle fetch raises."""
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         messages = await self.inner.fetch(max_messages, max_bytes, min(wait, 0.02))
@@ -237,15 +237,15 @@ class IdleIsRaisedAsAnError(BrokenSource):
 
 @breaks("leases.held-is-renewed")
 class IgnoresLeaseExtension(BrokenSource):
-    """Renewals of leases are reported as done, and are not."""
+    """Lease renewals are reported as successful but not made."""
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         return [None] * len(messages)
 
 
 @breaks("messages.each-subscription-gets-all")
-class SecondSubscriptionSteals(BrokenBackend):
-    """All subscriptions of a topic are one."""
+class SubscriptionsShareMessages(BrokenBackend):
+    """All subscriptions of a topic are the same one."""
 
     async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
         shared = MessageSubscription(topic=subscription.topic, subscription="everybody", start=subscription.start)
@@ -254,7 +254,7 @@ class SecondSubscriptionSteals(BrokenBackend):
 
 @breaks("messages.latest-skips-history")
 class AlwaysStartsAtTheEarliest(BrokenBackend):
-    """A new subscription begins at the earliest message, whatever was asked for."""
+    """A new subscription ignores `start` and begins at the earliest message."""
 
     async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
         early = MessageSubscription(topic=subscription.topic, subscription=subscription.subscription)
@@ -263,7 +263,7 @@ class AlwaysStartsAtTheEarliest(BrokenBackend):
 
 @breaks("messages.ephemeral-begins-at-start")
 class EphemeralStartsAtTheLatest(BrokenBackend):
-    """An ephemeral subscription begins at the latest message, whatever its `start`."""
+    """An ephemeral subscription ignores `start` and begins at the latest message."""
 
     async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
         if isinstance(subscription.subscription, Ephemeral):
@@ -273,9 +273,9 @@ class EphemeralStartsAtTheLatest(BrokenBackend):
 
 @breaks("cancel.waiters-lose-nothing")
 class CancelLosesAMessage(BrokenBus):
-    """A consumer takes a message, and suspends once more before it hands it over."""
+    """A consumer suspends once more between taking a message and delivering it."""
 
 
-@breaks("cancel.ack-is-carried-out")
-class AckDiesWithItsCaller(CarelessBus):
-    """An ack is carried out by its caller, and not if that one is cancelled."""
+@breaks("cancel.ack-completes")
+class CancelStopsTheAck(CarelessBus):
+    """Cancelling the caller of `ack` cancels the ack."""

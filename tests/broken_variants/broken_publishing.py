@@ -21,7 +21,7 @@ def _copy(message: OutboundMessage, **changes: Any) -> OutboundMessage:
     return OutboundMessage(**{name: getattr(message, name) for name in names} | changes)
 
 
-@breaks("messages.arrive-equal")
+@breaks("messages.arrive-unchanged")
 class LosesOneAttribute(BrokenTarget):
     """The last attribute of every message is lost."""
 
@@ -31,7 +31,7 @@ class LosesOneAttribute(BrokenTarget):
 
 @breaks("publishing.batch-keeps-order")
 class ReordersAKey(BrokenTarget):
-    """Every batch is published backwards."""
+    """Every batch is published in reverse."""
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
@@ -49,7 +49,7 @@ class DeadLetterLosesTheKey(BrokenTarget):
 
 @breaks("fidelity.no-key-is-not-the-empty-key")
 class EmptyKeyBecomesNone(BrokenTarget):
-    """A message with an empty key arrives with none."""
+    """A message with an empty key arrives without a key."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
         return _copy(message, key=message.key or None)
@@ -71,16 +71,16 @@ class TruncatesTheBody(BrokenTarget):
         return _copy(message, data=message.data[:65536] if message.data is not None else None)
 
 
-@breaks("fidelity.times-are-true")
-class ForgetsTheProducersTime(BrokenTarget):
-    """The time that the producer gave is replaced by the broker's."""
+@breaks("fidelity.times-are-correct")
+class ReplacesPublishTime(BrokenTarget):
+    """The producer's time is replaced by the broker's."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
         return _copy(message, publish_time=None)
 
 
 @breaks("publishing.scheduled-is-not-early")
-class DeliversScheduledAtOnce(BrokenTarget):
+class IgnoresDeliverAt(BrokenTarget):
     """`deliver_at` is ignored."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
@@ -117,17 +117,17 @@ class CreatesMissingTopics(BrokenTarget):
         return outcomes
 
 
-@breaks("publishing.topics-never-mix")
-class OtherTopicsMessagesMix(BrokenBackend):
-    """Names are mapped onto the broker's with two of them falling together."""
+@breaks("publishing.topics-are-isolated")
+class MixesTopics(BrokenBackend):
+    """Two topic names are mapped to the same name on the broker."""
 
     def topic_name(self, topic: str) -> str:
         return topic.replace("_", ".")
 
 
-@breaks("publishing.every-receipt-is-true")
+@breaks("publishing.confirmed-messages-arrive")
 class LosesAMessageWithAReceipt(BrokenTarget):
-    """One message in forty has a receipt and is nowhere."""
+    """One message in forty has a receipt but is not stored."""
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
@@ -139,7 +139,7 @@ class LosesAMessageWithAReceipt(BrokenTarget):
         return [Receipt("lost") if index in lost else next(outcomes) for index in range(len(messages))]
 
 
-@breaks("publishing.every-receipt-is-true")
+@breaks("publishing.confirmed-messages-arrive")
 class PublishesTwice(BrokenTarget):
     """Messages that end in 7 are published twice."""
 
@@ -153,8 +153,8 @@ class PublishesTwice(BrokenTarget):
         return outcomes
 
 
-@breaks("retry-topics.wait-and-come-again")
-class RetriesAtOnce(BrokenTarget):
+@breaks("retry-topics.delay-in-turn")
+class RetryTopicIgnoresDelay(BrokenTarget):
     """A message on a retry topic is due at once."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
@@ -163,16 +163,16 @@ class RetriesAtOnce(BrokenTarget):
         return _copy(message, attributes={**message.attributes, "retry-letter-due": "2020-01-01T00:00:00+00:00"})
 
 
-@breaks("retry-topics.show-the-original")
+@breaks("retry-topics.restore-the-original")
 class RetryLosesTheKey(BrokenTarget):
-    """A message is written to a retry topic without its key."""
+    """A message on a retry topic has no key."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
         return _copy(message, key=None) if "retry-letter-due" in message.attributes else message
 
 
 @breaks("retry-topics.last-is-dead-lettered")
-class RetryForgetsItsFailures(BrokenTarget):
+class RetryForgetsFailureCount(BrokenTarget):
     """A message on a retry topic has no failure count, so it never reaches the last attempt."""
 
     def change(self, message: OutboundMessage) -> OutboundMessage:
@@ -182,8 +182,8 @@ class RetryForgetsItsFailures(BrokenTarget):
 
 
 @breaks("retry-topics.original-waits-for-its-copy")
-class RetriesAreSaidToBeWritten(BrokenTarget):
-    """What is published to a retry topic is lost, and has a receipt."""
+class LosesRetriesWithAReceipt(BrokenTarget):
+    """A message published to a retry topic has a receipt but is not stored."""
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True

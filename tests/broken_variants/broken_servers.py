@@ -19,9 +19,9 @@ from tests.broken_variants.breaking import (
 from tests.broken_variants.registry import breaks
 
 
-@breaks("leases.crash-gives-back")
+@breaks("leases.crash-releases-messages")
 class NeverRedelivers(BrokenHarness):
-    """What a crashed consumer held is its own for ever."""
+    """The messages of a crashed consumer are never redelivered."""
 
     def url(self, *, short_lease: bool = False) -> InmemSettings:
         return InmemSettings(broker=self.broker, lease_seconds=86400.0)
@@ -29,7 +29,7 @@ class NeverRedelivers(BrokenHarness):
 
 @breaks("reconnect.acks-survive")
 class RestartForgetsAcks(BrokenSource):
-    """Acks are reported as done, and kept where a restart loses them."""
+    """Acks are reported as successful but lost in a restart."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -67,9 +67,9 @@ class CommitsPastAGap(BrokenRecords):
         return self.highest.get(partition, position)
 
 
-@breaks("records.nothing-is-committed-unasked")
-class CommitsWhatWasRead(BrokenRecords):
-    """Reading commits."""
+@breaks("records.no-automatic-commits")
+class ReadingCommits(BrokenRecords):
+    """Reading a record commits it."""
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Any:
         records = await self.inner.fetch(max_records, max_bytes, wait)
@@ -87,8 +87,8 @@ class LeaksAnAbortedTransaction(Wrapped):
 
 
 @breaks("log.removed-start-raises")
-class LogSkipsWhatWasRemoved(BrokenBackend):
-    """A read whose start was removed begins at the first record that is left."""
+class LogSkipsRemovedRecords(BrokenBackend):
+    """A read whose start was removed begins at the first remaining record."""
 
     def log_reader(self) -> Any:
         return _Skipping(self.inner.log_reader())

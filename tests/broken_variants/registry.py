@@ -1,4 +1,4 @@
-"""The list of broken variants, and how one is made of a broken part."""
+"""`breaks` registers a broken part of a backend as a variant."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from tests.broken_variants.breaking import (
 
 @dataclass(frozen=True)
 class Variant:
-    """:ivar healthy: promises that this variant still keeps, so that what is broken is one thing."""
+    """A broken in-memory broker.
+
+    :ivar healthy: promises that the variant still keeps, which shows that it breaks only one.
+    """
 
     name: str
     broken: str
     promise: str
     harness: type[BrokenHarness]
-    healthy: tuple[str, ...] = ("publishing.receipt-names-the-message",)
+    healthy: tuple[str, ...] = ("publishing.receipt-has-the-message-id",)
 
 
 VARIANTS: list[Variant] = []
-HEALTHY = "publishing.receipt-names-the-message"
+HEALTHY = "publishing.receipt-has-the-message-id"
 
 
 def breaks(promise: str, *, healthy: str = HEALTHY) -> Callable[[type[Any]], type[Any]]:

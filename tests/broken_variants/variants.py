@@ -1,4 +1,4 @@
-"""The broken variants: what each breaks, and the promise that must not survive it."""
+"""All broken variants; importing this module registers them."""
 
 from __future__ import annotations
 

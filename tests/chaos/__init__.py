@@ -1,1 +1,1 @@
-"""Servers and processes that die, freeze or are cut off in the middle of work; every message is counted."""
+"""Servers and processes are killed, frozen or cut off under load; every message is accounted for."""

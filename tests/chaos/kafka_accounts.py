@@ -1,6 +1,6 @@
-"""What became of every record: published, on the broker, and read. For one event loop; looking at the broker blocks.
+"""Accounts of every record: published, on the broker, and read. For one event loop; reading the broker blocks.
 
-Records are numbers, each published once. What the broker has is read past the SDK.
+Records are numbers, each published once. The broker's log is read without the SDK.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KEYS = 17
 
 
 class Account:
-    """The books of one topic.
+    """The account of one topic.
 
-    :ivar receipts: of each number that is said to be on the broker, its place.
-    :ivar failed: numbers of which the publisher told an error.
-    :ivar read: what a consumer was given, in that order: partition, offset, number.
+    :ivar receipts: the place of each number with a receipt.
+    :ivar failed: numbers whose publish failed.
+    :ivar read: what a consumer received, in order: partition, offset, number.
     """
 
     def __init__(self, topic: str, partitions: int) -> None:
@@ -40,14 +40,14 @@ class Account:
         self._next = 0
 
     def batch(self, size: int, writer: int = 0) -> tuple[int, list[OutboundMessage]]:
-        """New messages, of keys that only this writer has, and the number of the first."""
+        """New messages with keys of this writer only, and the number of the first."""
         first = self._next
         self._next += size
         numbers = range(first, first + size)
         return first, [OutboundMessage(b"%d" % n, b"%d" % (n % KEYS + KEYS * writer)) for n in numbers]
 
     async def publish(self, bus: broker.Bus, size: int, writer: int = 0) -> None:
-        """Publish a batch, and book what is told of each of its messages."""
+        """Publish a batch and note the outcome of each message."""
         first, messages = self.batch(size, writer)
         try:
             outcomes: Any = await bus.topic(self.topic).publish_batch(messages)
@@ -64,7 +64,7 @@ class Account:
     async def publish_until(
         self, bus: broker.Bus, stopped: asyncio.Event, size: int = 50, pause: float = 0.02, *, writers: int = 1
     ) -> None:
-        """Publish batch after batch, from several calls at once."""
+        """Publish batch after batch, in concurrent calls."""
 
         async def publish(writer: int) -> None:
             while not stopped.is_set():
@@ -75,7 +75,7 @@ class Account:
         await asyncio.gather(*map(publish, range(writers)))
 
     def book(self, reader: str, record: broker.Record[Any] | broker.Message[Any]) -> None:
-        """A consumer was given this record, or a message made of one."""
+        """Note that a consumer received this record, or a message made of one."""
         if isinstance(record, broker.Record):
             partition, offset = record.partition, record.offset
         else:
@@ -88,7 +88,7 @@ class Account:
     def written(self, bootstrap: str) -> dict[int, tuple[int, int]]:
         """Where the broker has each number.
 
-        :raises AssertionError: it has one twice, or keys out of order, or not where a receipt says.
+        :raises AssertionError: a number is there twice, out of order by key, or not at the place of its receipt.
         """
         places: dict[int, tuple[int, int]] = {}
         twice: list[int] = []
@@ -115,25 +115,25 @@ class Account:
         *,
         shared: bool = False,
     ) -> None:
-        """Print the balance; `shared` by readers that are members of one group."""
-        told = f"{what}: {self._next} records tried, {len(self.receipts)} with a receipt, {len(self.failed)} refused"
+        """Print the balance; `shared` if the readers are members of one group."""
+        summary = f"{what}: {self._next} records tried, {len(self.receipts)} with a receipt, {len(self.failed)} refused"
         unknown = sum(number in written for number in self.failed)
-        told += f" ({unknown} of these on the broker all the same), {len(written)} on the broker"
+        summary += f" ({unknown} of these on the broker all the same), {len(written)} on the broker"
         all_read = [entry for entries in self.read.values() for entry in entries]
         if shared:
-            told += f"; {', '.join(f'{name} read {len(entries)}' for name, entries in self.read.items())}"
+            summary += f"; {', '.join(f'{name} read {len(entries)}' for name, entries in self.read.items())}"
         for reader, entries in {"all together": all_read}.items() if shared else self.read.items():
             missing = len(written.keys() - {number for _, _, number in entries})
-            told += f"; {reader} read {len(entries)}, missing {missing}, again {len(entries) - len(set(entries))}"
+            summary += f"; {reader} read {len(entries)}, missing {missing}, again {len(entries) - len(set(entries))}"
         with capsys.disabled():
-            sys.stdout.write(f"\n{told}\n")
+            sys.stdout.write(f"\n{summary}\n")
 
     def check(self, reader: str, written: dict[int, tuple[int, int]], *, torn: bool = False) -> None:
-        """Everything that is there was read, where it is, and nothing else.
+        """Check that exactly the records of the log were read, at their places.
 
-        Within a partition a first reading comes in order.
+        Within a partition, first reads are in order.
 
-        :param torn: the broker may have lost the end of its log, and have written other records at the same offsets.
+        :param torn: the broker may have lost the end of its log and written other records at the same offsets.
         """
         entries = self.read.get(reader, [])
         assert {number: (partition, offset) for partition, offset, number in entries} == written

@@ -1,6 +1,6 @@
-"""A process that asks what a group has stored: `python -m tests.chaos.kafka_asking_process URL GROUP`.
+"""A process that reads the committed offsets of a group: `python -m tests.chaos.kafka_asking_process URL GROUP`.
 
-It asks once for each line on its input, and says `told`, or the name of the error.
+It reads once for each line on its input, and prints `read`, or the name of the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ async def main(url: str, group: str) -> None:
             except BrokerError as error:
                 print(type(error).__name__, flush=True)
             else:
-                print("told", flush=True)
+                print("read", flush=True)
 
 
 if __name__ == "__main__":

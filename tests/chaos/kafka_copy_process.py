@@ -2,7 +2,7 @@
 
 `python -m tests.chaos.kafka_copy_process URL TRANSACTIONAL_ID SOURCE SINK HOLD`
 
-It goes on until it is killed. Each record goes to the partition it was in. What a transaction's end says is written to
+It runs until it is killed. Each record keeps its partition. The outcome of each transaction is written to
 stdout, one word a line: `committed`, `aborted`, `reopened`. Where the file HOLD is there it says `held` within a
 transaction that has written, and goes on no more.
 """
@@ -57,7 +57,7 @@ async def main(url: str, transactional_id: str, source: str, sink: str, to_hold:
         try:
             await copy(url, transactional_id, source, sink, to_hold)
         except BrokerError as error:
-            # Fenced, or no broker in reach: begin again with a connection of its own.
+            # Fenced, or no broker reachable: start again with a new connection.
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             say("reopened")
             await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A copy job in transactions whose workers are killed while brokers are lost, with every record counted."""
+"""A transactional copy job whose workers and brokers are killed; every record is accounted for."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _KILLS_PER_BROKER: Final = 2
 """One broker is lost with every so many workers."""
 _STUCK_SECONDS: Final = 60.0
 """No transaction takes so long, also where one has to time out first."""
-# A broker that needs longer to come back than a transaction may last forgets the markers of those that timed out.
+# A broker that restarts for longer than a transaction timeout forgets the markers of those that timed out.
 _OPTIONS: Final = "session_timeout_ms=2000&heartbeat_interval_ms=300&transaction_timeout_ms=20000"
 
 
 class CopyWorker:
-    """One copying process after another, under one transactional id.
+    """Successive copy processes with one transactional id.
 
-    :param module: what they run, with the arguments, and with the path of `hold` after them.
-    :param directory: where they say what they do.
+    :param module: the module that they run, with its arguments, followed by the path of `hold`.
+    :param directory: where they log.
     """
 
     def __init__(self, number: int, module: str, arguments: Sequence[str], directory: Path) -> None:
@@ -59,7 +59,7 @@ class CopyWorker:
         return self._process.poll() is None
 
     async def hold_in_transaction(self) -> None:
-        """Until it is in a transaction that has written, and stays there; it is to be killed then."""
+        """Wait until the process holds a transaction open after a write, to be killed there."""
         before = self.words()["held"]
         self.hold.touch()
         await eventually(lambda: self.words()["held"] > before, _STUCK_SECONDS, "a transaction has written")
@@ -82,12 +82,12 @@ async def copy_while_losing(
     directory: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Have workers copy one topic to another, kill one after the other, and lose a broker at every second kill.
+    """Have workers copy one topic to another; kill one after the other, and a broker at every second kill.
 
-    In the end the sink has exactly the source's records, once each, in the order of each partition.
+    In the end the sink has exactly the source's records, once each, in order by partition.
 
-    :param lose_broker: ends a broker, given the source topic, and has it come back.
-    :param copies: of the topics, each on a broker of its own.
+    :param lose_broker: kills a broker, given the source topic, and restarts it.
+    :param copies: replicas of the topics.
     """
     dice = random.Random(20261121)
     url = f"{url}?{_OPTIONS}"
@@ -103,7 +103,7 @@ async def copy_while_losing(
     try:
         for kill in range(_KILLS):
             victim = dice.choice(workers)
-            # It is killed in the middle of its work, not before its first transaction.
+            # It is killed during its work, not before its first transaction.
             done = victim.words()["committed"]
             until = monotonic() + 6
             while victim.words()["committed"] < done + 3 and monotonic() < until:
@@ -122,7 +122,7 @@ async def copy_while_losing(
         tried = await feeding
         written = _bodies_of(bootstrap, source)
         ends = await asyncio.to_thread(_rest, admin, source, [len(bodies) for bodies in written])
-        # The last transaction's marker may come to the sink a moment after the one for the group's offsets.
+        # The last transaction's marker may reach the sink a moment after the one of the group's offsets.
         until = monotonic() + _STUCK_SECONDS
         while _count(copied := _bodies_of(bootstrap, sink)) < _count(written) and monotonic() < until:
             await asyncio.sleep(0.2)
@@ -147,12 +147,12 @@ async def copy_while_losing(
     assert copied == written, "\n".join([accounting, *(worker.errors.read_text()[-6000:] for worker in workers)])
     assert _count(written) > 500
     assert ends == [len(bodies) for bodies in written]
-    # Every second kill met a transaction that had written.
+    # Every second kill hit a transaction with writes.
     assert undone > 0, accounting
 
 
 def _bodies_of(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[list[bytes | None]]:
-    """What is in each partition, in its order."""
+    """The bodies of each partition, in order."""
     return [
         [message.value() for message in read_all(bootstrap, topic, partition, isolation=isolation)]
         for partition in range(_PARTITIONS)
@@ -164,12 +164,12 @@ def _count(partitions: list[list[bytes | None]]) -> int:
 
 
 def _rest(admin: RawAdmin, source: str, wanted: list[int]) -> list[int]:
-    """Where the group is when it has copied all, or gets on no more."""
+    """The position of the group when it has copied all, or makes no more progress."""
     ends: list[int] = []
     moved = monotonic()
     while ends != wanted and monotonic() < moved + _STUCK_SECONDS:
         time.sleep(0.1)
-        # One of the killed may have left a transaction open, for which the answer is not to wait.
+        # A killed worker may have left a transaction open; the request must not wait for it.
         found = [
             admin.committed(kafka_copy_process.GROUP, source, number, isolation="read_uncommitted")
             for number in range(_PARTITIONS)
@@ -181,7 +181,7 @@ def _rest(admin: RawAdmin, source: str, wanted: list[int]) -> list[int]:
 
 
 async def _feed(url: str, topic: str, stopped: asyncio.Event) -> int:
-    """Publish numbered records until told to stop; how many were tried."""
+    """Publish numbered records until `stop` is set; return the number of attempts."""
     number = 0
     async with broker.connect(url) as bus:
         while not stopped.is_set():

@@ -1,4 +1,4 @@
-"""A member that commits only when it is told to: `python -m tests.chaos.kafka_frozen_process URL TOPIC GROUP COUNT`.
+"""A member that commits on command: `python -m tests.chaos.kafka_frozen_process URL TOPIC GROUP COUNT`.
 
 It takes COUNT records and says `held`, with their offsets; at a line on its input it commits them. What it says is a
 line of words: `refused` if the commit was refused with LeaseLost, `committed` if not, `lost` and `revoked` with the

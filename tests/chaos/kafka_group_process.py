@@ -1,6 +1,6 @@
-"""A member of a group in a process of its own, which its test stops and kills. It prints a line for each thing it does.
+"""A member of a group in a subprocess, which its test stops and kills. It prints a line for each action.
 
-Given a database, results and positions go there in one transaction; else they are printed, and committed to Kafka.
+With a database, results and positions go there in one transaction; otherwise they are printed and committed to Kafka.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def say(word: str, **more: Any) -> None:
     print(json.dumps({"say": word, **more}), flush=True)
 
 
-def told(event: Rebalance) -> None:
+def note(event: Rebalance) -> None:
     if event.assigned:
         say("assigned", partitions=[place.partition for place in event.assigned])
     if event.revoked:
@@ -59,7 +59,7 @@ async def into_database(group: GroupConsumer, store: SqlOffsetStore, engine: Any
 
 
 async def main(url: str, topic: str, group: str, options: dict[str, Any], database: str, table: str) -> None:
-    events: dict[str, Any] = {"on_assigned": told, "on_revoked": told, "on_lost": told}
+    events: dict[str, Any] = {"on_assigned": note, "on_revoked": note, "on_lost": note}
     engine = create_engine(database) if database else None
     store = SqlOffsetStore(engine) if engine is not None else None
     async with connect(url) as bus, GroupConsumer(bus, topic, group=group, store=store, **events, **options) as member:

@@ -15,7 +15,7 @@ __all__ = ["Process", "quick"]
 
 
 class Process:
-    """A member in a process of its own, and what it has said so far."""
+    """A member in a subprocess, and its output so far."""
 
     def __init__(self, *arguments: str) -> None:
         self.said: list[dict[str, Any]] = []
@@ -45,6 +45,6 @@ class Process:
 
 
 def quick(protocol: str) -> dict[str, Any]:
-    """Options with which a member that is silent is soon taken for dead."""
+    """Options with a short session timeout."""
     options = {**options_of(protocol), "commit_interval": 0.1}
     return options if protocol == "consumer" else {**options, "session_timeout_ms": 3000}

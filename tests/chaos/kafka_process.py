@@ -1,7 +1,7 @@
 """A process that consumes until it is killed: `python -m tests.chaos.kafka_process KIND URL TOPIC GROUP FILE`.
 
 KIND is `messages` or `records`. Every record is written to FILE, one line each (`partition offset body`), before it is
-settled, so that the file tells what was handed over whatever happens to the process; `lost` says that a commit or an
+settled, so that the file shows every delivery even if the process is killed; `lost` says that a commit or an
 ack was refused because the partition had gone.
 """
 

@@ -1,7 +1,7 @@
 """A process that consumes until it is killed: `python -m tests.chaos.pulsar_process KIND URL TOPIC FILE`.
 
 KIND is `messages`, `keyed` or `records`. Every message is written to FILE, a line each, before it is settled, so that
-the file tells what was handed over whatever happens to the process.
+the file shows every delivery even if the process is killed.
 """
 
 from __future__ import annotations

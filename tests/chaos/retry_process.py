@@ -2,7 +2,7 @@
 
 `python -m tests.chaos.retry_process URL TOPIC GROUP DEAD FILE`
 
-Bodies are numbers. Every try is written to FILE before it ends, one line each (`number attempt time`); of ten numbers
+Bodies are numbers. Each attempt is written to FILE before it ends, a line each (`number attempt time`); of ten numbers
 3, 4 and 5 fail once, 6 fails twice, and 7 always.
 """
 

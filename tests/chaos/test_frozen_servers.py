@@ -1,4 +1,4 @@
-"""Servers of Pub/Sub, Service Bus and Pulsar that stand still for longer than a lease; every message is counted."""
+"""Servers of Pub/Sub, Service Bus and Pulsar that freeze for longer than a lease; every message is accounted for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEEP = {"pubsub-stream", "servicebus-public", "servicebus-sessions"}
 
 @contextmanager
 def running(case: str) -> Generator[tuple[ServerProcess, str]]:
-    """A server of this test alone, and its URL."""
+    """A server for one test, and its URL."""
     server: PubSubServer | ServiceBusDouble | PulsarServer
     if case.startswith("pubsub"):
         need_emulator()
@@ -61,7 +61,7 @@ def running(case: str) -> Generator[tuple[ServerProcess, str]]:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.deep) if case in DEEP else case for case in CASES]
 )
-async def test_a_server_that_stands_still_past_a_lease_loses_nothing(case: str):
+async def test_a_server_frozen_past_a_lease_loses_nothing(case: str):
     sessions = case.endswith("sessions")
     bodies, topic = numbered(COUNT), unique("frozen")
     handled, acked, lost, sent = Counter[bytes | None](), set[bytes | None](), set[bytes | None](), set[bytes]()
@@ -80,7 +80,7 @@ async def test_a_server_that_stands_still_past_a_lease_loses_nothing(case: str):
                         )
                         sent.update(part)
                     except PublishError as error:
-                        sent.update(body for body, told in zip(part, error.outcomes, strict=True) if not _failed(told))
+                        sent.update(body for body, end in zip(part, error.outcomes, strict=True) if not _failed(end))
 
             async def consume(inbox: MessageConsumer[bytes]) -> None:
                 async for message in inbox:
@@ -103,14 +103,14 @@ async def test_a_server_that_stands_still_past_a_lease_loses_nothing(case: str):
                 server.resume()
                 await publishing
                 await eventually(lambda: sent <= acked or consuming.done(), PATIENCE, "what was sent")
-                # Of acks that are not confirmed those came to nothing that the server found too late.
+                # Unconfirmed acks that reached the server too late had no effect.
                 await eventually(lambda: _is_drained(bus, topic), PATIENCE, "nothing more to be there")
                 inbox.stop()
                 await consuming
     assert sent <= set(handled) <= set(bodies)
-    # Only what was held when it stood still may come twice, or was on its way.
+    # Only messages held or in flight during the freeze may be redelivered.
     again = {body for body, number in handled.items() if number > 1}
-    assert len(again) <= 2 * HELD, f"{len(again)} came again, of which {len(again - lost)} were not told as lost"
+    assert len(again) <= 2 * HELD, f"{len(again)} arrived again, {len(again - lost)} of them not reported as lost"
 
 
 def _failed(outcome: object) -> bool:

@@ -200,7 +200,7 @@ async def test_order_per_key_while_the_stream_loses_and_regains_its_subjects(
 
 @pytest.mark.parametrize("way", ["enqueue", "publish_batch"])
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_order_per_key_while_the_server_restarts(server: NatsServer, topic: str, way: str, how: str) -> None:
+async def test_order_by_key_while_the_server_restarts(server: NatsServer, topic: str, way: str, how: str) -> None:
     halt: Callable[[], None] = server.stop if how == "stop" else server.kill
     async with connect(server) as bus:
         await bus.admin.ensure_topic(topic)

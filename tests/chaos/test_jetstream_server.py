@@ -87,7 +87,7 @@ async def harm(server: NatsServer, fault: str, seconds: float = 0.3) -> None:
 async def publish_all(
     backend: JetStreamBackend, topic: str, batches: int, size: int, receipts: list[Receipt] | None = None
 ) -> list[Receipt]:
-    """Publish 0, 1, 2, … in batches, two calls at a time; `receipts` grows meanwhile."""
+    """Publish 0, 1, 2, … in batches, two calls at a time; receipts are appended to `receipts`."""
     target = backend.publish_target(topic)
     receipts = [] if receipts is None else receipts
     for first in range(0, batches, 2):
@@ -194,7 +194,7 @@ async def test_publishing_through_cuts(open_backend: Open, proxy: Proxy, topic: 
     backend = await open_backend(proxy.url, fast_path=fast)
     await make_topic(backend, topic)
     publishing = asyncio.create_task(publish_all(backend, topic, 60, 100))
-    dice = random.Random(7)  # the same cuts in every run
+    dice = random.Random(7)  # the same cuts on every run
     while not publishing.done():
         proxy.cut(dice.randrange(20_000))
         await asyncio.sleep(0.08)

@@ -1,4 +1,4 @@
-"""What administration says while no broker is there."""
+"""Administration without a running broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.servers.kafka import KafkaServer
 pytestmark = pytest.mark.deep
 
 
-async def test_groups_without_a_broker_are_no_defect() -> None:
+async def test_groups_without_a_broker_raise_a_connection_error() -> None:
     with KafkaServer() as server:
         # A broker that has just started answers its first requests late.
         async with broker.connect(server.url) as patient:
@@ -22,7 +22,7 @@ async def test_groups_without_a_broker_are_no_defect() -> None:
             assert await bus.admin.groups() == []
             await asyncio.to_thread(server.kill)
             for _ in range(2):
-                with pytest.raises(BrokerError) as told:
+                with pytest.raises(BrokerError) as raised:
                     await bus.admin.groups()
-                assert isinstance(told.value, (ConnectionFailed, OperationTimeout)), told.value
-                assert told.value.retriable
+                assert isinstance(raised.value, (ConnectionFailed, OperationTimeout)), raised.value
+                assert raised.value.retriable

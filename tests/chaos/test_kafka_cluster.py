@@ -1,4 +1,4 @@
-"""A cluster of three brokers loses leaders and coordinators while it is written to, read and asked."""
+"""A cluster of three brokers loses leaders and coordinators during publishing, reading and administration."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from broker.errors import PublishError, TransactionAborted
 from broker.outbound import OutboundMessage
 from tests.chaos.kafka_accounts import Account
 from tests.chaos.kafka_copying import copy_while_losing
-from tests.chaos.test_kafka_coordinator import ask, asking, found, told
+from tests.chaos.test_kafka_coordinator import answered, ask, asking, found
 from tests.chaos.test_kafka_server import OPTIONS, over, reached, read_messages, read_records, still
 from tests.servers.kafka_client import SECONDS, read_all, wait_for
 from tests.servers.kafka_cluster import KafkaCluster
 
-# One cluster for all of them: three brokers are much for a small machine.
+# One cluster for all tests: three brokers are a lot for a small machine.
 pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-cluster")]
 
 OFFSETS = "__consumer_offsets"
@@ -37,7 +37,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 
 @pytest.mark.deep
-async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_leaders_fail_one_after_the_other(cluster: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     topic = cluster.admin.make_topic(partitions=PARTITIONS)
     account = Account(topic, PARTITIONS)
     stopped = asyncio.Event()
@@ -45,7 +45,7 @@ async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsy
         readers = {"records": read_records, "messages": read_messages}
         reading = [asyncio.create_task(read(bus, account, f"{topic}-{name}", name)) for name, read in readers.items()]
         publishing = asyncio.create_task(account.publish_until(bus, stopped, 10, 0.1, writers=3))
-        # Opening is another matter: it tells an error when the leader is away.
+        # Opening is different: it raises while the leader is away.
         await reached(lambda: over(*reading) or all(account.read.get(name) for name in readers))
         for partition in range(2):
             before = len(account.receipts)
@@ -68,13 +68,13 @@ async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsy
             await still(task)
     for name in readers:
         account.check(name, written)
-    # Others lead, so nothing had to be given up.
+    # Other brokers lead, so no publish had to fail.
     assert not account.failed
     assert written.keys() == account.receipts.keys()
 
 
-async def test_what_is_on_its_way_to_a_frozen_leader_goes_to_the_next_one(cluster: KafkaCluster) -> None:
-    """Nothing breaks the connection, so that only the time of the request tells."""
+async def test_messages_in_flight_to_a_frozen_leader_go_to_the_next_one(cluster: KafkaCluster) -> None:
+    """The connection does not break, so only the request timeout shows the failure."""
     topic = cluster.admin.make_topic(copies=3, config={"min.insync.replicas": "2"})
     await asyncio.to_thread(cluster.wait_until_whole, topic)
     bodies = [b"%d" % number for number in range(200)]
@@ -93,7 +93,7 @@ async def test_what_is_on_its_way_to_a_frozen_leader_goes_to_the_next_one(cluste
 
 
 @pytest.mark.deep
-async def test_transactions_go_on_with_the_next_leader(cluster: KafkaCluster) -> None:
+async def test_transactions_continue_with_the_next_leader(cluster: KafkaCluster) -> None:
     topic = cluster.admin.make_topic(partitions=PARTITIONS, copies=3, config={"min.insync.replicas": "2"})
     committed: list[bytes] = []
     stopped = asyncio.Event()
@@ -115,7 +115,7 @@ async def test_transactions_go_on_with_the_next_leader(cluster: KafkaCluster) ->
         return lambda: len(committed) > wanted
 
     async def lose_leaders() -> None:
-        """In the middle of the work the leader of partition 0 is killed, and one that leads then is stopped."""
+        """Kill the leader of partition 0 during the work, and stop the next one."""
         for how in ("kill", "stop"):
             await reached(more(200))
             await asyncio.to_thread(cluster.wait_until_whole, topic)
@@ -137,7 +137,7 @@ async def test_transactions_go_on_with_the_next_leader(cluster: KafkaCluster) ->
     assert Counter(bodies) == Counter(committed)
 
 
-async def test_a_copy_job_is_exactly_once_whatever_is_killed(
+async def test_a_copy_job_is_exactly_once_when_coordinators_are_killed(
     cluster: KafkaCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     coordinators = iter(["__transaction_state", OFFSETS])
@@ -156,7 +156,7 @@ async def test_a_copy_job_is_exactly_once_whatever_is_killed(
 
 
 def have_the_preferred_lead(cluster: KafkaCluster) -> int:
-    """The index of the broker that now leads the offsets of groups."""
+    """Move leadership to the preferred broker; return the index of the coordinator of groups."""
     admin = cluster.admin.client
     preferred = admin.list_topics(OFFSETS, timeout=SECONDS).topics[OFFSETS].partitions[0].replicas[0] - 1
     cluster.wait_until_whole(OFFSETS)
@@ -166,7 +166,7 @@ def have_the_preferred_lead(cluster: KafkaCluster) -> int:
     return preferred
 
 
-async def test_a_coordinator_that_moves(cluster: KafkaCluster) -> None:
+async def test_a_moved_coordinator_is_found(cluster: KafkaCluster) -> None:
     group = f"asked-{uuid4().hex[:8]}"
     topic = cluster.admin.make_topic()
     await asyncio.to_thread(found, cluster.admin, group, topic)
@@ -174,8 +174,8 @@ async def test_a_coordinator_that_moves(cluster: KafkaCluster) -> None:
     async with asking(cluster.url, group) as process:
         await asyncio.to_thread(cluster[first].stop)
         await asyncio.to_thread(cluster.wait_for_new_leader, OFFSETS, first)
-        await told(process)
-        # It knows the second as the coordinator, which is there and is none any more.
+        await answered(process)
+        # It knows the second as the coordinator, which runs but no longer coordinates.
         await asyncio.to_thread(cluster[first].start)
         assert await asyncio.to_thread(have_the_preferred_lead, cluster) == first
-        assert await ask(process) == "told"
+        assert await ask(process) == "read"

@@ -1,4 +1,4 @@
-"""Commits while the coordinator is away: what was told as stored stays, whatever the client repeats on its own."""
+"""Commits while the coordinator is away: retries of the client do not undo a confirmed commit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLASSIC: dict[str, Any] = {"session.timeout.ms": 30_000}
 
 
 class Host:
-    """Takes partitions over from their begin, and nothing else."""
+    """Assigns partitions at their start, and does nothing else."""
 
     def __init__(self) -> None:
         self.owned: set[TopicPartition] = set()
@@ -56,7 +56,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def wired() -> Iterator[tuple[KafkaServer, Proxy]]:
-    """A broker that is reached through a proxy, too."""
+    """A broker that is also reachable through a proxy."""
     server = KafkaServer(listeners=[PLAIN, Listener("WIRE")])
     with Proxy(server.ports["WIRE"]) as proxy:
         server.advertised["WIRE"] = proxy.port
@@ -65,7 +65,7 @@ def wired() -> Iterator[tuple[KafkaServer, Proxy]]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_what_was_told_as_stored_is_not_undone_by_an_older_commit(
+async def test_a_confirmed_commit_is_not_undone_by_an_older_one(
     wired: tuple[KafkaServer, Proxy], protocol: str
 ) -> None:
     server, proxy = wired
@@ -86,28 +86,28 @@ async def test_what_was_told_as_stored_is_not_undone_by_an_older_commit(
     await thread.subscribe([topic])
     await eventually(lambda: host.owned, 30)
     position = 0
-    asked: list[asyncio.Task[Answer]] = []
+    requested: list[asyncio.Task[Answer]] = []
 
     async def ask(seconds: float) -> None:
         nonlocal position
         until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
             position += 1
-            asked.append(asyncio.create_task(thread.commit([NativePartition(topic, 0, position)])))
+            requested.append(asyncio.create_task(thread.commit([NativePartition(topic, 0, position)])))
             await asyncio.sleep(0.005)
 
     for _ in range(ROUNDS):
-        asked.clear()
+        requested.clear()
         begun = position
         await ask(0.05)
         proxy.refuse()
         await ask(0.3 * random.random())
         proxy.refuse(False)
-        # The next are asked for while the client finds its coordinator, and repeats what it kept.
+        # The next commits are requested while the client finds its coordinator and repeats the pending ones.
         await ask(0.5)
-        answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
+        answers = await asyncio.wait_for(asyncio.gather(*requested), 60)
         stored = raw.committed(group, topic).offset
         good = [begun + place for place, answer in enumerate(answers, 1) if set(answer.values()) == {None}]
         assert good, answers[-1]
-        assert stored >= good[-1], f"{stored} is stored, and {good[-1]} was told; {position} was the last"
+        assert stored >= good[-1], f"{stored} is stored, and {good[-1]} was confirmed; {position} was the last"
     assert await thread.stop(30)

@@ -1,6 +1,6 @@
-"""The coordinator of a group is away while a process asks it: the process gets an error, and then answers.
+"""The coordinator of a group is away during a request: the process gets an error, and later an answer.
 
-Asked in another process, because what is tested is that it survives.
+In a subprocess, because the test is that it survives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def asking(url: str, group: str) -> AsyncGenerator[Process]:
 
 
 async def ask(process: Process) -> str:
-    """What it says; an empty line would be its end."""
+    """Its answer; an empty line would be its end."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"ask\n")
@@ -45,26 +45,26 @@ async def ask(process: Process) -> str:
     return said
 
 
-async def told(process: Process) -> None:
+async def answered(process: Process) -> None:
     async with asyncio.timeout(60):
-        while await ask(process) != "told":
+        while await ask(process) != "read":
             continue
 
 
 def found(admin: RawAdmin, group: str, topic: str) -> None:
-    """Give the group a position; the first on a new cluster, so that a consumer has to look for its coordinator."""
+    """Commit a position; it is the first on a new cluster, so a consumer has to look for its coordinator."""
     admin.committed(group, topic)
     store(admin, group, topic, 0)
 
 
-async def test_a_coordinator_that_is_away_for_longer_than_a_request() -> None:
+async def test_a_coordinator_that_is_away_for_longer_than_a_request_timeout() -> None:
     with KafkaServer() as server:
         admin, group = RawAdmin(server.bootstrap), f"asked-{uuid4().hex[:8]}"
         topic = admin.make_topic()
         await asyncio.to_thread(found, admin, group, topic)
         async with asking(f"{server.url}?request_timeout=1", group) as process:
-            await told(process)
+            await answered(process)
             await asyncio.to_thread(server.kill)
             assert await ask(process) == await ask(process) == "OperationTimeout"
             await asyncio.to_thread(server.start)
-            await told(process)
+            await answered(process)

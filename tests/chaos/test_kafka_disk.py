@@ -1,4 +1,4 @@
-"""The broker's disk is full: publishers are told or wait, and go on when there is room again; nothing is lost."""
+"""The broker's disk is full: publishers fail or wait, and continue when there is room again; nothing is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_full_disk_loses_nothing_that_was_confirmed(
         reading = asyncio.create_task(read_records(bus, account, "audit", "records"))
         publishing = asyncio.create_task(account.publish_until(bus, stopped))
         await reached(lambda: len(account.receipts) > 300)
-        # Kafka gives room back now and then; when it cannot write to its only disk, it ends itself.
+        # Kafka frees room now and then; when it cannot write to its only disk, it shuts down.
         async with asyncio.timeout(40):
             while len(account.failed) < 50 or server.running:
                 if server.running:

@@ -1,4 +1,4 @@
-"""A member of a group is frozen for longer than its session while it holds records, and wakes up to commit them."""
+"""A member is frozen with unsettled records for longer than its session, and then commits them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDS = 200
 
 
 @OF_PROTOCOLS
-async def test_a_frozen_member_is_told_that_it_lost_and_commits_nothing(protocol: str) -> None:
+async def test_a_frozen_member_loses_its_partition_and_commits_nothing(protocol: str) -> None:
     server = shared_server()
     raw = RawAdmin(server.bootstrap)
     topic, group = raw.make_topic(partitions=1), f"frozen-{uuid4().hex[:8]}"
@@ -44,7 +44,7 @@ async def test_a_frozen_member_is_told_that_it_lost_and_commits_nothing(protocol
             assert await said() == ["held", *map(str, range(HELD))]
             process.send_signal(signal.SIGSTOP)
             async with broker.connect(url) as bus, bus.records(topic, group=group) as survivor:
-                # Nothing was committed, so it begins where the frozen one began.
+                # Nothing was committed, so it starts where the frozen one started.
                 seen: list[broker.Record] = []
                 while len(seen) < RECORDS:
                     seen += await survivor.next_batch()
@@ -53,13 +53,13 @@ async def test_a_frozen_member_is_told_that_it_lost_and_commits_nothing(protocol
                 process.send_signal(signal.SIGCONT)
                 process.stdin.write(b"commit\n")
                 await process.stdin.drain()
-                # In any order: the group's answer to the commit, and what it says to the next heartbeat.
+                # In any order: the group's answers to the commit and to the next heartbeat.
                 lost, refused, (word, *why) = sorted([await said() for _ in range(3)])
                 assert (lost, refused, word) == (["lost", "0"], ["refused"], "warned")
                 assert f"of group {group!r} lost its partitions: its process was suspended for" in " ".join(why)
                 assert "session_timeout_ms" in " ".join(why)
                 assert raw.committed(group, topic).offset == RECORDS
-            # Alone again, it goes on after what the survivor did.
+            # Alone again, it continues after the survivor's records.
             await asyncio.to_thread(produce, server.bootstrap, topic, [b"more"])
             assert await said() == ["read", str(RECORDS)]
     finally:

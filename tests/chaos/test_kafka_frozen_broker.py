@@ -1,4 +1,4 @@
-"""Administration and members while one broker of three stands still, and the others take it to be there."""
+"""Administration and members while one broker of three is frozen but not yet considered dead."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PATIENT = 15.0
 """The time for one that does not."""
 LATER = 4.0
 """What an answer may be late by, on a busy machine."""
-# Nobody takes the frozen one's place.
+# No other broker takes over.
 OPTIONS = {
     "broker.session.timeout.ms": "120000",
-    # But what is written does not wait for its copy.
+    # But writes do not wait for its replica.
     "replica.lag.time.max.ms": "1500",
     "offsets.topic.num.partitions": "5",
-    # What the brokers forward to the controller goes to its successor, when it was that one that was frozen.
+    # If the controller was frozen, brokers forward requests to its successor.
     "controller.socket.timeout.ms": "1000",
 }
 
@@ -55,14 +55,14 @@ def cluster() -> Iterator[KafkaCluster]:
 
 
 def leader(cluster: KafkaCluster, topic: str) -> int:
-    """The node that leads the topic's partition; 0 while the broker that is asked has not heard of it."""
+    """The node that leads the topic's partition; 0 while the broker does not know it."""
     partitions = cluster.admin.client.list_topics(topic).topics[topic].partitions
     return partitions[0].leader if 0 in partitions else 0
 
 
 @pytest.fixture(scope="module")
 def topics(cluster: KafkaCluster) -> dict[int, str]:
-    """By broker, a topic that it leads, with two records."""
+    """For each broker, a topic that it leads, with two records."""
     found: dict[int, str] = {}
     while len(found) < SIZE:
         topic = cluster.admin.make_topic(copies=SIZE)
@@ -74,7 +74,7 @@ def topics(cluster: KafkaCluster) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def groups(cluster: KafkaCluster, topics: dict[int, str]) -> dict[int, str]:
-    """By broker, a group that it coordinates, with positions on all those topics."""
+    """For each broker, a group that it coordinates, with positions on all those topics."""
 
     async def make() -> dict[int, str]:
         found: dict[int, str] = {}
@@ -92,7 +92,7 @@ def groups(cluster: KafkaCluster, topics: dict[int, str]) -> dict[int, str]:
 
 @asynccontextmanager
 async def frozen(cluster: KafkaCluster, index: int, topics: dict[int, str]) -> AsyncGenerator[str]:
-    """One of the brokers stands still within the block, which gets its name."""
+    """Freeze one of the brokers within the block; yields its name."""
     cluster[index].pause()
     try:
         yield f"broker {index + 1} at {cluster[index].bootstrap}"
@@ -109,17 +109,17 @@ async def connect(cluster: KafkaCluster, seconds: float = SECONDS) -> AsyncGener
 
 
 async def refused(call: Callable[[], Awaitable[Any]]) -> BrokerError:
-    """The error of a call, which comes in the time for a request."""
+    """The error of a call, which must be raised within the request timeout."""
     begun = monotonic()
-    with pytest.raises((OperationTimeout, ConnectionFailed)) as told:
+    with pytest.raises((OperationTimeout, ConnectionFailed)) as raised:
         await call()
     assert monotonic() - begun < SECONDS + LATER
-    assert told.value.retriable
-    return told.value
+    assert raised.value.retriable
+    return raised.value
 
 
 @EACH_BROKER
-async def test_what_any_broker_can_tell_is_asked_of_another(
+async def test_requests_for_any_broker_go_to_another(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str], index: int
 ):
     other = (index + 1) % SIZE
@@ -136,7 +136,7 @@ async def test_what_any_broker_can_tell_is_asked_of_another(
     }
     for name, call in calls.items():
         async with connect(cluster, PATIENT) as bus:
-            # The client likes to ask the broker that it asked last.
+            # The client prefers the broker of its last request.
             for _ in range(SIZE):
                 await call(bus)
             async with frozen(cluster, index, topics):
@@ -150,7 +150,7 @@ async def is_listed(admin: KafkaTopics, name: str) -> bool:
 
 
 @EACH_BROKER
-async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], index: int):
+async def test_topics_are_created(cluster: KafkaCluster, topics: dict[int, str], index: int):
     settings = KafkaSettings(servers=tuple(cluster.bootstrap.split(",")), request_timeout=PATIENT)
     connection = Connection(settings, Hooks())
     await connection.open()
@@ -160,15 +160,15 @@ async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], in
         async with frozen(cluster, index, topics):
             for _ in range(2):
                 name = f"made-{uuid4().hex[:8]}"
-                # One that answered late, and was asked again, says that somebody was quicker.
+                # A retried request that had succeeded late reports an existing topic.
                 await admin.create(name, 1, TopicOptions())
-                # Another broker may be asked than the one that told of its leaders, and hear of it later.
+                # The request may go to another broker than the one that knows its leaders.
                 assert await eventually(lambda name=name: is_listed(admin, name), PATIENT)
     finally:
         await connection.close()
 
 
-async def test_the_leader_that_does_not_answer_is_named(cluster: KafkaCluster, topics: dict[int, str]):
+async def test_an_unresponsive_leader_is_named(cluster: KafkaCluster, topics: dict[int, str]):
     async with connect(cluster) as bus:
         await bus.log.bounds(topics[0])
         async with frozen(cluster, 0, topics) as name:
@@ -176,13 +176,13 @@ async def test_the_leader_that_does_not_answer_is_named(cluster: KafkaCluster, t
                 error = await refused(lambda: bus.log.bounds(topics[0]))
                 assert f"the leader of {topics[0]!r}[0], {name}, did not answer" in error.message
                 assert error.advice.startswith("Resume or restart that broker")
-            # Others can be read.
+            # Other topics can be read.
             assert (await bus.log.bounds(topics[1]))[0].next == 2
         assert (await bus.log.bounds(topics[0]))[0].next == 2
 
 
 @pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.deep)])
-async def test_the_coordinator_that_does_not_answer_is_named(
+async def test_an_unresponsive_coordinator_is_named(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str], warm: bool
 ):
     async with connect(cluster) as bus:
@@ -203,7 +203,7 @@ async def test_the_coordinator_that_does_not_answer_is_named(
         assert (await bus.admin.describe_group(groups[1])).name == groups[1]
 
 
-async def test_the_broker_that_does_not_tell_of_its_groups_is_named(
+async def test_an_unresponsive_broker_in_a_list_of_groups_is_named(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
 ):
     async with connect(cluster) as bus:
@@ -219,7 +219,7 @@ async def test_the_broker_that_does_not_tell_of_its_groups_is_named(
 async def waiting_member(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
 ) -> AsyncGenerator[tuple[RecordConsumer[bytes], asyncio.Task[Any]]]:
-    """A member that reads what another broker leads, and asks its coordinator, which is frozen, for its positions."""
+    """A member that reads a topic of another broker, and whose coordinator is frozen."""
     async with connect(cluster, 2 * PATIENT) as bus, bus.records(topics[1], group=groups[0]) as log:
         assert len(await log.next_batch(2, timeout=PATIENT)) > 0
         async with frozen(cluster, 0, topics):
@@ -230,7 +230,7 @@ async def waiting_member(
                 asking.cancel()
 
 
-async def test_a_member_reads_on_while_it_waits_for_its_positions(
+async def test_a_member_continues_to_read_while_it_waits_for_its_positions(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
 ):
     async with waiting_member(cluster, topics, groups) as (log, asking):
@@ -241,13 +241,13 @@ async def test_a_member_reads_on_while_it_waits_for_its_positions(
         assert not asking.done()
 
 
-async def test_a_member_that_waits_for_its_positions_is_closed(
+async def test_a_member_that_waits_for_its_positions_can_be_closed(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
 ):
     async with waiting_member(cluster, topics, groups) as (log, asking):
         await asyncio.wait((asking,), timeout=1)
         assert not asking.done()
         await log.close()
-        # And its thread waits for nothing; the request itself would have twice the time.
+        # And its thread does not wait; the request itself would take twice as long.
         await asyncio.wait((asking,), timeout=PATIENT)
         assert isinstance(asking.exception(), Closed)

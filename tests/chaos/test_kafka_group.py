@@ -1,4 +1,4 @@
-"""Members of a group come, go, are stopped and killed; every record is counted. The accounts are printed."""
+"""Members of a group join, leave, are frozen and killed; every record is accounted for. The accounts are printed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ RECORDS = TOPICS * PARTITIONS * WAVES * WAVE
 
 @dataclass
 class Account:
-    """What all members of a group did.
+    """The work of all members of a group.
 
-    :ivar handled: how often each record was.
+    :ivar handled: the number of times that each record was handled.
     """
 
     handled: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -41,10 +41,10 @@ class Account:
     rebalances: Counter[str] = field(default_factory=Counter)
 
     def note(self, record: Record[Any]) -> None:
-        """Called right before it is marked: who is cancelled in between has noted what the group never hears of."""
+        """Called right before the record is marked; a cancellation in between leaves it uncommitted."""
         self.handled[record.topic, record.partition, record.offset] += 1
 
-    def told(self, event: Rebalance) -> None:
+    def count(self, event: Rebalance) -> None:
         self.rebalances["assigned"] += bool(event.assigned)
         self.rebalances["revoked"] += bool(event.revoked)
         self.rebalances["lost"] += bool(event.lost)
@@ -107,7 +107,7 @@ async def by_partition(group: GroupConsumer, account: Account, quota: int) -> No
 
 
 async def finishing(group: GroupConsumer, account: Account, quota: int) -> None:
-    """Records of a partition at once, and out of order."""
+    """Finish records of a partition concurrently and out of order."""
 
     async def work(record: Record[Any]) -> None:
         if random.random() < 0.1:
@@ -131,7 +131,11 @@ async def member(
     bus: Bus, topics: list[str], group: str, account: Account, quota: int, way: str, **options: Any
 ) -> None:
     account.members += 1
-    events = {"on_assigned": account.told, "on_revoked": account.told, "on_lost": account.told}
+    events = {
+        "on_assigned": account.count,
+        "on_revoked": account.count,
+        "on_lost": account.count,
+    }
     async with GroupConsumer(bus, topics, group=group, commit_interval=0.2, **events, **options) as consumer:
         try:
             await WAYS[way](consumer, account, quota)
@@ -140,7 +144,7 @@ async def member(
 
 
 @pytest.mark.parametrize("protocol", ["cooperative-sticky", pytest.param("range", marks=pytest.mark.deep), "consumer"])
-async def test_members_come_and_go_and_every_record_is_handled_once(
+async def test_members_join_and_leave_and_every_record_is_handled_once(
     protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = shared_server()
@@ -210,7 +214,7 @@ async def test_a_member_that_is_stopped_longer_than_its_session_is_fenced(protoc
             process.send(signal.SIGCONT)
             await eventually(lambda: process.all("lost"))
             await eventually(lambda: len(process.all("assigned")) > 1)
-            # What it had in hand when it was stopped has not been stored over what the survivor did.
+            # Its unfinished records have not overwritten the survivor's positions.
             assert [raw.committed(group, topic, number).offset for number in (0, 1)] == [400, 400]
             assert not process.all("revoked")
             assert sorted(process.all("lost")[0]["partitions"]) == [0, 1]
@@ -237,7 +241,7 @@ def mortal() -> Iterator[KafkaServer]:
 
 @pytest.mark.xdist_group("kafka-chaos-group")
 @pytest.mark.parametrize("protocol", [pytest.param("cooperative-sticky", marks=pytest.mark.deep), "consumer"])
-async def test_a_group_goes_on_after_its_broker_was_killed(
+async def test_a_group_continues_after_its_broker_was_killed(
     mortal: KafkaServer, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account, server = Account(members=1), mortal
@@ -248,7 +252,11 @@ async def test_a_group_goes_on_after_its_broker_was_killed(
     session = {} if protocol == "consumer" else {"session_timeout_ms": 30_000}
     options: dict[str, Any] = {**options_of(protocol), **session, "commit_interval": 0.05, "max_buffered": 500}
     await fill(server, topic, 4, 500)
-    events = {"on_assigned": account.told, "on_revoked": account.told, "on_lost": account.told}
+    events = {
+        "on_assigned": account.count,
+        "on_revoked": account.count,
+        "on_lost": account.count,
+    }
     async with (
         connect(server.url) as bus,
         GroupConsumer(bus, topic, group=group, **events, **options) as consumer,
@@ -266,7 +274,7 @@ async def test_a_group_goes_on_after_its_broker_was_killed(
         await asyncio.sleep(1)
         await asyncio.to_thread(server.start)
         await eventually(lambda: len(account.handled) == 2000, 90)
-        # What was handled is stored once the coordinator has the member again; what was lost before comes again.
+        # Handled records are committed once the coordinator knows the member again; records lost before are read again.
         committed: list[int] = []
         until = asyncio.get_running_loop().time() + 90
         while committed != [500] * 4 and asyncio.get_running_loop().time() < until:

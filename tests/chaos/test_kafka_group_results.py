@@ -1,4 +1,4 @@
-"""Members that keep results and positions in one database are stopped and killed. The accounts are printed."""
+"""Members that store results and positions in one database are frozen and killed. The accounts are printed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
     topic = RawAdmin(server.bootstrap).make_topic(partitions=3)
     url, table = await asyncio.to_thread(database, kind, tmp_path), f"results_{uuid4().hex[:8]}"
     engine = create_engine(url)
-    # No key: a record that took effect twice is a row twice.
+    # No primary key: a record that took effect twice has two rows.
     await query(engine, f"CREATE TABLE {table} (place INTEGER, position BIGINT, body VARCHAR(40))")
     await SqlOffsetStore(engine).create_table()
     arguments = (server.url, topic, group, json.dumps(options), url, table)
@@ -66,14 +66,14 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
         for wave in range(3):
             had = saved()
             await fill(server, topic, 3, 500, wave * 500)
-            # Whoever works on this wave: the other may find nothing left of it.
+            # One of the two works on this wave: the other may find nothing left.
             at_work = await eventually(
                 lambda: [index for index, now in enumerate(saved()) if now > had[index]],  # noqa: B023
                 60,
             )
             victim = random.choice(at_work)
             if wave == 1:
-                # Longer than its session: its partitions go on elsewhere, and then it wakes up.
+                # Longer than its session: its partitions move before it continues.
                 processes[victim].send(signal.SIGSTOP)
                 await asyncio.sleep(4 if protocol != "consumer" else 8)
                 processes[victim].send(signal.SIGCONT)

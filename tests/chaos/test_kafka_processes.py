@@ -1,4 +1,4 @@
-"""Consumers in processes of their own are killed, or stopped for longer than their session; every record is counted."""
+"""Consumer processes are killed, or frozen for longer than their session; every record is accounted for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTITIONS = 4
 SESSION = 2.0
 PROTOCOLS = {
     "classic": f"session_timeout_ms={int(SESSION * 1000)}&heartbeat_interval_ms=300",
-    # Here the broker says how long a session lasts.
+    # Here the broker sets the session timeout.
     "consumer": "group_protocol=consumer",
 }
 SESSIONS = {"classic": SESSION, "consumer": 6.0}
@@ -32,7 +32,7 @@ OF_PROTOCOLS = pytest.mark.parametrize("protocol", list(PROTOCOLS))
 
 
 class Member:
-    """One consuming process, and what it was given."""
+    """One consumer process and its deliveries."""
 
     def __init__(self, name: str, kind: str, url: str, account: Account, group: str, directory: Path) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Member:
         return len(self._file.read_bytes().splitlines())
 
     def book(self, reader: str) -> None:
-        """Add what has come since to the account."""
+        """Add new deliveries to the account."""
         lines = self._file.read_bytes().splitlines(keepends=True)
         read = self._account.read.setdefault(reader, [])
         for line in lines[self._booked :]:
@@ -63,7 +63,7 @@ class Member:
         self._booked = len(lines)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> int:
-        # Not by its number: that of a process which has ended may be another's.
+        # Not by its pid, which may be reused.
         self.process.send_signal(how)
         self.process.send_signal(signal.SIGCONT)
         return self.process.wait(20)
@@ -88,7 +88,7 @@ def numbers(members: list[Member], account: Account) -> set[int]:
     return {number for entries in account.read.values() for _, _, number in entries}
 
 
-# Each kind by each protocol is killed or stopped: who commits does not depend on what ended whom.
+# Each kind is killed or frozen with each protocol: commits do not depend on the kind of failure.
 @pytest.mark.xdist_group("kafka-chaos-killed")
 @pytest.mark.parametrize(
     ("kind", "protocol"),
@@ -133,7 +133,7 @@ async def test_killed_consumers_lose_nothing(
     places = {(partition, offset): number for number, (partition, offset) in written.items()}
     entries = [entry for read in account.read.values() for entry in read]
     assert all(places[partition, offset] == number for partition, offset, number in entries)
-    # A kill repeats what was handed over and not committed: with these readers, less than a batch or a second's work.
+    # A kill repeats uncommitted deliveries: with these readers, less than a batch or a second's work.
     again = len(entries) - len(set(entries))
     assert again <= kills * 1200, again
 
@@ -156,7 +156,7 @@ async def test_a_consumer_stopped_for_longer_than_its_session_loses_nothing(
     url, group = f"{server.url}?{PROTOCOLS[protocol]}", f"{account.topic}-group"
     stopped = asyncio.Event()
     async with broker.connect(server.url) as bus:
-        # No more than the watcher reads by itself.
+        # No more than the watcher reads alone.
         publishing = asyncio.create_task(account.publish_until(bus, stopped, pause=0.3))
         members += [Member(name, kind, url, account, group, tmp_path) for name in ("sleeper", "watcher")]
         sleeper, watcher = members
@@ -173,7 +173,7 @@ async def test_a_consumer_stopped_for_longer_than_its_session_loses_nothing(
         await reached(all_with_the_watcher, SESSIONS[protocol] + 15)
         before = sleeper.entries
         sleeper.process.send_signal(signal.SIGCONT)
-        # It takes part again, after it has learnt that it was put out.
+        # It rejoins after it learned that it was fenced.
         await reached(lambda: sleeper.entries > before + 100, 30)
         stopped.set()
         await publishing
@@ -190,7 +190,7 @@ async def test_a_consumer_stopped_for_longer_than_its_session_loses_nothing(
     places = {(partition, offset): number for number, (partition, offset) in written.items()}
     entries = [entry for read in account.read.values() for entry in read]
     assert all(places[partition, offset] == number for partition, offset, number in entries)
-    # The commits that count are those of whoever owned the partition: none was moved back or beyond the end.
+    # Only commits of the owner count: none moved back or beyond the end.
     for partition in range(PARTITIONS):
         end = sum(place[0] == partition for place in written.values())
         assert admin.committed(group, account.topic, partition).offset <= end

@@ -106,5 +106,5 @@ async def test_each_message_has_its_output_once_whichever_worker_is_killed(
         with capsys.disabled():
             sys.stdout.write(f"\n{accounting}\n")
         assert copied == Counter(wanted), "\n".join([accounting, *(w.errors.read_text()[-4000:] for w in workers)])
-        # Every second kill met a transaction that had written.
+        # Every second kill hit a transaction with writes.
         assert undone > 0, accounting

@@ -1,4 +1,4 @@
-"""Clients whose broker says, while it stops or starts, that there are no brokers: librdkafka alone would be lost."""
+"""Clients whose broker reports an empty cluster while it starts or stops, which librdkafka alone does not survive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-rebootstrap
 RESTARTS = 3
 
 FORGETFUL = {"broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "3000"}
-"""A broker that is shut out from a second after each of its heartbeats to the next: it tells of no brokers then."""
+"""A broker that is fenced from a second after each of its heartbeats to the next: it tells of no brokers then."""
 
 FORGETFUL_SECONDS = 5.0
 """Long enough to hear from it once, for a client that still knows it."""
@@ -40,7 +40,7 @@ async def restart(server: KafkaServer) -> None:
 
 
 class Asking:
-    """Asks a client for a topic all the time, so that it is there when the broker tells of none."""
+    """Requests a topic all the time, so that one request gets the empty list of brokers."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
@@ -49,7 +49,7 @@ class Asking:
         self._task = asyncio.create_task(self._run())
 
     async def answered(self, seconds: float) -> bool:
-        """Whether a broker answers anew within the time."""
+        """Whether a broker answers again within the time."""
         self._answered.clear()
         try:
             await asyncio.wait_for(self._answered.wait(), seconds)
@@ -74,9 +74,9 @@ class Asking:
             return False
 
 
-async def test_clients_that_forgot_all_brokers_find_them_again(server: KafkaServer) -> None:
+async def test_clients_without_brokers_rebootstrap(server: KafkaServer) -> None:
     topic = RawAdmin(server.bootstrap).make_topic()
-    # Without librdkafka's own recovery it forgets its brokers each time it is told of none, not now and then.
+    # Without librdkafka's own recovery it drops its brokers with every empty list.
     config: dict[str, Any] = {
         "bootstrap.servers": server.bootstrap,
         "metadata.recovery.strategy": "none",
@@ -87,8 +87,8 @@ async def test_clients_that_forgot_all_brokers_find_them_again(server: KafkaServ
     rebootstrappers = [Rebootstrapper(config) for _ in clients]
     asking = [Asking(client, topic) for client in clients]
 
-    async def answered(asked: list[Asking], seconds: float) -> list[bool]:
-        return await asyncio.gather(*(each.answered(seconds) for each in asked))
+    async def answered(requested: list[Asking], seconds: float) -> list[bool]:
+        return await asyncio.gather(*(each.answered(seconds) for each in requested))
 
     steady = dict(server.options)
     try:
@@ -113,10 +113,10 @@ async def test_clients_that_forgot_all_brokers_find_them_again(server: KafkaServ
 
 
 @pytest.mark.deep
-async def test_many_publishers_outlive_restarts(server: KafkaServer) -> None:
+async def test_many_publishers_survive_restarts(server: KafkaServer) -> None:
     topic = RawAdmin(server.bootstrap).make_topic(partitions=3)
     enough = asyncio.Event()
-    # Each is told of no brokers now and then, so that there are many of them, and fewer restarts.
+    # An empty list is rare per client: many clients need fewer restarts.
     counts = [0] * 12
 
     async def publish(index: int, output: broker.Topic) -> None:

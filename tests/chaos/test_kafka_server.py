@@ -1,4 +1,4 @@
-"""A broker is killed, restarted or frozen while others publish, consume and commit; every record is counted."""
+"""A broker is killed, restarted or frozen while clients publish, consume and commit; every record is accounted for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server() -> Iterator[KafkaServer]:
 
 
 async def harm(server: KafkaServer, fault: str) -> None:
-    """Do it, and undo it after a while."""
+    """Apply the fault, and undo it after a while."""
     if fault == "freeze":
         await asyncio.to_thread(server.pause)
         await asyncio.sleep(1.0)
@@ -37,7 +37,7 @@ async def harm(server: KafkaServer, fault: str) -> None:
 
 
 async def read_records(bus: broker.Bus, account: Account, group: str, name: str) -> None:
-    """A member that commits after each batch, and goes on when a commit fails: the next one covers it."""
+    """A member that commits after each batch, and continues after a failed commit, which the next one covers."""
     async with bus.records(account.topic, group=group) as log:
         async for batch in log.batches(200):
             for record in batch:
@@ -68,7 +68,7 @@ async def reached(look: Callable[[], bool], seconds: float = 40.0) -> None:
 
 
 def over(*tasks: asyncio.Task[None]) -> bool:
-    """False; what ended a task that should run is raised."""
+    """False; raises the error of a task that should run."""
     for task in tasks:
         if task.done():
             task.result()
@@ -76,14 +76,14 @@ def over(*tasks: asyncio.Task[None]) -> bool:
 
 
 async def still(task: asyncio.Task[None]) -> None:
-    """End a task that must not have ended by itself."""
+    """Cancel a task that must still be running."""
     assert not task.done(), task.exception()
     task.cancel()
     await asyncio.wait((task,))
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("restart", marks=pytest.mark.deep), "freeze"])
-async def test_publishing_consuming_and_committing_go_on(
+async def test_publishing_consuming_and_committing_continue(
     server: KafkaServer, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     admin = RawAdmin(server.bootstrap)
@@ -95,7 +95,7 @@ async def test_publishing_consuming_and_committing_go_on(
             asyncio.create_task(read(bus, account, f"{account.topic}-{name}", name)) for name, read in readers.items()
         ]
         publishing = asyncio.create_task(account.publish_until(bus, stopped, 10, 0.05, writers=3))
-        # To open is a call, which may fail without brokers; what is harmed are readers that run.
+        # Opening may fail without brokers, so the faults hit running readers.
         await reached(lambda: over(*reading) or all(account.read.get(name) for name in readers))
         before = len(account.receipts)
         await reached(lambda: len(account.receipts) > before + 250)
@@ -111,13 +111,13 @@ async def test_publishing_consuming_and_committing_go_on(
             account.say(capsys, fault, written)
         for task in reading:
             await still(task)
-        # What was read is committed, and nothing beyond it: a restart would repeat none and miss none.
+        # Exactly the read records are committed: a restart would repeat none and skip none.
         for name in readers:
             for partition in range(PARTITIONS):
                 end = sum(place[0] == partition for place in written.values())
                 assert admin.committed(f"{account.topic}-{name}", account.topic, partition).offset == end
     for name in readers:
         account.check(name, written)
-    # Nobody was away for as long as a publisher tries, so nothing was given up, and nothing is there that was not told.
+    # No outage exceeded the delivery timeout, so no publish failed, and the log holds only confirmed messages.
     assert not account.failed
     assert written.keys() == account.receipts.keys()

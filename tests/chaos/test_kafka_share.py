@@ -1,4 +1,4 @@
-"""Messages of a share group while its broker and its workers are killed: every one is handled."""
+"""A share group whose broker and workers are killed: every message is handled."""
 
 from __future__ import annotations
 

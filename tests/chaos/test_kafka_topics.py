@@ -1,4 +1,4 @@
-"""The log changes under readers and writers: topics deleted, partitions added, retention, foreign headers, a stall."""
+"""The log changes under readers and writers: deleted topics, added partitions, retention, foreign headers, a stall."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def new_group() -> str:
 
 @PROTOCOLS
 @pytest.mark.parametrize("kind", ["records", "messages"])
-async def test_a_topic_that_is_deleted_ends_its_consumer(
+async def test_deleting_a_topic_ends_its_consumer(
     server: KafkaServer, admin: RawAdmin, protocol: str, kind: str
 ) -> None:
     topic = admin.make_topic()
     produce(server.bootstrap, topic, [b"1", b"2"])
-    # A short age of metadata only makes it known sooner.
+    # A short metadata refresh only shows it sooner.
     async with broker.connect(f"{server.url}?group_protocol={protocol}&topic_metadata_refresh_interval_ms=500") as bus:
         account = Account(topic, 1)
         read = {"records": read_records, "messages": read_messages}[kind]
@@ -67,7 +67,7 @@ async def test_a_topic_that_is_deleted_ends_its_consumer(
             await asyncio.wait_for(reading, 30)
 
 
-async def test_a_topic_that_is_deleted_under_its_publisher_tells_each_message(bus: broker.Bus, admin: RawAdmin) -> None:
+async def test_deleting_a_topic_fails_each_message_of_its_publisher(bus: broker.Bus, admin: RawAdmin) -> None:
     name = admin.make_topic()
     account = Account(name, 1)
     stopped = asyncio.Event()
@@ -83,7 +83,7 @@ async def test_a_topic_that_is_deleted_under_its_publisher_tells_each_message(bu
 
 
 @PROTOCOLS
-async def test_partitions_that_are_added_are_written_and_read(
+async def test_added_partitions_are_written_and_read(
     server: KafkaServer, admin: RawAdmin, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account = Account(admin.make_topic(partitions=1), 1)
@@ -133,9 +133,7 @@ async def overtaken(server: KafkaServer, admin: RawAdmin, group: str) -> str:
 
 
 @PROTOCOLS
-async def test_retention_that_overtook_the_position_is_an_error(
-    server: KafkaServer, admin: RawAdmin, protocol: str
-) -> None:
+async def test_a_position_removed_by_retention_is_an_error(server: KafkaServer, admin: RawAdmin, protocol: str) -> None:
     group = new_group()
     topic = await overtaken(server, admin, group)
     async with broker.connect(f"{server.url}?group_protocol={protocol}") as bus, bus.records(topic, group=group) as log:
@@ -147,7 +145,7 @@ async def test_retention_that_overtook_the_position_is_an_error(
 @PROTOCOLS
 @pytest.mark.parametrize(("policy", "first"), [("earliest", 50), ("latest", 100)])
 @pytest.mark.parametrize("kind", ["records", "messages"])
-async def test_a_configured_reset_is_told_and_reads_on(
+async def test_a_configured_reset_is_reported_and_continues(
     server: KafkaServer, admin: RawAdmin, kind: str, policy: str, first: int, protocol: str
 ) -> None:
     group = new_group()
@@ -169,13 +167,13 @@ async def test_a_configured_reset_is_told_and_reads_on(
     assert admin.committed(group, topic).offset == 101
 
 
-async def test_retention_that_overtakes_a_stalled_reader_is_never_silent(
+async def test_retention_that_overtakes_a_stalled_reader_is_reported(
     server: KafkaServer, admin: RawAdmin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = admin.make_topic()
     body = bytes(1000)
     produce(server.bootstrap, topic, [body] * 5000)
-    # It holds little ahead, so that most of the log is still to be fetched when it goes.
+    # It prefetches little, so that most of the log is not fetched when it is removed.
     url = f"{server.url}?queued.max.messages.kbytes=100&fetch.message.max.bytes=50000"
     async with broker.connect(url) as bus, bus.records(topic, group=new_group(), max_buffered=100) as log:
         seen = [record.offset for record in await log.next_batch(50)]
@@ -208,7 +206,7 @@ HEADERS: list[tuple[str, bytes | None]] = [
 
 
 @pytest.mark.parametrize("kind", ["records", "messages"])
-async def test_foreign_and_corrupt_headers_stop_nobody(
+async def test_foreign_and_corrupt_headers_do_not_stop_consumers(
     server: KafkaServer, bus: broker.Bus, admin: RawAdmin, kind: str
 ) -> None:
     topic, dead = admin.make_topic(), admin.make_topic()
@@ -251,7 +249,7 @@ async def test_foreign_and_corrupt_headers_stop_nobody(
         assert not {"", "raw", "null", "anybroker-id", "anybroker-time"} & attributes.keys()
 
 
-async def test_a_message_that_cannot_be_is_told_and_others_go_through(bus: broker.Bus, admin: RawAdmin) -> None:
+async def test_an_invalid_message_fails_and_others_are_published(bus: broker.Bus, admin: RawAdmin) -> None:
     topic = admin.make_topic()
     good, bad = OutboundMessage(b"good"), OutboundMessage(b"bad", partition=7)
     with pytest.raises(PublishError) as raised:
@@ -268,7 +266,7 @@ def resident() -> int:
 
 
 async def settled_memory() -> int:
-    """The bytes that are resident once a consumer has fetched ahead what it may: when for a second they do not grow."""
+    """The resident bytes once a consumer has filled its prefetch: when they do not grow for a second."""
     found, unchanged = resident(), 0
     while unchanged < 5:
         await asyncio.sleep(0.2)
@@ -296,7 +294,7 @@ async def test_memory_is_flat_under_a_stalled_consumer(
                 consumer.next_record(20) if isinstance(consumer, broker.RecordConsumer) else consumer.next_message(20)
             )
             assert first is not None
-            # What the producers of this test leave to the allocator is there before, too.
+            # The allocator's leftovers of the producers are included before, too.
             await asyncio.to_thread(produce, server.bootstrap, topic, [body] * 5000)
             before = await settled_memory()
             for _ in range(3):
@@ -304,5 +302,5 @@ async def test_memory_is_flat_under_a_stalled_consumer(
             grown = await settled_memory() - before
     with capsys.disabled():
         sys.stdout.write(f"\n{kind}: 150 MB more published past a consumer that stalls; {grown / 1e6:.1f} MB grown\n")
-    # The allocator keeps some of what the producers had; all that was published would be 150 MB.
+    # The allocator keeps some memory of the producers; all published messages would be 150 MB.
     assert grown < 75_000_000

@@ -1,4 +1,4 @@
-"""Exactly once: a copy job whose workers are killed and whose only broker restarts, with every record counted."""
+"""Exactly once: a copy job whose workers are killed and whose only broker restarts; every record is accounted for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.chaos.kafka_copying import copy_while_losing
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-# Of a cluster `test_kafka_cluster` says it too.
+# `test_kafka_cluster` does the same on a cluster.
 pytestmark = pytest.mark.deep
 
 
-async def test_copy_job_is_exactly_once_whatever_worker_is_killed(
+async def test_copy_job_is_exactly_once_when_workers_are_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with KafkaServer() as server:
-        # A broker that is killed alone forgets markers of transactions that are being committed, whoever writes them.
+        # A single broker that is killed forgets markers of transactions that are being committed, with any client.
         await copy_while_losing(
             server.url,
             RawAdmin(server.bootstrap),

@@ -1,4 +1,4 @@
-"""Pub/Sub's server, its connections and its consumers killed, cut and stopped; every message is counted."""
+"""Pub/Sub's server, connections and consumers are killed, cut and frozen; every message is accounted for."""
 
 from __future__ import annotations
 

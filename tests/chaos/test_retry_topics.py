@@ -1,4 +1,4 @@
-"""Consumers with retry topics are killed again and again; every message is handled, or ends among the dead letters."""
+"""Consumers with retry topics are killed repeatedly; every message is handled or dead-lettered."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Workers:
         victim.wait()
 
     def tries(self) -> dict[int, dict[int, float]]:
-        """When each attempt of each number was made first."""
+        """The first time of each attempt of each number."""
         found: defaultdict[int, dict[int, float]] = defaultdict(dict)
         for path in self.files:
             for line in path.read_bytes().splitlines(keepends=True):

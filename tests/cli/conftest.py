@@ -1,4 +1,4 @@
-"""The command line on memory and on an embedded nats-server, in this process and in processes of its own."""
+"""The command line on the in-memory broker and an embedded nats-server, in this process and in subprocesses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command left behind."""
+    """The output and exit code of a command."""
 
     code: int
     out: bytes
@@ -59,14 +59,14 @@ class Cli:
         raise AssertionError("either process or memory")
 
     def topic(self, *options: str) -> str:
-        """A new topic of its own."""
+        """A new topic with a unique name."""
         name = f"t{os.getpid()}-{next(_numbers)}"
         self("topics", "create", name, *options)
         return name
 
 
 class ProcessCli(Cli):
-    """The console script, in a process of its own."""
+    """The console script, in a subprocess."""
 
     def run(self, arguments: tuple[str, ...], stdin: bytes) -> Result:
         done = subprocess.run([BROKER, *arguments], input=stdin, capture_output=True, env=self.environment, timeout=50)
@@ -74,7 +74,7 @@ class ProcessCli(Cli):
 
     @property
     def inner(self) -> InnerCli:
-        """The same commands in this process, for what is not looked at: a process takes half a second of CPU."""
+        """The same commands in this process, for steps that are not under test: quicker by half a second."""
         return InnerCli(self.url)
 
     def topic(self, *options: str) -> str:
@@ -84,7 +84,7 @@ class ProcessCli(Cli):
         """Start it and return; the caller ends it."""
         pipe = subprocess.PIPE
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe} | options
-        # Without a buffer, `communicate` goes on where `readline` ended.
+        # Without a buffer, `communicate` continues where `readline` ended.
         return subprocess.Popen([BROKER, *arguments], env=self.environment, bufsize=0, **streams)
 
     @property
@@ -108,7 +108,7 @@ class InnerCli(Cli):
 
 @pytest.fixture(scope="session")
 def embedded_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A durable embedded server, kept up by this process so that commands need not start one each."""
+    """A durable embedded server, kept running by this process so that commands need not start their own."""
     with holding(f"embedded://{tmp_path_factory.mktemp('embedded')}") as url:
         yield url
 
@@ -125,7 +125,7 @@ def memory() -> Iterator[InnerCli]:
     from broker_inmem.options import BrokerOptions
     from broker_inmem.server import Broker
 
-    # Messages without a key come in any order by default; these tests look at the order of the input.
+    # By default, messages without a key come in any order; these tests check the order of the input.
     server = Broker(BrokerOptions(shuffle=0), name=f"cli-{os.getpid()}-{next(_numbers)}")
     yield InnerCli(server.url)
     del server
@@ -139,5 +139,5 @@ def embedded(embedded_url: str) -> InnerCli:
 
 @pytest.fixture(params=["memory", "embedded"])
 def cli(request: pytest.FixtureRequest) -> Cli:
-    """In this process, on both brokers one after the other."""
+    """In this process, on both brokers."""
     return request.getfixturevalue(request.param)

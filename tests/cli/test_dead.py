@@ -1,4 +1,4 @@
-"""`broker dead`: letters with their reasons, and their way back."""
+"""`broker dead`: letters with their reasons, and redrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.names import REDRIVE_SUBSCRIPTION
 
 @pytest.fixture
 def orders(cli):
-    """A topic whose three messages were all dead-lettered, and its dead-letter topic."""
+    """A topic whose three messages were dead-lettered, and its dead-letter topic."""
     topic, dead = cli.topic(), cli.topic()
     cli("publish", topic, "-k", "key", "-a", "type=created", "one", "two", "three")
 
@@ -34,7 +34,7 @@ def orders(cli):
     return topic, dead
 
 
-def test_letters_tell_why_and_whence(cli, orders):
+def test_letters_show_reason_and_origin(cli, orders):
     topic, dead = orders
     letters = cli("dead", "list", dead, "--json").lines
     assert sorted(letter["data"] for letter in letters) == ["one", "three", "two"]
@@ -48,12 +48,12 @@ def test_letters_tell_why_and_whence(cli, orders):
         assert letter["time"]
     assert len(cli("dead", "list", dead, "--json", "-n", "2").lines) == 2
     text = cli("dead", "list", dead).text
-    # JetStream tells no partition with a message.
+    # JetStream messages have no partition.
     assert re.search(rf"{topic}(\[\d+\])?@\d+/billing", text)
     assert "no price for" in text
 
 
-def test_messages_that_are_no_dead_letters_are_not_listed_as_such(cli, orders):
+def test_messages_that_are_not_dead_letters_are_not_listed(cli, orders):
     _, dead = orders
     plain = cli.topic()
     cli("publish", plain, "hello", "world")
@@ -96,7 +96,7 @@ def test_letters_that_cannot_be_moved_stay(cli, orders):
     assert cli("dead", "redrive", dead, "--json").json["moved"] == 3
 
 
-def test_letters_that_another_redrive_holds_are_told(cli, orders):
+def test_letters_held_by_another_redrive_are_reported(cli, orders):
     _, dead = orders
 
     async def hold() -> str:

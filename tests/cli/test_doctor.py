@@ -16,7 +16,7 @@ def test_all_is_well(cli):
     assert "messages.native_delay" in text
 
 
-def test_secrets_are_masked_and_origins_told(memory, monkeypatch):
+def test_secrets_are_masked_and_origins_shown(memory, monkeypatch):
     monkeypatch.setenv("BROKER_NATS_TOKEN", "env-secret")
     url = "nats://127.0.0.1:1?connect_timeout=1"
     result = memory("doctor", "--url", url, "--json", code=4)
@@ -53,7 +53,7 @@ def test_settings_from_a_file(memory, tmp_path):
     assert "cannot be read" in memory("--config", str(tmp_path / "none"), "topics", "list", code=2).err
 
 
-def test_a_bad_setting_is_told_before_anything_is_connected(memory):
+def test_a_bad_setting_is_reported_before_connecting(memory):
     assert "Did you mean" in memory("doctor", "--url", "nats://localhost?tokn=x", code=2).err
     memory.url = ""
     assert "--url" in memory("doctor", code=2).err

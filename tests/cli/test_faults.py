@@ -1,4 +1,4 @@
-"""Interruptions and errors of the real command: nothing is lost, the exit code tells, and no traceback is seen."""
+"""Interruptions and errors of the real command: no loss, the right exit code, and no traceback."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def rest(process, topic, subscription="s-1") -> list[str]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number, code):
+def test_an_interrupted_consume_releases_unprinted_messages(process, number, code):
     topic = process.topic()
     body = "x" * 1000
     sent = [f"{n:04} {body}" for n in range(1000)]
     process.inner("publish", topic, stdin="\n".join(sent))
-    # Nobody reads the output: the pipe fills, and the rest of what was fetched cannot be printed.
+    # Nothing reads the output: the pipe fills, and the remaining messages cannot be printed.
     child = process.start("consume", topic, "-s", "s-1", "--json")
     first = child.stdout.readline()
     child.send_signal(number)
@@ -39,12 +39,12 @@ def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number
     assert err == b""
     printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
     assert 0 < len(printed) < 1000
-    # What was printed was acked, and the rest comes at once: after a lease, this reader would be gone.
+    # Printed messages were acked, and the rest arrives at once: after a lease, this reader would have ended.
     assert sorted(printed + rest(process, topic)) == sent
 
 
 @pytest.mark.deep
-def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path, process):
+def test_ctrl_c_for_the_whole_process_group_still_settles(tmp_path, process):
     # Without another owner the command has started the server itself: it must not die of the same Ctrl-C.
     alone = type(process)(f"embedded://{tmp_path / 'data'}")
     topic = alone.topic()
@@ -59,7 +59,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path
 
 
 @pytest.mark.deep
-def test_a_closed_pipe_gives_back_what_was_not_printed(process):
+def test_a_closed_pipe_releases_unprinted_messages(process):
     topic = process.topic()
     sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
     process.inner("publish", topic, stdin="\n".join(sent))
@@ -70,7 +70,7 @@ def test_a_closed_pipe_gives_back_what_was_not_printed(process):
     assert child.stderr.read() == b""
     child.stderr.close()
     remaining = rest(process, topic)
-    # Output that the reader left in the pipe is printed and lost, as with every command.
+    # Output that is still in the pipe counts as printed and is lost, as with every command.
     assert first not in remaining
     assert len(remaining) > 350
     assert sorted(remaining) == sent[-len(remaining) :]
@@ -87,7 +87,7 @@ def test_an_idle_consume_notices_that_its_reader_is_gone(process):
 
 
 @pytest.mark.deep
-def test_records_are_committed_as_far_as_they_were_printed(process):
+def test_only_printed_records_are_committed(process):
     topic = process.topic()
     sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
     process.inner("publish", topic, stdin="\n".join(sent))
@@ -103,7 +103,7 @@ def test_records_are_committed_as_far_as_they_were_printed(process):
 
 
 @pytest.mark.deep
-def test_an_interrupted_publish_counts_what_is_on_the_broker(process):
+def test_an_interrupted_publish_counts_the_published_messages(process):
     topic = process.topic()
     child = process.start("publish", topic, "--json", stdin=subprocess.PIPE)
     child.stdin.write(b"one\ntwo\nthr")
@@ -117,7 +117,7 @@ def test_an_interrupted_publish_counts_what_is_on_the_broker(process):
     assert rest(process, topic) == ["one", "two"]
 
 
-def test_a_person_sees_progress_and_is_asked(process):
+def test_a_terminal_shows_progress_and_asks_for_confirmation(process):
     topic = process.topic()
     master, slave = pty.openpty()
     try:
@@ -150,18 +150,18 @@ def test_a_person_sees_progress_and_is_asked(process):
         ("pulsar://127.0.0.1:1", 4, "No broker at pulsar://127.0.0.1:1"),
     ],
 )
-def test_a_url_that_leads_nowhere(url, code, says, capsys, monkeypatch):
+def test_an_unreachable_url(url, code, says, capsys, monkeypatch):
     monkeypatch.delenv("BROKER_URL", raising=False)
     assert main(["--url", url, "topics", "list"]) == code
-    told = capsys.readouterr()
-    assert says in told.err
-    assert told.err.startswith("broker: ")
-    assert told.err.count("\n") == 1
-    assert "secret" not in told.err
-    assert not told.out
+    reported = capsys.readouterr()
+    assert says in reported.err
+    assert reported.err.startswith("broker: ")
+    assert reported.err.count("\n") == 1
+    assert "secret" not in reported.err
+    assert not reported.out
 
 
-def test_errors_for_programs(memory):
+def test_errors_as_json(memory):
     error = json.loads(memory("topics", "describe", "missing", "--json", code=3).err)["error"]
     assert error["type"] == "TopicNotFound"
     assert "missing" in error["message"]
@@ -172,20 +172,20 @@ def test_errors_for_programs(memory):
 @pytest.mark.parametrize(
     "command", [("lag", "orders", ""), ("groups", "describe", ""), ("peek", ""), ("dead", "list", "", "s-1")]
 )
-def test_an_empty_name_is_told_in_one_sentence(memory, command):
-    told = memory(*command, code=2).err
-    assert told.startswith("broker: The name '' is invalid: The native name is empty."), told
-    assert len(told.splitlines()) == 1
+def test_an_empty_name_is_one_line(memory, command):
+    reported = memory(*command, code=2).err
+    assert reported.startswith("broker: The name '' is invalid: The native name is empty."), reported
+    assert len(reported.splitlines()) == 1
 
 
-def test_the_url_stands_before_or_behind_the_command(memory, monkeypatch, capsys):
+def test_the_url_may_precede_or_follow_the_command(memory, monkeypatch, capsys):
     monkeypatch.setenv("BROKER_URL", "nonsense")
     assert main(["topics", "list", "--json", "--url", memory.url]) == 0
     assert main(["--url", memory.url, "topics", "list", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n[]\n"
 
 
-def test_debug_shows_where_it_happened(memory, monkeypatch):
+def test_debug_shows_the_traceback(memory, monkeypatch):
     monkeypatch.setenv("BROKER_URL", memory.url)
     from broker.errors import TopicNotFound
 
@@ -193,7 +193,7 @@ def test_debug_shows_where_it_happened(memory, monkeypatch):
         main(["--debug", "topics", "describe", "missing"])
 
 
-def test_an_unexpected_error_is_one_sentence_too(memory, monkeypatch):
+def test_an_unexpected_error_is_one_line(memory, monkeypatch):
     def fail(self):
         raise RuntimeError("that\nwas not planned")
 
@@ -204,7 +204,7 @@ def test_an_unexpected_error_is_one_sentence_too(memory, monkeypatch):
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_its_libraries_it_says_what_to_install(missing):
+def test_missing_libraries_are_reported_with_pip_line(missing):
     code = f"import sys; sys.modules[{missing!r}] = None; from broker.cli import main; sys.exit(main(['--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -263,7 +263,7 @@ def test_wrong_credentials(memory):
 
 
 @pytest.mark.deep
-def test_a_server_that_is_killed_meanwhile_costs_no_message():
+def test_a_killed_server_loses_no_message():
     with NatsServer() as server:
         process = ProcessCli(server.url)
         topic = process.topic()

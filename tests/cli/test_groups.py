@@ -98,13 +98,13 @@ def test_reset(kafka: InnerCli, topic: str, group: str):
         (("--to", "latest", "-p", "9"), 3, "no partition 9"),
     ],
 )
-def test_a_reset_that_cannot_be(kafka: InnerCli, group: str, arguments: tuple[str, ...], code: int, text: str):
+def test_invalid_resets(kafka: InnerCli, group: str, arguments: tuple[str, ...], code: int, text: str):
     result = kafka("groups", "reset", group, *arguments, code=code)
     assert text in result.err
     assert not result.out
 
 
-def test_a_group_that_is_not_there(kafka: InnerCli, topic: str):
+def test_a_missing_group(kafka: InnerCli, topic: str):
     for command in (("describe",), ("delete", "--yes"), ("reset", "--to", "latest")):
         error = kafka("groups", command[0], "missing", *command[1:], code=3).err
         assert "missing" in error
@@ -114,8 +114,8 @@ def test_a_group_that_is_not_there(kafka: InnerCli, topic: str):
     assert moved(kafka, f"new-{topic}", "--to", "latest", "-t", topic, "--yes").keys() == {0, 1}
 
 
-def test_names_of_others_that_are_not_portable(kafka: InnerCli):
-    """What another application has named in Kafka's own way is listed, and each command takes it unchanged."""
+def test_native_names_of_other_applications(kafka: InnerCli):
+    """Native Kafka names of other applications are listed, and every command accepts them."""
     topic, group = RawAdmin(shared_server().bootstrap).make_topic(f"_{uuid4().hex[:8]}"), f"team/{uuid4().hex[:8]} 1"
     assert topic in [each["name"] for each in kafka("topics", "list", "--json").json]
     assert moved(kafka, group, "--to", "latest", "-t", topic, "--yes") == {0: (None, 0)}
@@ -129,7 +129,7 @@ def test_names_of_others_that_are_not_portable(kafka: InnerCli):
     assert kafka("topics", "delete", topic, "--yes", "--json").json == {"deleted": topic}
 
 
-def test_a_group_that_runs_is_left_alone(kafka: InnerCli, topic: str, group: str):
+def test_a_group_with_members_is_not_changed(kafka: InnerCli, topic: str, group: str):
     client = Consumer(
         {"bootstrap.servers": shared_server().bootstrap, "group.id": group, "client.id": "worker-7", "log_level": 3}
     )
@@ -148,7 +148,7 @@ def test_a_group_that_runs_is_left_alone(kafka: InnerCli, topic: str, group: str
     assert group not in {each["group"] for each in kafka("groups", "list", "--json").json}
 
 
-def test_a_broker_without_groups_apart_from_topics(memory: InnerCli):
+def test_a_broker_without_group_administration(memory: InnerCli):
     for command in (("list",), ("describe", "name"), ("reset", "name", "--to", "latest"), ("delete", "name")):
         result = memory("groups", *command, code=2)
         assert "has no group administration" in result.err

@@ -46,12 +46,12 @@ def test_bodies(line: str, data: bytes | None):
     assert parse(line).data == data
 
 
-def test_what_consume_tells_of_the_old_place_is_ignored():
+def test_position_fields_of_consume_are_ignored():
     line = '{"topic": "old", "partition": 3, "offset": 9, "broker_time": "x", "delivery_attempt": 2, "data": "d"}'
     assert parse(line).partition is None
 
 
-def test_a_line_goes_before_the_options_and_attributes_are_joined():
+def test_a_line_overrides_the_options_and_attributes_are_merged():
     message = parse(
         '{"data": "d", "key": "own", "attributes": {"a": "own"}}', key="common", attributes={"a": "1", "b": "2"}
     )
@@ -84,7 +84,7 @@ def test_a_line_goes_before_the_options_and_attributes_are_joined():
         ('{"data": "x", "deliver_at": "2030-01-01T00:00:00"}', "deliver_at", "no timezone"),
     ],
 )
-def test_a_bad_line_names_its_number_the_field_and_the_mend(line: str | bytes, field: str | None, says: str):
+def test_a_bad_line_names_its_number_the_field_and_the_fix(line: str | bytes, field: str | None, says: str):
     with pytest.raises(BadLine) as caught:
         parse(line)
     error = caught.value

@@ -1,4 +1,4 @@
-"""The command line on Pulsar and on Pub/Sub: what goes in comes out, waits, dies and comes back."""
+"""The command line on Pulsar and Pub/Sub: publish, consume, lag, dead letters and redrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def waiting(cli: Cli, topic: str) -> int:
     return lag["waiting"]
 
 
-def test_messages_go_in_wait_and_come_out(cli: Cli) -> None:
+def test_publish_lag_and_consume(cli: Cli) -> None:
     topic = cli.topic()
     cli("subscriptions", "create", topic, "billing")
     given = [{"data": f"{number}", "key": "k", "attributes": {"a": "1"}, "id": f"id-{number}"} for number in range(3)]
@@ -38,7 +38,7 @@ def test_messages_go_in_wait_and_come_out(cli: Cli) -> None:
     assert topic in cli("topics", "list").text
 
 
-def test_letters_are_listed_and_come_back(cli: Cli) -> None:
+def test_letters_are_listed_and_redriven(cli: Cli) -> None:
     topic, dead = cli.topic(), cli.topic()
 
     async def bury() -> None:

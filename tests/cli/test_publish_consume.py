@@ -1,4 +1,4 @@
-"""`broker publish`, `broker consume` and `broker peek`: what goes in comes out, and nothing on the way is lost."""
+"""`broker publish`, `broker consume` and `broker peek`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_json_lines_and_back_again(cli):
     assert first.lines[2]["key_base64"] == "/w=="
 
 
-def test_a_bad_line_ends_the_run_and_what_came_before_is_published(cli):
+def test_a_bad_line_ends_the_run_after_publishing_earlier_lines(cli):
     topic = cli.topic()
     given = b'{"data": "1"}\n{"data": "2"}\n{"data": "3", "attributes": {"n": 3}}\n{"data": "4"}\n'
     result = cli("publish", topic, "--jsonl", stdin=given, code=6)
@@ -86,7 +86,7 @@ def test_a_bad_line_ends_the_run_and_what_came_before_is_published(cli):
     assert bodies(consume(cli, topic)) == ["1", "2"]
 
 
-def test_a_run_that_did_not_stop_does_not_speak_of_going_on(cli):
+def test_keep_going_is_suggested_only_if_the_run_stopped(cli):
     topic = cli.topic()
     assert "--keep-going" not in cli("publish", topic, "one", "two").err
     kept = cli("publish", topic, "--jsonl", "--keep-going", stdin='no\n{"data": "3"}', code=6)
@@ -97,7 +97,7 @@ def test_a_run_that_did_not_stop_does_not_speak_of_going_on(cli):
     assert "stopped at" not in alone.err
 
 
-def test_keep_going_publishes_what_is_good_and_reports_the_rest(cli):
+def test_keep_going_publishes_valid_lines_and_reports_the_rest(cli):
     topic = cli.topic()
     result = cli(
         "publish", topic, "--jsonl", "--keep-going", "--json", stdin='{"data": "1"}\nno\n{"data": "3"}', code=6
@@ -108,7 +108,7 @@ def test_keep_going_publishes_what_is_good_and_reports_the_rest(cli):
     assert bodies(consume(cli, topic)) == ["1", "3"]
 
 
-def test_a_message_that_the_broker_refuses_is_told_with_its_line(cli):
+def test_a_refused_message_is_reported_with_its_line(cli):
     topic = cli.topic()
     big = b"x" * 9_000_000
     result = cli("publish", topic, stdin=b"ok\n" + big + b"\nmore", code=6)
@@ -191,7 +191,7 @@ def test_peek_since_a_time(cli):
     assert cli("peek", topic, "--since", "2100-01-01", "--json").lines == []
 
 
-def test_peek_of_a_subscription_gives_back(cli):
+def test_peek_of_a_subscription_releases(cli):
     topic = cli.topic()
     cli("subscriptions", "create", topic, "s-1")
     cli("publish", topic, *"abc")
@@ -221,7 +221,7 @@ def test_peek_of_a_subscription_gives_back(cli):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_usage_errors_are_one_sentence(memory, command, says):
+def test_usage_errors_are_one_line(memory, command, says):
     memory("topics", "create", "topic")
     result = memory(*command, code=2)
     assert says in result.err

@@ -1,4 +1,4 @@
-"""`broker queue` on a real Kafka broker: what it shows, and what it drops."""
+"""`broker queue` on a real Kafka broker: peek and purge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers.kafka_client import produce
 
 @pytest.fixture
 def queue() -> Queue:
-    """Five messages: one is held, one waits for its time, one is done, and no consumer has taken two."""
+    """Five messages: one leased, one in backoff, one acked, and two not delivered."""
     queue = prepared_queue(shared_server())
     held, waiting, done, _ = queue.send(4)
     produce(queue.server.bootstrap, queue.topic, [b"m4"], key=b"k", headers=[("color", b"red")])
@@ -35,11 +35,11 @@ def queue() -> Queue:
     return queue
 
 
-def test_peek_shows_what_is_open_and_what_nobody_has_taken(queue: Queue) -> None:
+def test_peek_shows_open_and_undelivered_messages(queue: Queue) -> None:
     cli = InnerCli(shared_server().url)
     shown = cli("queue", "peek", queue.subscription, "--json").lines
-    told = [[each[name] for name in ("offset", "state", "attempt", "key", "data")] for each in shown]
-    assert told == [
+    reported = [[each[name] for name in ("offset", "state", "attempt", "key", "data")] for each in shown]
+    assert reported == [
         [0, "held", 1, "k", "m0"],
         [1, "waiting", 2, None, "m1"],
         [3, "ready", 0, None, "m3"],
@@ -49,7 +49,7 @@ def test_peek_shows_what_is_open_and_what_nobody_has_taken(queue: Queue) -> None
     assert (shown[3]["id"], shown[3]["attributes"]) == (f"{queue.topic}:0:4", {"color": "red"})
     assert shown[0]["due_in"] > 0
     assert shown[2]["due_in"] is None
-    # Also more than Kafka's client would ever give at once.
+    # Also more than Kafka's client returns at once.
     for limit, places in (3, [0, 1, 3]), (2_000_000, [0, 1, 3, 4]):
         lines = cli("queue", "peek", queue.subscription, "-n", str(limit), "--json").lines
         assert [each["offset"] for each in lines] == places
@@ -58,14 +58,14 @@ def test_peek_shows_what_is_open_and_what_nobody_has_taken(queue: Queue) -> None
 
 
 @pytest.mark.deep
-def test_purge_drops_what_is_open_and_what_nobody_has_taken(queue: Queue) -> None:
+def test_purge_drops_open_and_undelivered_messages(queue: Queue) -> None:
     cli = InnerCli(shared_server().url)
     counts = {"subscription": queue.subscription, "open": 2, "ready": 2}
     assert cli("queue", "purge", queue.subscription, "--dry-run", "--json").json == {**counts, "dry_run": True}
     assert "--yes" in cli("queue", "purge", queue.subscription, code=2).err
     assert cli("queue", "purge", queue.subscription, "--yes", "--json").json == {**counts, "dry_run": False}
     assert "is empty" in cli("queue", "peek", queue.subscription).err
-    # Other subscriptions have theirs: the topic is as it was.
+    # Other subscriptions keep their messages.
     assert len(queue.read()) == 5
     cli("queue", "purge", "nobodys", "--yes", code=3)
 
@@ -82,7 +82,7 @@ def test_a_queue_that_is_tracked_is_not_purged(queue: Queue) -> None:
                     await backend.purge_queue(queue.subscription)
             assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=2, ready=2)
             assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=0, ready=0)
-            # Of a foreign writer, who names the queue and no topic.
+            # From a foreign writer, which names the queue but no topic.
             foreign = Marker(kind=Kind.START, id=MessageId("", 0, 9, queue.subscription), after_ms=600_000)
             await asyncio.to_thread(queue.write, (foreign, Content(value=b"m9")))
             assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=1, ready=0)

@@ -10,7 +10,7 @@ from broker.cli.arguments import parse_duration, parse_start, parse_time
 from broker.cli.rendering import bytes_field, escaped, json_line, native_rows, printable, show_table, timestamp
 
 
-def test_bytes_that_are_no_text_are_base64_under_another_name():
+def test_binary_values_are_base64_under_another_name():
     assert bytes_field("data", "é".encode()) == {"data": "é"}
     assert bytes_field("data", b"\xff\x00") == {"data_base64": "/wA="}
     assert bytes_field("key", None) == {"key": None}
@@ -25,7 +25,7 @@ def test_control_characters_do_not_reach_the_terminal():
     assert printable(b"x" * 100, 10) == "x" * 9 + "…"
 
 
-def test_what_only_this_broker_tells_is_a_row_per_entry():
+def test_native_fields_are_a_row_per_entry():
     native = {"state": {"b": 1, "a": {"deep": [1], 3: "n"}}, "empty": {}, "config": None}
     assert native_rows(native) == [
         ("native.config", None),
@@ -59,7 +59,7 @@ def test_times():
 
 
 @pytest.mark.parametrize("wrong", ["", "0s", "-1h", "5 parsecs", "h"])
-def test_a_span_that_cannot_be_read(wrong: str):
+def test_an_invalid_duration(wrong: str):
     with pytest.raises(Exception, match="not a duration"):
         parse_duration(wrong)
 

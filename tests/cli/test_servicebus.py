@@ -1,4 +1,4 @@
-"""Commands on a broker without a log and without history: Service Bus, by the project's own double of it."""
+"""Commands on a broker without a log and without history: the double of Service Bus."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ async def test_a_full_pipe_suspends_the_writer_only_and_is_counted_exactly(pipe)
     ticks = 0
     received = b""
     while not task.done():
-        # The loop turns while the pipe is full.
+        # The loop runs while the pipe is full.
         await asyncio.sleep(0)
         ticks += 1
         if ticks % 10 == 0 and len(received) < len(data):
@@ -38,7 +38,7 @@ async def test_a_full_pipe_suspends_the_writer_only_and_is_counted_exactly(pipe)
     assert sink.written == len(data)
 
 
-async def test_a_blocked_write_can_be_cancelled_and_tells_how_much_went_out(pipe):
+async def test_a_blocked_write_can_be_cancelled_and_counts_the_written_bytes(pipe):
     reader, writer = pipe
     sink = Sink(writer)
     task = asyncio.create_task(sink.write(b"x" * 1_000_000))
@@ -54,7 +54,7 @@ async def test_a_blocked_write_can_be_cancelled_and_tells_how_much_went_out(pipe
     assert received == sink.written < 1_000_000
 
 
-async def test_a_reader_that_went_away(pipe):
+async def test_a_closed_pipe(pipe):
     reader, writer = pipe
     sink = Sink(writer)
     assert not sink.broken()

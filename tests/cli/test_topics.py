@@ -32,7 +32,7 @@ def test_a_description_in_a_pipe_is_a_row_per_entry_without_padding(cli):
             assert "{'" not in row
 
 
-def test_deleting_is_never_done_without_a_yes(cli):
+def test_deleting_needs_confirmation(cli):
     topic = cli.topic()
     cli("subscriptions", "create", topic, "billing")
     for command in (

@@ -27,7 +27,7 @@ from tests.servers.kafka_client import RawAdmin, wait_for
 
 @pytest.fixture
 def queue() -> Queue:
-    """One with a marker topic."""
+    """A queue with a marker topic."""
     return prepared_queue(shared_server())
 
 
@@ -46,8 +46,8 @@ def get(url: str, path: str) -> str:
 
 
 @pytest.mark.deep
-def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
-    """By a URL it runs in the chaos of `tests/chaos`."""
+def test_a_tracker_with_a_settings_file(queue: Queue, tmp_path: Path) -> None:
+    """`tests/chaos` runs it with a URL."""
     server, file = shared_server(), tmp_path / "tracker.toml"
     file.write_text(
         f'[kafka]\nservers = ["{server.bootstrap}"]\nsession_timeout_ms = 2000\nheartbeat_interval_ms = 300\n'
@@ -84,61 +84,65 @@ def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
                 1: ("held", 1, ""),
                 2: ("held", 2, "me\x1b7"),
             }
-            # What anybody has written into a marker does not reach a terminal as it is.
+            # Text in markers is escaped for the terminal.
             assert r"me\x1b7" in cli.inner("queue", "inspect", queue.subscription).text
             process.send_signal(signal.SIGTERM)
-            _, told = process.communicate(timeout=20)
+            _, reported = process.communicate(timeout=20)
             assert process.returncode == 143
-            assert b"Tracking" in told
-            assert b"tracks partitions 0" in told
-            assert b"Traceback" not in told
+            assert b"Tracking" in reported
+            assert b"tracks partitions 0" in reported
+            assert b"Traceback" not in reported
         finally:
             process.kill()
-    # It has committed: the START of `second` is the lowest that is open.
+    # It has committed: the START of `second` is the lowest open one.
     assert queue.committed() == 1
 
 
 def test_an_address_in_use_leaves_no_marker_topic_behind(queue: Queue) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        told = InnerCli(shared_server().url)("tracker", f"{queue.subscription}-new", "--listen", port, code=2).err
-    assert f"--listen 127.0.0.1:{port} cannot be used" in told
+        reported = InnerCli(shared_server().url)("tracker", f"{queue.subscription}-new", "--listen", port, code=2).err
+    assert f"--listen 127.0.0.1:{port} cannot be used" in reported
     assert (
         "does not exist" in InnerCli(shared_server().url)("queue", "inspect", f"{queue.subscription}-new", code=3).err
     )
 
 
-def test_lag_is_told_beside_the_rest_of_a_queue(queue: Queue) -> None:
+def test_lag_of_a_queue(queue: Queue) -> None:
     first, _ = queue.send(2)
     queue.take([first], period=600_000)
     cli = InnerCli(shared_server().url)
-    (told,) = cli("queue", "lag", queue.topic, queue.subscription, "--json").json
-    assert told == cli("lag", queue.topic, queue.subscription, "--json").json[0]
-    assert told["waiting"] == 1
+    (reported,) = cli("queue", "lag", queue.topic, queue.subscription, "--json").json
+    assert reported == cli("lag", queue.topic, queue.subscription, "--json").json[0]
+    assert reported["waiting"] == 1
 
 
-def test_what_it_is_given_wrong(memory: InnerCli) -> None:
+def test_invalid_arguments(memory: InnerCli) -> None:
     assert "has no queues that need a tracker" in memory("tracker", "billing", code=2).err
     assert "has no queues that need a tracker" in memory("queue", "inspect", "billing", code=2).err
     kafka = InnerCli(shared_server().url)
     assert "--listen is 'somewhere'" in kafka("tracker", "billing", "--listen", "somewhere", code=2).err
     kafka("tracker", "billing", "--topic", "no-such-topic", code=3)
-    for name, told in (("", "subscription is ''"), ("b.tracker", "not end with '.tracker'"), ("a/b", "marker_topic")):
-        assert told in kafka("tracker", name, code=2).err
-        assert told in kafka("queue", "inspect", name, code=2).err
+    for name, reported in (
+        ("", "subscription is ''"),
+        ("b.tracker", "not end with '.tracker'"),
+        ("a/b", "marker_topic"),
+    ):
+        assert reported in kafka("tracker", name, code=2).err
+        assert reported in kafka("queue", "inspect", name, code=2).err
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["peek"], ["purge", "--yes"]], ids=lambda command: command[0])
-def test_what_is_no_queue_is_told_with_no_topic_to_be_made(command: list[str]) -> None:
-    told = InnerCli(shared_server().url)("queue", *command, "nobodys", code=3).err
-    assert "'nobodys' is no queue with markers: topic 'nobodys.markers' does not exist. Check its name" in told
-    # One made by hand would not be fit for markers.
-    assert "create" not in told
+def test_a_missing_queue_is_reported_without_creating_topics(command: list[str]) -> None:
+    reported = InnerCli(shared_server().url)("queue", *command, "nobodys", code=3).err
+    assert "'nobodys' is no queue with markers: topic 'nobodys.markers' does not exist. Check its name" in reported
+    # A topic created by hand would not suit markers.
+    assert "create" not in reported
 
 
-async def test_a_tracker_of_a_name_that_nobody_consumes_by_says_so() -> None:
-    name, hooks, told = f"misspelt-{uuid.uuid4().hex[:12]}", Hooks(), list[str]()
-    hooks.listen(lambda event: told.append(event.text) if isinstance(event, Warned) else None)
+async def test_a_tracker_of_an_unknown_subscription_warns() -> None:
+    name, hooks, reported = f"misspelt-{uuid.uuid4().hex[:12]}", Hooks(), list[str]()
+    hooks.listen(lambda event: reported.append(event.text) if isinstance(event, Warned) else None)
     backend = KafkaBackend(KafkaSettings(servers=(shared_server().bootstrap,)), hooks)
     await backend.open()
     try:
@@ -148,12 +152,12 @@ async def test_a_tracker_of_a_name_that_nobody_consumes_by_says_so() -> None:
             await tracker.close()
     finally:
         await backend.close()
-    assert len(told) == 1
-    assert f"'{name}' had no marker topic, and '{name}.markers' was created. If the name is misspelt" in told[0]
+    assert len(reported) == 1
+    assert f"'{name}' had no marker topic, and '{name}.markers' was created. If the name is misspelt" in reported[0]
 
 
 @pytest.mark.deep
-async def test_trackers_are_in_trouble_while_no_broker_answers_with_and_without_partitions() -> None:
+async def test_trackers_are_unhealthy_while_no_broker_answers() -> None:
     with KafkaServer() as server:
         RawAdmin(server.bootstrap).make_topic("jobs")
         backends = [KafkaBackend(KafkaSettings(servers=(server.bootstrap,)), Hooks()) for _ in range(2)]
@@ -164,7 +168,7 @@ async def test_trackers_are_in_trouble_while_no_broker_answers_with_and_without_
             await trackers[0].open()
             await eventually(lambda: trackers[0].metrics()["partitions"] == 1, 30)
             await trackers[1].open()
-            # One partition is with one of them, whichever.
+            # One of them has the partition.
             await eventually(lambda: sorted(str(each.metrics()["partitions"]) for each in trackers) == ["0", "1"], 30)
             assert [tracker.trouble() for tracker in trackers] == ["", ""]
             server.pause()

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, ConformanceCase):
             refused = cast("Mapping[str, str]", getattr(item.cls.harness_class, "refused", {}))
             if (name := _promised(item)) in refused:
-                # Strictly: a promise that is kept after all is to lose its entry.
+                # Strict: a promise that is kept after all must lose its entry.
                 item.add_marker(pytest.mark.xfail(reason=f"{name} is refused: {refused[name]}", strict=True))
             harness_class = item.cls.harness_class
             if harness_class and harness_class.name not in _QUICK_TO_RECOVER and _DISTURBANCES & _required(item):
@@ -48,7 +48,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 def _promised(item: pytest.Function) -> str:
-    """The name of what the test promises; empty if it has none."""
+    """The name of the test's promise; empty if it has none."""
     declared = getattr(item.function, "__promise__", None)
     return declared.name if isinstance(declared, Promise) else ""
 

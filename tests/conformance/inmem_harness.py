@@ -1,4 +1,4 @@
-"""The harness of the in-memory broker: a server of its own for every test, real time that can be moved forward."""
+"""The harness of the in-memory broker: a new server for every test, and a clock that can be advanced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker_inmem.clock import SystemClock, Timer
 
 
 class MovableClock(SystemClock):
-    """Real time that can be moved forward; timers that fall due by a move fire at once."""
+    """Real time that can be advanced; timers that become due fire at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class MovableClock(SystemClock):
 
 
 class InmemHarness(Harness):
-    """Restarts, crashes and a clock by the faults of the broker."""
+    """Restarts and crashes are injected faults of the broker."""
 
     name = "inmem"
     patience = 5.0

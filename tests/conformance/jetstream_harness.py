@@ -16,7 +16,7 @@ from tests.servers.proxy import Proxy
 
 @cache
 def guarded_server() -> NatsServer:
-    """A server of this test process that wants a token."""
+    """A server of this test process that requires a token."""
     server = NatsServer.with_token("right").start()
     atexit.register(server.close)
     return server
@@ -39,7 +39,7 @@ class JetStreamHarness(ServerHarness[NatsServer]):
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:
             return super().open_bus(url, wrap)
-        # Each of these has a wire of its own, so that one can be made to die alone.
+        # Each of these clients has its own proxy, so that it can be cut off alone.
         proxy = Proxy(self.server.port)
         proxy.__enter__()
         bus = super().open_bus(url.replace(self.server.url, proxy.url), wrap)

@@ -1,7 +1,7 @@
 """The harness of the Kafka backend: a real broker, which it restarts, kills and pauses.
 
-A client that is to be cut off alone goes through a proxy. Kafka tells its clients where it is, so that each proxy has a
-listener of its own that advertises the proxy's port; there is a fixed number of them, since a listener is made at the
+A client that is cut off alone goes through a proxy. Kafka advertises its address to clients, so each proxy has a
+listener that advertises the proxy's port. Their number is fixed, since listeners are created at the
 start of the broker.
 """
 
@@ -23,7 +23,7 @@ from tests.servers.server_process import Servers
 from tests.servers.shared import Shared
 
 WIRES = 4
-"""How many clients of one test can have a wire of their own."""
+"""The number of clients of one test that can have their own proxy."""
 GUARDED = Listener(
     "GUARDED",
     "SASL_PLAINTEXT",
@@ -35,16 +35,16 @@ GUARDED = Listener(
 
 SAME_ON_EVERY_ENGINE = frozenset(
     {
-        "admin.ensure-at-once",
-        "admin.health-misses-the-server",
+        "admin.ensure-concurrently",
+        "admin.health-reports-unreachable-server",
         "admin.lag-counts-records",
-        "admin.partitions-as-asked",
+        "admin.partitions-as-requested",
         "admin.retention-is-kept",
         "admin.topic-counts-its-messages",
         "blocking.errors-are-the-same",
         "blocking.records-and-log",
         "blocking.several-threads",
-        "errors.all-say-what-to-do",
+        "errors.all-have-advice",
         "errors.no-server",
         "errors.wrong-credentials",
     }
@@ -141,14 +141,14 @@ class KafkaHarness(ServerHarness[KafkaServer]):
 
 
 class ConsumerProtocolHarness(KafkaHarness):
-    """The same over KIP-848's group protocol, whose session is the broker's."""
+    """The same with KIP-848's group protocol, whose session timeout is the broker's."""
 
     in_matrix = False
     options = "group_protocol=consumer&topic_metadata_refresh_interval_ms=1000"
 
 
 class MarkersHarness(KafkaHarness):
-    """Messages settled by markers; their leases are short where a test wants that."""
+    """Messages settled by markers, with short leases for tests that request them."""
 
     name = "kafka[markers]"
     left_out = SAME_ON_EVERY_ENGINE | IN_CHAOS

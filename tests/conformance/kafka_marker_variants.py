@@ -1,4 +1,4 @@
-"""Harnesses of a Kafka queue whose markers are written otherwise than by default, and what each of them refuses."""
+"""Harnesses of a Kafka queue with other marker formats than the default, and the promises that each refuses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tests.servers.kafka_client import SECONDS, RawAdmin
 __all__ = ["AtOnceHarness", "SingleHarness", "V1Harness"]
 
 _TWO_TOPICS = (
-    "dead-letters.are-cut-to-fit",
+    "dead-letters.are-truncated-to-fit",
     "dead-letters.lease-is-kept-while-writing",
-    "dead-letters.reject-tells-why",
-    "dead-letters.undecodable-is-poison",
-    "dead-letters.write-failure-reruns-no-handler",
+    "dead-letters.reject-records-the-reason",
+    "dead-letters.undecodable-is-dead-lettered",
+    "dead-letters.write-failure-does-not-rerun-handler",
     "fidelity.forwarding-is-lossless",
     "fidelity.portable-names",
-    "messages.one-stops-the-other-goes-on",
+    "messages.closing-one-leaves-the-other",
     "messages.several-topics",
     "order.dead-letter-releases-followers",
     "retry.attempts-are-bounded",
-    "retry.never-gives-up-at-once",
-    "retry.restarts-burn-no-attempts",
-    "retry.restarts-use-up-no-deliveries",
+    "retry.never-is-not-retried",
+    "retry.restarts-count-no-attempts",
+    "retry.restarts-count-no-deliveries",
 )
 _ATTRIBUTES = ("messages.nack-redelivers", "publishing.scheduled-is-not-early")
 
@@ -45,18 +45,18 @@ class AtOnceHarness(MarkersHarness):
 
 
 class V1Harness(MarkersHarness):
-    """Markers of kafka-mq-go to the byte, which have no place for much of what ours tell.
+    """Markers in the format of kafka-mq-go, which lack many of our fields.
 
-    They name no topic, so that those of one test would be taken for those of the next: each finds no marker topics.
+    They name no topic, so that markers of one test would apply to the next: each test deletes its marker topics.
     """
 
     in_matrix = False
-    # What runs at once would use one subscription for several topics.
+    # Concurrent tests would use one subscription for several topics.
     shares_restarts = False
     options = f"{MarkersHarness.options}&marker_format=v1"
     refused: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(_TWO_TOPICS, "a subscription reads one topic, as V1 markers name none"),
-        **dict.fromkeys(_ATTRIBUTES, "V1 markers have no place for attributes, so that what comes again has none"),
+        **dict.fromkeys(_ATTRIBUTES, "V1 markers have no attributes, so redelivered messages have none"),
     }
 
     async def stop(self) -> None:

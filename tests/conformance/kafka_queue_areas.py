@@ -1,4 +1,4 @@
-"""What of the conformance kit is run over the queue engines of Kafka beside `offsets`, which runs all of it."""
+"""The areas of the kit that run on Kafka's other queue engines; `offsets` runs all of them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class ShareAreas(
     Observing,
     Blocking,
 ):
-    """The Message family, as far as share groups have it."""
+    """The Message family, as far as share groups support it."""
 
 
 class MarkerAreas(ShareAreas, Order, Fidelity, Limits):
-    """The Message family, however markers are written."""
+    """The Message family, for every marker format."""
 
-    # What else publishing promises does not depend on how messages are settled.
+    # The other promises of publishing do not depend on how messages are settled.
     test_scheduled_is_not_early = Publishing.test_scheduled_is_not_early
     # No other engine has acks in transactions.
-    test_acks_ride_along = Transactions.test_acks_ride_along
+    test_acks_are_atomic = Transactions.test_acks_are_atomic

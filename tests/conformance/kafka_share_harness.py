@@ -1,4 +1,4 @@
-"""The harness of Kafka's share groups: a broker of its own, with locks and heartbeats that are short."""
+"""The harness of Kafka's share groups: a separate broker with short locks and heartbeats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def share_wired() -> Wired:
 
 
 class KafkaShareHarness(KafkaHarness):
-    """Messages of share groups; what is not of the Message family is as without."""
+    """Messages of share groups; only the Message family differs."""
 
     name = "kafka[share]"
     left_out = SAME_ON_EVERY_ENGINE | IN_CHAOS

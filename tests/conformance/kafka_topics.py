@@ -1,4 +1,4 @@
-"""Topics for tests that want one each: made and deleted several at once, which costs a broker a third of it."""
+"""A pool of topics, which are created and deleted several at once, at a third of the cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_ONCE: Final = 8
 
 
 class TopicPool:
-    """Empty topics of one broker, not yet given out. Blocking; for one thread at a time."""
+    """Empty, unused topics of one broker. Blocking; for one thread at a time."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = RawAdmin(bootstrap)
@@ -27,23 +27,23 @@ class TopicPool:
         self._used: list[str] = []
 
     def ready(self, partitions: int) -> bool:
-        """Whether `take` gives one at once."""
+        """Whether `take` returns without creating topics."""
         return bool(self._ready[partitions])
 
     def take(self, partitions: int) -> str:
-        """A topic of a unique name, of which every partition has a leader."""
+        """A topic with a unique name; every partition has a leader."""
         ready = self._ready[partitions]
         if not ready:
-            # The more partitions, the fewer tests want them.
+            # Fewer tests need topics with more partitions.
             ready += self._make(partitions, max(1, _AT_ONCE // partitions))
         return ready.pop()
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Have these deleted, with those of other tests."""
+        """Delete these topics, together with those of other tests."""
         self._used += names
         if len(self._used) >= _AT_ONCE:
             used, self._used = self._used, []
-            # No one waits for it: what a test has deleted itself is an error, and a broker may be on its way back.
+            # Not awaited: a test may have deleted the topic itself, and the broker may be restarting.
             self._admin.client.delete_topics(used, operation_timeout=SECONDS)
 
     def _make(self, partitions: int, count: int) -> list[str]:
@@ -51,7 +51,7 @@ class TopicPool:
         new = [NewTopic(name, partitions, -1) for name in names]
 
         def made() -> bool:
-            # A broker that a test has killed right before may not be the controller again.
+            # A broker that was just killed may not be the controller yet.
             answers = self._admin.client.create_topics(new, operation_timeout=SECONDS).values()
             return all(map(_there, answers))
 

@@ -1,6 +1,6 @@
-"""The harness of the Pub/Sub backend: Google's emulator, with clients behind proxies of their own.
+"""The harness of the Pub/Sub backend: Google's emulator, with a proxy for each client.
 
-The emulator keeps nothing over a restart, so the harness offers none.
+The emulator loses everything in a restart, so the harness cannot restart it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
 
 
 class PstestHarness(PubSubHarness):
-    """Google's pstest with ordered subscriptions; not every machine has it, so the matrix has no column of it."""
+    """Google's pstest with ordered subscriptions; it is optional, so it has no column in the matrix."""
 
     name = "pubsub[pstest]"
     in_matrix = False

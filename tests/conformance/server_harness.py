@@ -1,4 +1,4 @@
-"""A harness over a real server, which is a process of ours, with clients that reach it through proxies of their own."""
+"""A harness for a real server in a subprocess, with a proxy for each client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Process", "ServerHarness"]
 
 
 class Process(Protocol):
-    """What every server of `tests.servers` can be made to do; the calls block."""
+    """The operations of every server of `tests.servers`; the calls block."""
 
     def start(self) -> object: ...
     def restart(self) -> object: ...
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=Process)
 
 
 class ServerHarness(Harness, Generic[S]):
-    """Restarts, kills and pauses the server; breaks the wires of the connections that `behind` has."""
+    """Restarts, kills and pauses the server; cuts the connections in `behind`."""
 
     def __init__(self, server: S) -> None:
         super().__init__()

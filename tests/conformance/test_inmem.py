@@ -1,4 +1,4 @@
-"""The conformance kit on the in-memory broker, and on one that leaves the delays to the core."""
+"""The conformance kit on the in-memory broker, and on one without native delays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestInmem(Conformance):
 
 
 class UndelayedHarness(InmemHarness):
-    """Delays are the core's business, messages come in the order of publishing."""
+    """Without native delays; messages are delivered in the order of publishing."""
 
     in_matrix = False
     options = BrokerOptions(session_seconds=1.0, rebalance_seconds=2.0, native_delay=0.0, shuffle=0)

@@ -12,7 +12,7 @@ from broker.testing.areas.records import Records
 from broker.testing.conformance import Conformance
 from tests.conformance.kafka_harness import ConsumerProtocolHarness, KafkaHarness
 
-# In one process, which then starts one broker, and ends it when they are over.
+# In one worker, which starts one broker.
 pytestmark = pytest.mark.xdist_group("kafka-conformance")
 
 

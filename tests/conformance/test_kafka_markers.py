@@ -8,7 +8,7 @@ from tests.conformance.kafka_harness import MarkersHarness
 from tests.conformance.kafka_marker_variants import AtOnceHarness, SingleHarness, V1Harness
 from tests.conformance.kafka_queue_areas import MarkerAreas
 
-# In one process, which then starts one broker, and ends it when they are over.
+# In one worker, which starts one broker.
 pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-markers-conformance")]
 
 

@@ -1,4 +1,4 @@
-"""The Message family of the conformance kit on share groups, which a real broker serves."""
+"""The Message family of the conformance kit on share groups of a real broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.conformance.kafka_queue_areas import ShareAreas
 from tests.conformance.kafka_share_harness import KafkaShareHarness
 
-# In one process, which then starts one broker, and ends it when they are over.
+# In one worker, which starts one broker.
 pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-share-conformance")]
 
 

@@ -1,4 +1,4 @@
-"""What the kit promises of keys in order, on Pub/Sub's ordered subscriptions, which the emulator has not.
+"""The promises about order by key, on Pub/Sub's ordered subscriptions, which the emulator lacks.
 
 On Google's pstest, which gives out one message of a key at a time, and by streams, because a pull there sleeps for half
 a second when it finds nothing. Tests that hold several messages of a key, or need a snapshot, are not for it.
@@ -21,6 +21,6 @@ class TestPstest(ConformanceCase):
     test_failed_head_is_retried_first = Order.test_failed_head_is_retried_first
     test_dead_letter_releases_followers = Order.test_dead_letter_releases_followers
     test_hot_key_stays_in_order = Order.test_hot_key_stays_in_order
-    test_lost_head_gives_back_its_lane = Order.test_lost_head_gives_back_its_lane
+    test_lost_lease_releases_followers = Order.test_lost_lease_releases_followers
     test_survives_a_close = Order.test_survives_a_close
     test_key_affinity_across_consumers = Order.test_key_affinity_across_consumers

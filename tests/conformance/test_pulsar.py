@@ -7,7 +7,7 @@ import pytest
 from broker.testing.conformance import Conformance
 from tests.conformance.pulsar_harness import PulsarHarness
 
-# In one process, which then starts one broker, and ends it when they are over.
+# In one worker, which starts one broker.
 pytestmark = pytest.mark.xdist_group("pulsar-conformance")
 
 

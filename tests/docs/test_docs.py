@@ -1,4 +1,4 @@
-"""Runs the examples of the documentation, so that no page shows what does not work.
+"""Runs the examples of the documentation.
 
 Every `python` block of README.md and docs/ is executed, those of a page one after the other in one namespace, as a
 script that calls `asyncio.run` or with `await` at the top as in a notebook. BROKER_URL names a server of its own.
@@ -99,7 +99,7 @@ def blocks(page: Path) -> list[Block]:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the page's code and commands see; the directory is theirs too."""
+    """The environment and working directory of the page's code and commands."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BROKER_URL", f"embedded://{tmp_path}/broker")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -119,7 +119,7 @@ SPARK = (ROOT / "docs" / "spark.md", ROOT / "docs" / "pipelines.md")
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     if page in SPARK:
         return [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-docs")]
-    # One worker starts that broker for all the tests.
+    # One worker starts that broker for all tests.
     return [pytest.mark.xdist_group("pulsar")] if PULSAR in page.read_text(encoding="utf-8") else []
 
 
@@ -143,9 +143,9 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
     module = type(sys)("__main__")
-    # What a block defines has to be found by pickling, type hints and dataclasses under its module's name.
+    # Pickle, type hints and dataclasses must find the block's definitions in its module.
     monkeypatch.setitem(sys.modules, "__main__", module)
-    # The page's server stays up between its blocks, and between the commands.
+    # The page's server keeps running between its blocks and commands.
     python = quick_python() if page in SPARK else nullcontext()
     if page in SPARK:
         make_spark_quick(tmp_path, monkeypatch)
@@ -160,14 +160,14 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
 
 
 def make_spark_quick(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an installation of Spark may have set for all its sessions."""
+    """Defaults that a Spark installation may set for all sessions."""
     lines = [f"{name} {str(value).lower() if isinstance(value, bool) else value}\n" for name, value in QUICK.items()]
     (directory / "spark-defaults.conf").write_text("".join(lines))
     monkeypatch.setenv("SPARK_CONF_DIR", str(directory))
 
 
 def run_python(block: Block, runner: asyncio.Runner, namespace: dict[str, Any], places: Mapping[str, str]) -> None:
-    # Lines are numbered as on the page, so that a traceback leads there.
+    # Line numbers match the page, for tracebacks.
     tree = ast.parse("\n" * block.line + replaced(block.code, places), block.place)
     compiled = compile(tree, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
@@ -211,7 +211,7 @@ def run_pytest(tests: list[Block], places: Mapping[str, str], directory: Path) -
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of a console block and what the page shows below it."""
+    """A command of a console block and its shown output."""
 
     text: str
     shown: list[str]
@@ -237,7 +237,7 @@ def commands(block: Block) -> Iterator[Command]:
 def run_command(block: Block, command: Command, places: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = replaced(command.text, places)
     if export := re.match(r"export (\w+)=", text):
-        # By a shell, which takes an `&` that is not quoted for the end of the command.
+        # In a shell, where an unquoted `&` ends the command.
         _, value = run_by_shell(f'{text}\nprintf %s "${export[1]}"')
         assert value == shlex.split(text)[1].removeprefix(f"{export[1]}="), f"{block.place}: {text} sets {value!r}"
         monkeypatch.setenv(export[1], value)
@@ -267,7 +267,7 @@ def run_by_shell(text: str) -> tuple[int, str]:
 
 
 def run_here(text: str) -> tuple[int, str]:
-    """Run `broker …` in this process, which has loaded what each process would load anew."""
+    """Run `broker …` in this process, which has already loaded the modules."""
     _, *arguments = shlex.split(text)
     output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -285,7 +285,7 @@ def matches(shown: list[str], output: str) -> bool:
 
 
 def pattern(line: str) -> str:
-    # Columns are as wide as their contents, so the page's blanks stand for any number of them.
+    # Column widths depend on their contents, so blanks on the page match any number of blanks.
     return r" +".join(".*".join(map(re.escape, word.split("…"))) for word in re.split(r" +", line))
 
 
@@ -301,7 +301,7 @@ def settings_table(target: str) -> str:
     return "\n".join(["| setting | default | accepts | meaning |", "|---|---|---|---|", *lines]) + "\n"
 
 
-def test_the_tables_of_settings_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_settings_match_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("BROKER_")]:
         monkeypatch.delenv(variable)
     tables = 0
@@ -351,7 +351,7 @@ def flat(capabilities: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.xdist_group("pulsar")
-async def test_the_tables_of_capabilities_are_those_of_the_backends() -> None:
+async def test_tables_of_capabilities_match_the_backends() -> None:
     tables = 0
     for page in sorted((ROOT / "docs" / "backends").glob("*.md")):
         text = wanted = page.read_text(encoding="utf-8")
@@ -372,7 +372,7 @@ def test_the_comparison_of_output() -> None:
     assert not matches(["a.c"], "abc\n")
 
 
-def test_every_link_between_pages_leads_somewhere() -> None:
+def test_links_between_pages_resolve() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in PAGES
@@ -385,7 +385,7 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 ENTRY_POINT_GROUPS = {"backends", "cli"}
 
 
-def test_every_file_and_name_of_the_code_that_a_page_mentions_exists() -> None:
+def test_mentioned_files_and_names_exist() -> None:
     wrong: list[str] = []
     for page in PAGES:
         text = FENCE.sub("", page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""README's table of features × backends is what the capabilities say."""
+"""README's table of features × backends matches the capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that docs/pipelines.md shows for tests of a pipeline, run by pytest as a reader would run them."""
+"""The test files that docs/pipelines.md shows, run by pytest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) (\S+)(?: - (.*))?$", re.MULTILINE)
 
 
 def shown() -> dict[str, str]:
-    """The files of the page, by the names that their first lines tell."""
+    """The files of the page, by the name in their first line."""
     named = {match[1]: block.code for block in blocks(PAGE) if (match := NAMED.match(block.code))}
     assert named.keys() == {"shop_pipeline.py", "conftest.py", "test_shop.py"}
     return named
@@ -29,9 +29,9 @@ def shown() -> dict[str, str]:
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("spark-docs")
-def test_the_tests_of_a_pipeline_pass_and_fail_where_the_pipeline_is_wrong(tmp_path: Path) -> None:
+def test_the_shown_tests_pass_and_catch_mistakes(tmp_path: Path) -> None:
     files = shown()
-    # Both in one process, which has one JVM. Each mistake is for one of the two tests.
+    # Both in one process with one JVM. Each mistake fails one of the two tests.
     files["wrong_pipeline.py"] = files["shop_pipeline.py"]
     for good, bad in (("coffees >= 10", "coffees >= 9"), ('key="table"', 'key="coffees"')):
         assert good in files["wrong_pipeline.py"]
@@ -45,19 +45,21 @@ def test_the_tests_of_a_pipeline_pass_and_fail_where_the_pipeline_is_wrong(tmp_p
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, "test_shop.py", "test_wrong.py"],
             cwd=tmp_path,
-            # As wide as the reasons are long.
+            # Wide enough for the reasons.
             env={**os.environ, "COLUMNS": "200"},
             capture_output=True,
             text=True,
             timeout=300,
         )
-    told = done.stdout + done.stderr
+    reported = done.stdout + done.stderr
     found = {test: (outcome, why) for outcome, test, why in OUTCOME.findall(done.stdout)}
     assert found.keys() == {
         f"test_{module}.py::test_the_{what}" for module in ("shop", "wrong") for what in ("transform", "pipeline")
-    }, told
-    assert [found[f"test_shop.py::test_the_{what}"][0] for what in ("transform", "pipeline")] == ["PASSED"] * 2, told
+    }, reported
+    assert [found[f"test_shop.py::test_the_{what}"][0] for what in ("transform", "pipeline")] == ["PASSED"] * 2, (
+        reported
+    )
     for what, wanted in (("transform", "assert [1, 2] == [2]"), ("pipeline", "assert [b'12'] == [b'1']")):
         outcome, why = found[f"test_wrong.py::test_the_{what}"]
-        assert (outcome, why.removeprefix("AssertionError: ")) == ("FAILED", wanted), told
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, told
+        assert (outcome, why.removeprefix("AssertionError: ")) == ("FAILED", wanted), reported
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, reported

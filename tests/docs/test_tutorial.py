@@ -1,4 +1,4 @@
-"""The files of docs/tutorial.md, run by pytest as a reader runs them."""
+"""The test files of docs/tutorial.md, run by pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo on a slice of its flights, on both backends: it keeps its promises and makes the same table."""
+"""The demo on a slice of its flights, on two backends: its checks pass, and its table is correct."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers.pubsub import shared_server as pubsub
 from tests.servers.servicebus import missing, shared_double
 
 SLICE = 5000
-pytestmark = pytest.mark.xdist_group("flights")  # one worker reads the year
+pytestmark = pytest.mark.xdist_group("flights")  # one worker reads the data
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def year() -> list[Flight]:
 
 @pytest.fixture(autouse=True)
 def read_once(year: list[Flight], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each demo would read the year anew, which takes longer than all the rest of it."""
+    """Read the data once; each demo would spend most of its time on that."""
 
     def first(count: int) -> list[Flight]:
         return year[:count]
@@ -49,7 +49,7 @@ def flights(year: list[Flight]) -> list[Flight]:
 
 @pytest.fixture(scope="module")
 def expected(flights: list[Flight]) -> list[tuple[str, ...]]:
-    """The table without any broker."""
+    """The expected table, computed without a broker."""
     fold, cancelled = DelayFold(), dict[str, int]()
     for flight in flights:
         delay = Delay.of(flight)
@@ -69,7 +69,7 @@ def run(url: str, picture: Path) -> tuple[Balance, list[tuple[str, ...]], str]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("url", ["inmem://flights", "embedded:"])
-def test_the_promises_hold_and_the_table_is_that_of_the_data(
+def test_the_checks_pass_and_the_table_matches_the_data(
     url: str, tmp_path: Path, expected: list[tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     balance, rows, shown = run(url, tmp_path / "delays.png")
@@ -99,7 +99,7 @@ def test_a_broker_without_a_log_gives_the_same_balance(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-async def test_a_consumer_with_nothing_to_do_can_be_stopped_at_once() -> None:
+async def test_an_idle_consumer_stops_at_once() -> None:
     url = f"{pubsub().url}&ordering=on"
     async with broker.connect(url) as bus:
         await make_topics(bus)
@@ -109,7 +109,7 @@ async def test_a_consumer_with_nothing_to_do_can_be_stopped_at_once() -> None:
 
 
 @pytest.mark.deep
-async def test_all_that_is_on_a_topic_of_keys_is_read_without_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_all_reads_ordered_subscriptions_without_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_QUIET_SECONDS", 5.0)
     topic = f"reading.{uuid.uuid4().hex[:12]}"
     async with broker.connect(f"{pubsub().url}&ordering=on") as bus:
@@ -123,7 +123,7 @@ async def test_all_that_is_on_a_topic_of_keys_is_read_without_acks(monkeypatch: 
 
 
 @pytest.mark.deep
-def test_a_commit_that_has_to_be_repeated_ends_nothing(
+def test_a_repeated_commit_does_not_end_the_demo(
     tmp_path: Path, expected: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, failed = broker.RecordBatch[bytes].commit, list[bool]()
@@ -142,7 +142,7 @@ def test_a_commit_that_has_to_be_repeated_ends_nothing(
 
 
 @pytest.mark.deep
-def test_the_data_is_that_of_the_package(year: list[Flight]) -> None:
+def test_the_data_matches_the_package(year: list[Flight]) -> None:
     assert [flight.number for flight in year] == list(range(1, FLIGHTS_IN_ALL + 1))
     assert len({flight.id for flight in year}) == FLIGHTS_IN_ALL
     assert [flight.scheduled for flight in year] == sorted(flight.scheduled for flight in year)
@@ -154,7 +154,7 @@ def test_flights_without_an_aircraft_never_departed(year: list[Flight]) -> None:
 
 
 @pytest.mark.deep
-def test_a_failed_promise_is_told_and_makes_the_exit_status(
+def test_a_failed_check_is_shown_and_sets_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Balance, "fold_survived", property(lambda _: False))
@@ -163,7 +163,7 @@ def test_a_failed_promise_is_told_and_makes_the_exit_status(
     assert "Does not hold: the fold survived the kill" in capsys.readouterr().out
 
 
-def test_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_broker_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--url", "nats://secret@127.0.0.1:9", "--flights", "100", "--picture", str(tmp_path / "delays.png")]
     assert app.main(arguments) == 1
     shown = capsys.readouterr().out
@@ -182,7 +182,7 @@ class _Failing(Screen):
             raise broker.BrokerError("the demo is over")
 
 
-def test_a_demo_that_fails_leaves_no_consumer_behind(tmp_path: Path) -> None:
+def test_a_failed_demo_leaves_no_consumer_running(tmp_path: Path) -> None:
     screen = _Failing(Console(file=io.StringIO()))
     with pytest.raises(BaseExceptionGroup) as failed:
         app.run("embedded:", 1000, tmp_path / "delays.png", screen)

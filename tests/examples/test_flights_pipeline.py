@@ -1,4 +1,4 @@
-"""The pipelines of the flights: what they make of frames, and a small run of the whole demo, killed and compared."""
+"""The pipelines of the flights: their transforms, and a small run of the whole demo."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def what_is_right(expected: Expected, few: list[Flight]) -> Results:
 
 
 @pytest.mark.deep
-def test_the_transforms_give_what_a_plain_computation_gives(few: list[Flight], expected: Expected) -> None:
+def test_the_transforms_match_a_plain_computation(few: list[Flight], expected: Expected) -> None:
     spark = shared_session()
     bodies = [FLIGHT_JSON.encode(flight) or b"" for flight in few]
     joined = with_tables(payloads(spark, ScheduledFlight, bodies), read_tables(spark)).toArrow()
@@ -80,7 +80,7 @@ def test_the_transforms_give_what_a_plain_computation_gives(few: list[Flight], e
     assert differences(expected, few, found) == []
 
 
-def test_an_aircraft_is_followed_from_batch_to_batch() -> None:
+def test_the_state_of_an_aircraft_continues_across_batches() -> None:
     tester = TwsTester(AircraftProcessor())
     legs = [(1, 20, 30), (2, 16, 0), (3, None, None), (4, 40, 15), (5, 0, 16), (6, 17, None), (7, 99, 1)]
     rows = [Row(leg=leg, departure_delay=departure, arrival_delay=arrival) for leg, departure, arrival in legs]
@@ -127,7 +127,7 @@ def add_a_letter(found: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "told"),
+    ("tamper", "reported"),
     [
         (change_a_row, "joined flights: 1 differ"),
         (double_a_row, "joined flights: 1 rows are there more than once"),
@@ -138,19 +138,19 @@ def add_a_letter(found: Results) -> None:
         (add_a_letter, "dead: of no kind: 1 should not be there, such as flight-1"),
     ],
 )
-def test_what_was_tampered_with_is_told(
-    few: list[Flight], expected: Expected, tamper: Callable[[Results], None], told: str
+def test_differences_are_reported(
+    few: list[Flight], expected: Expected, tamper: Callable[[Results], None], reported: str
 ) -> None:
     found = what_is_right(expected, few)
     assert differences(expected, few, found) == []
     tamper(found)
     [line] = differences(expected, few, found)
-    assert line.startswith(told)
+    assert line.startswith(reported)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str, Path]:
-    """One run of everything; what it showed, and its picture."""
+    """One run of the whole demo: its output and picture."""
     picture = tmp_path_factory.mktemp("pipeline") / "delays.png"
     console = Console(file=io.StringIO(), width=160)
     with quick_python():
@@ -160,10 +160,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str, Path]
 
 
 @pytest.mark.deep
-def test_what_is_killed_half_way_comes_out_equal(whole: tuple[Outcome, str, Path]) -> None:
+def test_output_is_correct_after_a_kill(whole: tuple[Outcome, str, Path]) -> None:
     outcome, shown, picture = whole
     assert outcome.failures == []
-    # The embedded server knows a copy.
+    # The embedded server deduplicates.
     assert (outcome.results.copies, outcome.most_copies) == (0, 0)
     assert "Equal, to the row: nothing lost, nothing twice" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -190,14 +190,14 @@ def test_the_same_on_kafka(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_more_copies_than_a_kill_explains_do_not_hold(whole: tuple[Outcome, str, Path]) -> None:
+def test_too_many_copies_fail_the_demo(whole: tuple[Outcome, str, Path]) -> None:
     results = replace(whole[0].results, copies=3)
     assert replace(whole[0], results=results, most_copies=3).failures == []
     assert replace(whole[0], results=results, most_copies=2).failures == ["at most 2 messages are there twice"]
 
 
 @pytest.mark.deep
-def test_a_result_that_is_not_equal_makes_the_exit_status(
+def test_a_wrong_result_sets_the_exit_status(
     whole: tuple[Outcome, str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -216,29 +216,31 @@ def test_a_result_that_is_not_equal_makes_the_exit_status(
         return []
 
     monkeypatch.setattr(app, "tell", tell)
-    # Which takes seconds, and `tell` needs none.
+    # It takes seconds, and `tell` does not need it.
     monkeypatch.setattr(app, "read_flights", nothing)
     arguments = ["--url", "embedded:", "--flights", str(SLICE), "--picture", str(tmp_path / "delays.png")]
     assert app.main(arguments) == 1
     assert "Does not hold: aircraft: 1 are missing" in capsys.readouterr().out
 
 
-def test_a_broker_in_memory_is_refused_with_the_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_in_memory_broker_is_refused_with_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["--url", "inmem:", "--picture", str(tmp_path / "delays.png")]) == 1
     shown = capsys.readouterr().out
     assert "Spark runs several" in shown
     assert "make demo-sdk" in shown
 
 
-def test_without_java_the_mend_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_java_is_reported_with_advice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", os.devnull)
     assert app.main(["--url", "embedded:"]) == 1
     assert "Java 17" in capsys.readouterr().out
 
 
-async def test_spark_that_fails_says_why(tmp_path: Path) -> None:
-    """And nothing of it stays behind."""
+async def test_a_failure_of_spark_is_reported(tmp_path: Path) -> None:
+    """And no process stays behind."""
     life = SparkLife("kafka://127.0.0.1:9", tmp_path, 100, "no trigger", lambda _: None)
     async with life.alive():
         with pytest.raises(Exception, match="trigger"):

@@ -1,4 +1,4 @@
-"""The queue of flights: a small run with two workers killed, and what the accounts say of what does not hold."""
+"""The queue of flights: a small run with two killed workers, and the checks of its accounts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.servers.kafka import shared_server
 SLICE = 600
 WORKERS = 3
 WORK_SECONDS = 1.0
-"""Sixty jobs at a time, so that seconds are left for each kill, also where the machine stands still for one."""
+"""Sixty jobs at a time, so that seconds are left for each kill, also if the machine stands still for one."""
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
 NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 EXPECTED = {"on time": Fate.ON_TIME, "late": Fate.LATE, "cancelled": Fate.CANCELLED, "unreadable": Fate.UNREADABLE}
@@ -33,7 +33,7 @@ EXPECTED = {"on time": Fate.ON_TIME, "late": Fate.LATE, "cancelled": Fate.CANCEL
 
 @pytest.mark.deep
 @pytest.mark.xdist_group("flights")
-def test_the_accounts_hold_though_workers_are_killed() -> None:
+def test_the_accounts_balance_after_kills() -> None:
     console = Console(file=io.StringIO(), width=160)
     url = f"{shared_server().url}?{QUICK}"
     outcome = app.run(url, SLICE, WORKERS, Board(console), work_seconds=WORK_SECONDS)
@@ -46,8 +46,8 @@ def test_the_accounts_hold_though_workers_are_killed() -> None:
     assert "The accounts hold" in shown
 
 
-async def test_a_record_that_is_read_again_is_no_second_result() -> None:
-    """As it is after the session of the reader ended, which takes a machine that stands still for two seconds."""
+async def test_a_record_read_again_is_not_a_second_result() -> None:
+    """As after the end of the reader's session, which happens on a machine that freezes for two seconds."""
     accounts = Accounts(EXPECTED)
     async with broker.connect("inmem:") as bus:
         for topic in (DONE, DEAD):
@@ -92,7 +92,7 @@ def do_what_is_nobodys(accounts: Accounts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "told"),
+    ("tamper", "reported"),
     [
         (do_again, "what is there twice is explained by a death or a lost lease: 1 are, such as on time"),
         (write_again, "what is there twice is explained by a death or a lost lease: 1 are, such as cancelled"),
@@ -101,52 +101,52 @@ def do_what_is_nobodys(accounts: Accounts) -> None:
         (do_what_is_nobodys, "1 results are of no job"),
     ],
 )
-def test_what_does_not_hold_is_told(tamper: Callable[[Accounts], None], told: str) -> None:
+def test_failed_checks_are_reported(tamper: Callable[[Accounts], None], reported: str) -> None:
     accounts = all_is_well()
     assert accounts.failures(Deaths()) == []
     tamper(accounts)
-    assert told in accounts.failures(Deaths())
+    assert reported in accounts.failures(Deaths())
 
 
-def test_what_is_lost_is_told() -> None:
+def test_lost_jobs_are_reported() -> None:
     accounts = Accounts(EXPECTED)
     accounts.take_done(Done("on time", "worker 1", 1))
     assert not accounts.is_complete
     assert "no job is lost: 3 are, such as cancelled" in accounts.failures(Deaths())
 
 
-def test_attempts_that_were_forgotten_are_told() -> None:
+def test_lost_attempt_counts_are_reported() -> None:
     accounts = Accounts({"late": Fate.LATE})
     accounts.take_done(Done("late", "worker 1", 1))
     [failure] = accounts.failures(Deaths())
     assert failure.startswith("what was delayed or failed was delivered as often as it had to be")
 
 
-def test_a_result_too_many_has_a_cause() -> None:
+def test_an_extra_result_needs_a_cause() -> None:
     accounts = all_is_well()
     do_again(accounts)
     write_again(accounts)
     killed = Deaths({"worker 1": NOON + timedelta(seconds=1)})
     assert accounts.failures(killed) == []
     assert (accounts.done_twice(killed).killed, accounts.dead_twice(killed).killed) == (1, 1)
-    # It was slow, and wrote its result after the one who got the job from it.
+    # It was slow, and wrote its result after the worker that took over its job.
     lost = Deaths(lost={"worker 2": {"on time"}, "worker 3": {"cancelled"}})
     assert accounts.failures(lost) == []
     assert (accounts.done_twice(lost).lost, accounts.dead_twice(lost).lost) == (1, 1)
-    # Another was killed, which explains nothing here.
+    # Another worker was killed, which is not a cause here.
     other = Deaths({"worker 3": NOON + timedelta(seconds=9)})
     assert accounts.done_twice(other).unexplained == ["on time"]
     assert accounts.dead_twice(other).unexplained == ["cancelled"]
 
 
-def test_jobs_that_cannot_be_read_are_those_that_the_codec_refuses() -> None:
+def test_undecodable_jobs_match_those_that_the_codec_refuses() -> None:
     flight = Flight(1, "UA", "UA1545", "N14228", 1, "2013-01-01T05:15:00Z", 5, "EWR", "IAH", 2, 11)
     kinds = Counter(each.kind for each in unreadable([flight] * 48))
     assert {"truncated", "missing field", "no value"} <= set(kinds)
     assert "no time" not in kinds, "a flight's time is text to the codec"
 
 
-def test_a_promise_that_does_not_hold_makes_the_exit_status(
+def test_a_failed_check_sets_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     accounts = all_is_well()
@@ -165,14 +165,14 @@ def test_a_promise_that_does_not_hold_makes_the_exit_status(
     assert "Does not hold: what is there twice" in capsys.readouterr().out.replace("\n", " ")
 
 
-@pytest.mark.parametrize(("url", "told"), [("", "the URL is missing"), ("inmem:", "inmem:")])
+@pytest.mark.parametrize(("url", "reported"), [("", "the URL is missing"), ("inmem:", "inmem:")])
 def test_only_kafka_has_this_queue(
-    url: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str, reported: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("BROKER_URL", raising=False)
     assert app.main(["--url", url]) == 1
     shown = capsys.readouterr().out.replace("\n", " ")
-    assert told in shown
+    assert reported in shown
     assert "make demo-queue" in shown
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the in-memory broker talk to it with: the SPI, without the facade in between."""
+"""Clients for tests of the in-memory broker: the driver contract without the facade."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Listener:
-    """Notes what sources tell; `let_go` decides how long `revoking` takes."""
+    """Records the events of sources; `let_go` decides how long `revoking` takes."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -82,7 +82,7 @@ class Client:
     async def publish(
         self, messages: Iterable[OutboundMessage | bytes | str], topic: str = "orders"
     ) -> Sequence[Receipt | BrokerError | None]:
-        """A str is a body that is its own key."""
+        """Publish; a str is body and key."""
         return await self.backend.publish_target(topic).publish([_message(message) for message in messages])
 
     async def subscribe(
@@ -109,7 +109,7 @@ class Client:
 async def published(
     client: Client, messages: Iterable[OutboundMessage | bytes | str], topic: str = "orders"
 ) -> list[Receipt]:
-    """Publish, and have a receipt for each."""
+    """Publish; return the receipts, which must all be there."""
     receipts: list[Receipt] = []
     for outcome in await client.publish(messages, topic):
         assert isinstance(outcome, Receipt), outcome
@@ -124,7 +124,7 @@ def _message(message: OutboundMessage | bytes | str) -> OutboundMessage:
 
 
 async def take(source: MessageSource, count: int = 1000, wait: float = 0.0) -> list[Message[Any]]:
-    """What one fetch gives."""
+    """The result of one fetch."""
     return list(await source.fetch(count, MANY, wait))
 
 
@@ -133,7 +133,7 @@ async def read(source: RecordSource, count: int = 1000, wait: float = 0.0) -> li
 
 
 async def soon(call: Awaitable[T]) -> T:
-    """What a call gives that sleeps until it is woken, and would look by itself only later."""
+    """The result of a sleeping call that must be woken, not time out."""
     async with asyncio.timeout(4):
         return await call
 
@@ -145,5 +145,5 @@ async def settle(
 
 
 def bodies(envelopes: Iterable[Message[Any] | Record[Any]]) -> list[bytes]:
-    """Their bodies, none of which is a tombstone."""
+    """The bodies, without tombstones."""
     return [envelope.data for envelope in envelopes if envelope.data is not None]

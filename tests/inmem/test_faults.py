@@ -1,4 +1,4 @@
-"""What `broker.faults` does, and that nothing is lost by it."""
+"""Injected faults: their effect, and that they lose nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker_inmem import Broker, ManualClock
 from tests.inmem.clients import Client, MessageListener, PartitionListener, bodies, published, read, settle, soon, take
 
 
-async def test_calls_fail_as_often_as_asked_and_without_effect(client: Client, broker: Broker) -> None:
+async def test_calls_fail_as_often_as_requested_and_without_effect(client: Client, broker: Broker) -> None:
     source = await client.subscribe()
     broker.faults.fail("publish", times=2, topic="orders")
     for _ in range(2):
@@ -44,7 +44,7 @@ async def test_opening_can_be_refused(broker: Broker) -> None:
         pass
 
 
-async def test_faults_of_one_topic_leave_others_alone(client: Client, broker: Broker) -> None:
+async def test_faults_of_one_topic_do_not_affect_others(client: Client, broker: Broker) -> None:
     await client.topic("events")
     broker.faults.fail("publish", topic="events")
     await published(client, [b"a"])
@@ -72,7 +72,7 @@ async def test_settlements_get_lost(
     messages = await take(source)
     [error] = await settle(source, messages)
     assert isinstance(error, OperationTimeout) if reported else error is None
-    # Asking again is answered as if nothing had happened.
+    # A repeated settlement succeeds.
     assert await settle(source, messages) == [None] if reported else True
     clock.advance(30)
     assert len(await take(source)) == (0 if applied or reported else 1)
@@ -107,7 +107,7 @@ async def test_leases_end_at_once_and_silently(client: Client, broker: Broker) -
     assert broker.faults.expire() == 1
 
 
-async def test_a_restart_breaks_fetches_and_brings_back_what_was_unsettled(client: Client, broker: Broker) -> None:
+async def test_a_restart_breaks_fetches_and_redelivers_unsettled_messages(client: Client, broker: Broker) -> None:
     await client.publish([b"a"])
     listener, waiting_listener = MessageListener(), PartitionListener()
     source = await client.subscribe(listener=listener)
@@ -151,7 +151,7 @@ async def test_a_stopped_server_refuses_everything_until_it_is_started(client: C
 
 
 @pytest.mark.parametrize("drop_leases", [False, True])
-async def test_a_killed_client_gives_nothing_back(
+async def test_a_killed_client_releases_nothing(
     broker: Broker, client: Client, clock: ManualClock, drop_leases: bool
 ) -> None:
     async with Client(broker) as victim:
@@ -173,7 +173,7 @@ async def test_a_killed_client_gives_nothing_back(
         assert message.delivery_attempt == 2
 
 
-async def test_a_client_that_is_cut_off_comes_back(broker: Broker, client: Client) -> None:
+async def test_an_isolated_client_reconnects(broker: Broker, client: Client) -> None:
     source = await client.subscribe()
     fetching = asyncio.create_task(take(source, wait=30))
     await asyncio.sleep(0)

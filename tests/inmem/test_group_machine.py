@@ -1,4 +1,4 @@
-"""Random histories of one group: members come, go, die, are cut off and come back; nothing is passed over."""
+"""Random histories of one group: members join, leave, die and are isolated; no record is skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTITIONS = 5
 
 
 class Reader(PartitionListener):
-    """Notes how far each partition was handed over since it was assigned."""
+    """Records how far each partition was delivered since its assignment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Reader(PartitionListener):
 
 
 class StuckReader(Reader):
-    """Never answers when partitions are asked back, so that they are taken by the clock."""
+    """Never answers a revocation, so that it ends by the clock."""
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
         await asyncio.Event().wait()
@@ -62,7 +62,7 @@ class Member:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """Checks each hand-over against what the group has committed."""
+    """Checks each delivery against the commits of the group."""
 
     @initialize(stuck=st.booleans())
     def begin(self, stuck: bool) -> None:
@@ -104,7 +104,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.run(self.check(member, count))
 
     async def check(self, member: Member, count: int) -> None:
-        """A new owner begins at the commit, and nothing is passed over."""
+        """A new owner starts at the commit, and no record is skipped."""
         member.deaf = False
         records: list[Record[Any]] = []
         # A break is reported once.
@@ -202,7 +202,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.loop.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call, and what it set off."""
+        """Run a call and its consequences."""
 
         async def settle() -> T:
             result = await call

@@ -23,7 +23,7 @@ from broker_inmem import Broker, BrokerOptions, ManualClock
 from tests.inmem.clients import Client, bodies, published, settle, soon, take
 
 
-async def test_what_was_published_arrives_as_it_was(client: Client) -> None:
+async def test_messages_arrive_unchanged(client: Client) -> None:
     sent = OutboundMessage(b"\x00\xff", b"key", {"type": "created", "ü": "✓"}, id="first")
     await client.publish([sent, OutboundMessage(None), OutboundMessage(b"", b"")])
     source = await client.subscribe()
@@ -45,7 +45,7 @@ async def test_the_receipt_has_the_id_that_consumers_see(client: Client) -> None
     assert [receipt.id for receipt in receipts] == [ids[b"a"], ids[b"b"], "mine"]
 
 
-async def test_acked_messages_do_not_come_again(client: Client, clock: ManualClock) -> None:
+async def test_acked_messages_are_not_redelivered(client: Client, clock: ManualClock) -> None:
     await client.publish([b"a", b"b"])
     source = await client.subscribe()
     assert await settle(source, await take(source)) == [None, None]
@@ -53,7 +53,7 @@ async def test_acked_messages_do_not_come_again(client: Client, clock: ManualClo
     assert await take(source) == []
 
 
-async def test_an_ended_lease_brings_the_message_back_with_the_next_attempt(client: Client, clock: ManualClock) -> None:
+async def test_an_expired_lease_redelivers_with_the_next_attempt(client: Client, clock: ManualClock) -> None:
     await client.publish([b"a"])
     source = await client.subscribe()
     [first] = await take(source)
@@ -67,7 +67,7 @@ async def test_an_ended_lease_brings_the_message_back_with_the_next_attempt(clie
     assert await settle(source, [second]) == [None]
 
 
-async def test_a_renewed_lease_goes_on(client: Client, clock: ManualClock) -> None:
+async def test_a_renewed_lease_continues(client: Client, clock: ManualClock) -> None:
     await client.publish([b"a", b"b"])
     source = await client.subscribe()
     first, second = await take(source)
@@ -81,7 +81,7 @@ async def test_a_renewed_lease_goes_on(client: Client, clock: ManualClock) -> No
     assert isinstance(error, LeaseLost)
 
 
-async def test_a_sleeping_fetch_gets_what_comes_back_by_the_clock(client: Client, clock: ManualClock) -> None:
+async def test_a_sleeping_fetch_gets_messages_whose_lease_ends(client: Client, clock: ManualClock) -> None:
     await client.publish([b"a"])
     holder = await client.subscribe()
     waiter = await client.subscribe()
@@ -93,7 +93,7 @@ async def test_a_sleeping_fetch_gets_what_comes_back_by_the_clock(client: Client
     assert message.delivery_attempt == 2
 
 
-async def test_a_nack_with_a_delay_waits_for_it_and_wakes_who_sleeps(client: Client, clock: ManualClock) -> None:
+async def test_a_delayed_nack_wakes_a_sleeping_fetch_when_due(client: Client, clock: ManualClock) -> None:
     await client.publish([b"a"])
     source, other = await client.subscribe(), await client.subscribe()
     [message] = await take(source)
@@ -107,7 +107,7 @@ async def test_a_nack_with_a_delay_waits_for_it_and_wakes_who_sleeps(client: Cli
     assert [m.delivery_attempt for m in await soon(fetching)] == [2]
 
 
-async def test_giving_back_unhandled_is_no_attempt(client: Client) -> None:
+async def test_releasing_unhandled_is_no_attempt(client: Client) -> None:
     await client.publish([b"a"])
     source = await client.subscribe()
     for _ in range(3):
@@ -116,7 +116,7 @@ async def test_giving_back_unhandled_is_no_attempt(client: Client) -> None:
         assert await settle(source, [message], Outcome.RELEASE) == [None]
 
 
-async def test_closing_gives_back_at_once_and_without_an_attempt(client: Client) -> None:
+async def test_closing_releases_at_once_and_without_an_attempt(client: Client) -> None:
     await client.publish([b"a", b"b", b"c"])
     source = await client.subscribe()
     assert len(await take(source)) == 3
@@ -129,7 +129,7 @@ async def test_closing_gives_back_at_once_and_without_an_attempt(client: Client)
         await take(source)
 
 
-async def test_a_rejected_message_never_comes_again(client: Client, clock: ManualClock) -> None:
+async def test_a_rejected_message_is_not_redelivered(client: Client, clock: ManualClock) -> None:
     await client.publish([b"a"])
     source = await client.subscribe()
     assert await settle(source, await take(source), Outcome.REJECT) == [None]
@@ -137,7 +137,7 @@ async def test_a_rejected_message_never_comes_again(client: Client, clock: Manua
     assert await take(source) == []
 
 
-async def test_settling_twice_is_harmless_one_way_and_refused_the_other(client: Client) -> None:
+async def test_settling_twice_alike_is_harmless_and_differently_refused(client: Client) -> None:
     await client.publish([b"a"])
     source = await client.subscribe()
     taken = await take(source)
@@ -147,7 +147,7 @@ async def test_settling_twice_is_harmless_one_way_and_refused_the_other(client: 
     assert isinstance(error, AlreadySettled)
 
 
-async def test_a_delay_longer_than_declared_is_refused_and_the_lease_kept(clock: ManualClock) -> None:
+async def test_a_delay_above_native_delay_is_refused_and_the_lease_kept(clock: ManualClock) -> None:
     async with Client(Broker(BrokerOptions(native_delay=10), clock=clock)) as client:
         assert client.backend.capabilities.messages is not None
         assert client.backend.capabilities.messages.native_delay == 10
@@ -160,7 +160,7 @@ async def test_a_delay_longer_than_declared_is_refused_and_the_lease_kept(clock:
         assert await settle(source, taken) == [None]
 
 
-async def test_scheduled_messages_come_when_they_are_due(client: Client, clock: ManualClock) -> None:
+async def test_scheduled_messages_arrive_when_due(client: Client, clock: ManualClock) -> None:
     source = await client.subscribe()
     fetching = asyncio.create_task(take(source, wait=30))
     await asyncio.sleep(0)
@@ -175,7 +175,7 @@ async def test_scheduled_messages_come_when_they_are_due(client: Client, clock: 
     assert message.broker_time == clock.now()
 
 
-async def test_messages_do_not_outlive_their_time(client: Client, clock: ManualClock) -> None:
+async def test_messages_expire_after_their_ttl(client: Client, clock: ManualClock) -> None:
     source = await client.subscribe()
     await client.publish([OutboundMessage(b"short", ttl=10), b"long"])
     clock.advance(10)
@@ -195,7 +195,7 @@ async def test_consumers_of_a_subscription_share_it(client: Client) -> None:
     assert len(await take(two, 2)) == 1
 
 
-async def test_a_subscription_begins_where_it_was_asked_to(client: Client, clock: ManualClock) -> None:
+async def test_a_subscription_honours_its_start(client: Client, clock: ManualClock) -> None:
     await client.publish([b"old"])
     clock.advance(60)
     middle = clock.now()
@@ -218,7 +218,7 @@ async def test_a_missing_topic_or_subscription_is_reported_at_open(client: Clien
         await client.publish([b"a"], "nowhere")
 
 
-async def test_an_ephemeral_subscription_goes_with_its_consumer(client: Client) -> None:
+async def test_an_ephemeral_subscription_ends_with_its_consumer(client: Client) -> None:
     source = await client.subscribe(subscription=EPHEMERAL, start="latest")
     await client.publish([b"a"])
     assert bodies(await take(source)) == [b"a"]
@@ -227,7 +227,7 @@ async def test_an_ephemeral_subscription_goes_with_its_consumer(client: Client) 
     assert await client.backend.admin().list_subscriptions("orders") == []
 
 
-async def test_a_deleted_subscription_ends_the_fetch_that_waits_on_it(client: Client) -> None:
+async def test_deleting_a_subscription_ends_its_waiting_fetch(client: Client) -> None:
     source = await client.subscribe()
     fetching = asyncio.create_task(take(source, wait=30))
     await asyncio.sleep(0)
@@ -236,7 +236,7 @@ async def test_a_deleted_subscription_ends_the_fetch_that_waits_on_it(client: Cl
         await soon(fetching)
 
 
-async def test_a_deleted_topic_ends_the_fetch_that_waits_on_it(client: Client) -> None:
+async def test_deleting_a_topic_ends_its_waiting_fetch(client: Client) -> None:
     source = await client.subscribe()
     fetching = asyncio.create_task(take(source, wait=30))
     await asyncio.sleep(0)
@@ -245,7 +245,7 @@ async def test_a_deleted_topic_ends_the_fetch_that_waits_on_it(client: Client) -
         await soon(fetching)
 
 
-async def test_interrupt_ends_a_fetch_that_waits_and_nothing_else(client: Client) -> None:
+async def test_interrupt_ends_only_the_waiting_fetch(client: Client) -> None:
     source = await client.subscribe()
     source.interrupt()
     fetching = asyncio.create_task(take(source, wait=30))
@@ -257,7 +257,7 @@ async def test_interrupt_ends_a_fetch_that_waits_and_nothing_else(client: Client
     assert bodies(await take(source)) == [b"a"]
 
 
-async def test_closing_ends_a_fetch_that_waits(client: Client) -> None:
+async def test_closing_ends_a_waiting_fetch(client: Client) -> None:
     source = await client.subscribe()
     fetching = asyncio.create_task(take(source, wait=30))
     await asyncio.sleep(0)
@@ -265,7 +265,7 @@ async def test_closing_ends_a_fetch_that_waits(client: Client) -> None:
     assert await soon(fetching) == []
 
 
-async def test_a_cancelled_fetch_takes_nothing_with_it(client: Client) -> None:
+async def test_a_cancelled_fetch_loses_nothing(client: Client) -> None:
     source, other = await client.subscribe(), await client.subscribe()
     cancelled = asyncio.create_task(take(source, wait=30))
     waiting = asyncio.create_task(take(other, wait=30))
@@ -282,7 +282,7 @@ async def test_bytes_are_exceeded_by_one_message_at_most(client: Client) -> None
     assert len(await source.fetch(10, 1, 0)) == 1
 
 
-async def test_the_order_between_keys_is_drawn_from_the_seed_and_kept_within_a_key() -> None:
+async def test_the_seed_determines_the_order_between_keys() -> None:
     async def order(seed: int, shuffle: int = 8) -> list[bytes]:
         async with Client(Broker(BrokerOptions(seed=seed, shuffle=shuffle))) as client:
             await client.topic()
@@ -300,7 +300,7 @@ async def test_the_order_between_keys_is_drawn_from_the_seed_and_kept_within_a_k
         assert [body for body in one if body[0] == key] == [body for body in published if body[0] == key]
 
 
-async def test_unkeyed_messages_are_mixed(client: Client) -> None:
+async def test_messages_without_a_key_are_shuffled(client: Client) -> None:
     source = await client.subscribe()
     published = [str(n).encode() for n in range(64)]
     await client.publish(published)
@@ -310,9 +310,9 @@ async def test_unkeyed_messages_are_mixed(client: Client) -> None:
 
 
 class TestOrderedByKey:
-    """A key's messages are with one consumer at a time."""
+    """Messages of a key are with one consumer at a time."""
 
-    async def test_a_key_stays_with_the_consumer_that_has_unsettled_messages_of_it(self, client: Client) -> None:
+    async def test_a_key_stays_with_the_consumer_that_has_its_unsettled_messages(self, client: Client) -> None:
         one = await client.subscribe(ordered_by_key=True)
         two = await client.subscribe(ordered_by_key=True)
         await client.publish([OutboundMessage(b"a1", "a"), OutboundMessage(b"a2", "a"), OutboundMessage(b"b1", "b")])
@@ -339,7 +339,7 @@ class TestOrderedByKey:
         assert bodies(await soon(fetching)) == [b"a2"]
         await settle(one, [first])
 
-    async def test_a_failed_message_comes_before_what_follows_it(self, client: Client, clock: ManualClock) -> None:
+    async def test_a_failed_message_precedes_its_followers(self, client: Client, clock: ManualClock) -> None:
         source = await client.subscribe(ordered_by_key=True)
         await client.publish([OutboundMessage(f"a{n}".encode(), "a") for n in range(3)])
         [head] = await take(source, 1)
@@ -368,7 +368,7 @@ class TestOrderedByKey:
         with pytest.raises(ConfigurationError):
             await client.subscribe(ordered_by_key=False)
 
-    async def test_order_asked_for_later_takes_over_what_is_unsettled(self, client: Client) -> None:
+    async def test_order_enabled_later_applies_to_unsettled_messages(self, client: Client) -> None:
         await client.publish([OutboundMessage(b"a1", "a"), OutboundMessage(b"a2", "a")])
         plain = await client.subscribe()
         assert bodies(await take(plain, 1)) == [b"a1"]

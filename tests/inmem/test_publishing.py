@@ -23,7 +23,7 @@ from broker_inmem import Broker, BrokerOptions, ManualClock
 from tests.inmem.clients import Client, bodies, published, read, settle, take
 
 
-async def test_a_key_has_one_partition_and_offsets_only_grow(client: Client) -> None:
+async def test_a_key_has_one_partition_and_offsets_grow(client: Client) -> None:
     receipts = await published(client, [OutboundMessage(b"", str(n % 7)) for n in range(70)])
     partitions: dict[int, set[int | None]] = {}
     last: dict[int | None, int] = {}
@@ -48,7 +48,7 @@ async def test_a_partition_may_be_chosen_if_it_exists(client: Client) -> None:
     assert isinstance(error, InvalidMessage)
 
 
-async def test_an_id_is_taken_once_within_the_window(client: Client, clock: ManualClock) -> None:
+async def test_an_id_is_stored_once_within_the_window(client: Client, clock: ManualClock) -> None:
     first, again, other = await published(
         client, [OutboundMessage(b"1", id="a"), OutboundMessage(b"2", id="a"), OutboundMessage(b"3", id="b")]
     )
@@ -61,7 +61,7 @@ async def test_an_id_is_taken_once_within_the_window(client: Client, clock: Manu
     assert sorted(bodies(await take(await client.subscribe()))) == [b"1", b"3", b"4"]
 
 
-async def test_each_message_of_a_batch_has_its_own_fate(client: Client) -> None:
+async def test_each_message_of_a_batch_has_its_own_outcome(client: Client) -> None:
     limits = client.backend.capabilities.publish.limits
     assert limits.body is not None
     assert limits.attributes is not None
@@ -88,7 +88,7 @@ async def test_publishing_after_close_is_refused(client: Client) -> None:
         await target.publish([OutboundMessage(b"x")])
 
 
-async def test_publishing_without_end_lets_others_run(client: Client) -> None:
+async def test_endless_publishing_lets_other_tasks_run(client: Client) -> None:
     target = client.backend.publish_target("orders")
     ran = asyncio.Event()
     asyncio.get_running_loop().call_soon(ran.set)
@@ -100,7 +100,7 @@ async def test_publishing_without_end_lets_others_run(client: Client) -> None:
 class TestAdmin:
     """Provisioning."""
 
-    async def test_topics_are_made_described_listed_and_deleted(self, client: Client) -> None:
+    async def test_topics_are_created_described_listed_and_deleted(self, client: Client) -> None:
         admin = client.backend.admin()
         await client.topic("events", partitions=2)
         info = await admin.ensure_topic("events", partitions=None, retention=None, options={})
@@ -129,11 +129,11 @@ class TestAdmin:
             await admin.ensure_subscription("orders", "billing", start="earliest", options={"filter": "x"})
 
     @pytest.mark.parametrize("partitions", [0, -1])
-    async def test_impossible_partitions_are_refused(self, client: Client, partitions: int) -> None:
+    async def test_invalid_partitions_are_refused(self, client: Client, partitions: int) -> None:
         with pytest.raises(InvalidSetting):
             await client.topic("events", partitions=partitions)
 
-    async def test_subscriptions_are_made_listed_and_deleted(self, client: Client) -> None:
+    async def test_subscriptions_are_created_listed_and_deleted(self, client: Client) -> None:
         admin = client.backend.admin()
         await admin.ensure_subscription("orders", "billing", start="latest", options={})
         await client.publish([b"a"])
@@ -146,7 +146,7 @@ class TestAdmin:
         with pytest.raises(SubscriptionNotFound):
             await admin.describe_subscription("orders", "billing")
 
-    async def test_lag_counts_what_waits_and_what_is_unsettled(self, client: Client, clock: ManualClock) -> None:
+    async def test_lag_counts_waiting_and_unsettled_messages(self, client: Client, clock: ManualClock) -> None:
         admin = client.backend.admin()
         source = await client.subscribe()
         await client.publish([b"a", b"b", b"c", b"d"])
@@ -160,7 +160,7 @@ class TestAdmin:
         with pytest.raises(SubscriptionNotFound):
             await admin.lag("orders", "absent")
 
-    async def test_purge_removes_everything_and_keeps_what_is_leased_settleable(
+    async def test_purge_removes_everything_and_leases_can_still_be_settled(
         self, client: Client, clock: ManualClock
     ) -> None:
         source = await client.subscribe()

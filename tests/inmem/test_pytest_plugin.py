@@ -1,4 +1,4 @@
-"""The fixtures that applications get, in a test run of their own."""
+"""The fixtures for applications, in a separate pytest run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_that_fails(inmem_broker):
 """
 
 
-def test_the_fixtures_are_found_and_work(tmp_path: Path) -> None:
+def test_the_fixtures_work(tmp_path: Path) -> None:
     (tmp_path / "test_application.py").write_text(APPLICATION)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
@@ -64,6 +64,6 @@ def test_the_fixtures_are_found_and_work(tmp_path: Path) -> None:
     assert "--broker-seed=1234" in run.stdout
 
 
-def test_a_run_that_asks_for_no_broker_does_not_import_it() -> None:
+def test_a_run_without_the_fixtures_does_not_import_the_broker() -> None:
     code = "import sys, broker_inmem.pytest_plugin; sys.exit('broker' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 0

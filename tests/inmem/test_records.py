@@ -20,7 +20,7 @@ ALL = [TopicPartition("orders", number) for number in range(4)]
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Let the loop run until it is so."""
+    """Let the loop run until the condition holds."""
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_records_of_a_partition_come_in_order(client: Client) -> None:
     assert len(runs) == len(set(runs))
 
 
-async def test_a_group_goes_on_from_its_commits(client: Client) -> None:
+async def test_a_group_continues_at_its_commits(client: Client) -> None:
     await client.topic("log", partitions=1)
     await client.publish([b"a", b"b", b"c"], "log")
     member = await client.join(["log"])
@@ -59,7 +59,7 @@ async def test_a_group_goes_on_from_its_commits(client: Client) -> None:
     assert bodies(await read(other)) == [b"a", b"b", b"c"]
 
 
-async def test_a_group_begins_where_it_was_asked_to_and_stays_there(client: Client, clock: ManualClock) -> None:
+async def test_a_group_keeps_its_start_position(client: Client, clock: ManualClock) -> None:
     await client.publish([b"old"])
     clock.advance(60)
     middle = clock.now()
@@ -67,7 +67,7 @@ async def test_a_group_begins_where_it_was_asked_to_and_stays_there(client: Clie
     latest = await client.join(group="latest", start="latest")
     await latest.close()
     await client.publish([b"next"])
-    # Its start was fixed when it was made, although nothing was committed.
+    # Its start was fixed at its creation, although nothing was committed.
     assert bodies(await read(await client.join(group="latest", start="latest"))) == [b"next"]
     assert sorted(bodies(await read(await client.join(group="since", start=middle)))) == [b"new", b"next"]
 
@@ -80,7 +80,7 @@ async def test_a_sleeping_fetch_is_woken_by_a_publish(client: Client) -> None:
     assert bodies(await soon(fetching)) == [b"a"]
 
 
-async def test_interrupt_ends_a_fetch_that_waits(client: Client) -> None:
+async def test_interrupt_ends_a_waiting_fetch(client: Client) -> None:
     member = await client.join()
     fetching = asyncio.create_task(read(member, wait=30))
     await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_a_deleted_group_ends_its_members(client: Client) -> None:
         await read(member)
 
 
-async def test_an_ephemeral_group_goes_with_its_member(client: Client) -> None:
+async def test_an_ephemeral_group_ends_with_its_member(client: Client) -> None:
     member = await client.join(group=EPHEMERAL, start="latest")
     await client.publish([b"a"])
     assert bodies(await read(member)) == [b"a"]
@@ -159,9 +159,9 @@ async def test_lag_counts_records_behind(client: Client) -> None:
 
 
 class TestRebalance:
-    """Partitions move as members come and go."""
+    """Partitions move as members join and leave."""
 
-    async def test_a_newcomer_gets_half_and_the_rest_is_not_interrupted(self, client: Client) -> None:
+    async def test_a_new_member_gets_half_and_the_rest_is_not_interrupted(self, client: Client) -> None:
         first, second = PartitionListener(), PartitionListener()
         old = await client.join(listener=first)
         await eventually(lambda: sorted(first.assigned_partitions) == ALL)
@@ -172,7 +172,7 @@ class TestRebalance:
         assert first.lost_partitions == []
         assert len(first.assigned_partitions) == 4
 
-    async def test_those_who_stay_take_over_from_those_who_leave(self, client: Client) -> None:
+    async def test_remaining_members_take_over_from_leaving_ones(self, client: Client) -> None:
         members = [await client.join() for _ in range(4)]
         await eventually(lambda: [len(member.assignment()) for member in members] == [1, 1, 1, 1])
         for member in members[1:]:
@@ -182,7 +182,7 @@ class TestRebalance:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
         assert sorted(r.partition for r in await read(members[0])) == [0, 1, 2, 3]
 
-    async def test_a_member_may_commit_until_it_has_let_go(self, client: Client) -> None:
+    async def test_a_member_may_commit_until_the_release(self, client: Client) -> None:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
 
         class Slow(PartitionListener):
@@ -202,7 +202,9 @@ class TestRebalance:
         refused = await old.commit(dict.fromkeys(new.assignment(), 1))
         assert {type(error) for error in refused.values()} == {LeaseLost}
 
-    async def test_a_member_that_does_not_let_go_loses_by_the_clock(self, client: Client, clock: ManualClock) -> None:
+    async def test_a_member_that_does_not_release_loses_its_partitions(
+        self, client: Client, clock: ManualClock
+    ) -> None:
         class Stuck(PartitionListener):
             async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
                 await asyncio.Event().wait()
@@ -220,7 +222,7 @@ class TestRebalance:
         await eventually(lambda: len(listener.lost_partitions) == 2)
         assert len(old.assignment()) == 2
 
-    async def test_what_falls_to_a_member_as_it_fetches_is_in_that_fetch(
+    async def test_a_fetch_includes_partitions_that_it_frees(
         self, broker: Broker, client: Client, clock: ManualClock
     ) -> None:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
@@ -230,7 +232,7 @@ class TestRebalance:
             heir = await client.join()
             assert await read(heir) == []
             clock.advance(10)
-            # No other call looks at the group in between: this fetch ends the session and has what it frees.
+            # No other call advances the group: this fetch ends the session and gets the freed partitions.
             assert len(await read(heir)) == 4
 
     async def test_a_dead_member_is_replaced_when_its_session_ends(
@@ -247,10 +249,10 @@ class TestRebalance:
             await asyncio.sleep(0)
             assert not fetching.done()
             clock.advance(0.1)
-            # Nothing was committed, so all of it comes again.
+            # Nothing was committed, so everything is read again.
             assert len(await soon(fetching)) == 4
 
-    async def test_a_zombie_is_fenced_learns_what_it_lost_and_joins_again(
+    async def test_a_zombie_is_fenced_reports_its_losses_and_rejoins(
         self, broker: Broker, client: Client, clock: ManualClock
     ) -> None:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
@@ -269,7 +271,7 @@ class TestRebalance:
             assert sorted(listener.lost_partitions) == ALL
             await eventually(lambda: len(zombie.assignment()) == 2)
 
-    async def test_added_partitions_are_given_out(self, client: Client) -> None:
+    async def test_added_partitions_are_assigned(self, client: Client) -> None:
         member = await client.join()
         await client.topic("orders", partitions=6)
         await client.publish([OutboundMessage(b"x", partition=5)])
@@ -322,9 +324,7 @@ class TestLog:
             await self.drain(client, 0, 3)
         assert await self.drain(client, 2, 3) == [b"c"]
 
-    async def test_a_read_that_retention_overtakes_fails_and_does_not_skip(
-        self, client: Client, clock: ManualClock
-    ) -> None:
+    async def test_a_read_overtaken_by_retention_fails(self, client: Client, clock: ManualClock) -> None:
         await client.topic("log", partitions=1, retention=timedelta(seconds=60))
         await client.publish([b"a", b"b"], "log")
         batches = client.backend.log_reader().read("log", 0, 0, 2, 1)
@@ -333,7 +333,7 @@ class TestLog:
         with pytest.raises(OffsetOutOfRange):
             await anext(aiter(batches))
 
-    async def test_a_group_that_retention_overtakes_gets_an_error(self, client: Client, clock: ManualClock) -> None:
+    async def test_a_group_overtaken_by_retention_gets_an_error(self, client: Client, clock: ManualClock) -> None:
         await client.topic("log", partitions=1, retention=timedelta(seconds=60))
         listener = PartitionListener()
         member: RecordSource = await client.join(["log"], listener=listener)

@@ -34,7 +34,7 @@ def test_connections_of_one_name_share_a_server() -> None:
     Broker.forget(name)
 
 
-def test_the_first_url_says_what_the_server_is_like() -> None:
+def test_the_first_url_sets_the_options_of_the_server() -> None:
     name = f"shared-{uuid4().hex}"
     first = named(f"inmem://{name}?seed=5&partitions=2&lease_seconds=3")
     assert (first.seed, first.options.partitions) == (5, 2)
@@ -59,7 +59,7 @@ def test_malformed_urls_are_refused(url: str) -> None:
         named(url)
 
 
-def test_an_unknown_parameter_names_the_nearest() -> None:
+def test_an_unknown_parameter_suggests_the_nearest() -> None:
     with pytest.raises(UnknownSetting, match="partitions"):
         named("inmem:?partition=3")
 
@@ -185,7 +185,7 @@ def test_a_group_is_rebalanced_across_loops() -> None:
         assert staying.result(20) == (2, 4)
 
 
-def test_a_loop_that_was_closed_while_it_slept_keeps_nothing_from_others() -> None:
+def test_a_loop_closed_during_a_fetch_does_not_affect_others() -> None:
     broker = Broker()
     dead = asyncio.new_event_loop()
     clients = [Client(broker)]

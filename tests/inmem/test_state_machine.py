@@ -1,4 +1,4 @@
-"""Random histories of one subscription against a model: nothing lost or settled twice, attempts right, order kept."""
+"""Random histories of one subscription against a model: no loss, no double settlement, attempts and order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS: list[bytes | None] = [None, b"a", b"b", b"c"]
 
 @dataclass
 class Known:
-    """What the model knows of one published message."""
+    """The model of one published message."""
 
     key: bytes | None
     attempts: int = 0
@@ -210,7 +210,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 class OrderedQueueMachine(QueueMachine):
-    """The same with order by key: a key is with one consumer, and nothing overtakes what failed."""
+    """The same with order by key: a key is with one consumer, and nothing overtakes a failed message."""
 
     ordered = True
 

@@ -21,7 +21,7 @@ async def log(client: Client) -> None:
     await client.topic("log", partitions=1)
 
 
-async def test_what_is_committed_is_seen_by_all_at_once(client: Client) -> None:
+async def test_a_commit_is_visible_to_all_at_once(client: Client) -> None:
     member, source = await client.join(["log"]), await client.subscribe("log")
     transaction = await client.backend.transaction("loader")
     await transaction.begin()
@@ -36,7 +36,7 @@ async def test_what_is_committed_is_seen_by_all_at_once(client: Client) -> None:
     assert sorted(bodies(await waiting[1])) == [b"a", b"b"]
 
 
-async def test_what_is_aborted_is_never_seen_and_leaves_a_gap(client: Client) -> None:
+async def test_aborted_messages_are_never_visible_and_leave_a_gap(client: Client) -> None:
     member = await client.join(["log"])
     raw = await client.join(["log"], group="raw", isolation="read_uncommitted")
     transaction = await client.backend.transaction("loader")
@@ -70,7 +70,7 @@ async def test_committed_readers_stop_at_an_open_transaction(client: Client) -> 
     assert [(r.data, r.offset) for r in await read(member)] == [(b"last", 4)]
 
 
-async def test_positions_count_with_the_transaction(client: Client) -> None:
+async def test_positions_are_committed_with_the_transaction(client: Client) -> None:
     await client.publish([b"a", b"b"], "log")
     member = await client.join(["log"])
     await read(member)
@@ -86,9 +86,7 @@ async def test_positions_count_with_the_transaction(client: Client) -> None:
     assert await member.committed([WHERE]) == {WHERE: 2}
 
 
-async def test_a_partition_that_was_lost_undoes_the_transaction(
-    broker: Broker, client: Client, clock: ManualClock
-) -> None:
+async def test_a_lost_partition_aborts_the_transaction(broker: Broker, client: Client, clock: ManualClock) -> None:
     async with Client(broker) as other:
         await client.publish([b"a"], "log")
         member = await other.join(["log"])
@@ -124,7 +122,7 @@ async def test_a_newer_producer_fences_the_older(client: Client) -> None:
     assert bodies(await read(await client.join(["log"]))) == [b"new"]
 
 
-async def test_a_transaction_that_takes_too_long_is_undone(client: Client, clock: ManualClock) -> None:
+async def test_a_transaction_that_takes_too_long_is_aborted(client: Client, clock: ManualClock) -> None:
     transaction = await client.backend.transaction("loader")
     await transaction.begin()
     await transaction.publish("log", [OutboundMessage(b"a")])
@@ -142,7 +140,7 @@ async def test_a_transaction_that_takes_too_long_is_undone(client: Client, clock
     await transaction.commit()
 
 
-async def test_closing_undoes_what_is_open(client: Client) -> None:
+async def test_closing_aborts_the_open_transaction(client: Client) -> None:
     transaction = await client.backend.transaction("loader")
     await transaction.begin()
     await transaction.publish("log", [OutboundMessage(b"a")])
@@ -169,7 +167,7 @@ async def test_scheduled_messages_of_a_transaction_wait_for_both(client: Client,
     assert bodies(await read(member)) == [b"later"]
 
 
-async def test_a_transaction_is_opened_before_it_is_used_and_only_once(client: Client) -> None:
+async def test_a_transaction_is_begun_once_before_its_use(client: Client) -> None:
     transaction = await client.backend.transaction("loader")
     with pytest.raises(BackendError):
         await transaction.publish("log", [OutboundMessage(b"a")])

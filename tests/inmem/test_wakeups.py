@@ -1,4 +1,4 @@
-"""No message waits while a consumer sleeps, whichever consumer is interrupted, cancelled or closed."""
+"""No message waits while a consumer sleeps, even if others are interrupted, cancelled or closed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_sleeping_consumers_get_everything(ordered: bool, seed: int) -> No
                 everything.set()
 
     async def churn() -> None:
-        """Sleep a little beside the others, then be cancelled."""
+        """Fetch for a moment, then get cancelled."""
         source = await client.subscribe(ordered_by_key=ordered)
         sleeping = asyncio.create_task(take(source, wait=30))
         await asyncio.sleep(0)

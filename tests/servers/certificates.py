@@ -17,7 +17,7 @@ __all__ = ["Authority", "Issued"]
 
 
 class Issued(NamedTuple):
-    """A certificate with those that vouch for it, and its key."""
+    """A certificate with its chain, and its key."""
 
     file: Path
     key: Path
@@ -34,7 +34,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(str(self.file))
 
     def certificate(self, name: str) -> Issued:
-        """One for this host or role."""
+        """A certificate for this host or role."""
         if name not in self._issued:
             made = self._authority.issue_cert(name, common_name=name)
             issued = Issued(self._directory / f"{name}.pem", self._directory / f"{name}.key")

@@ -29,7 +29,7 @@ TEST_OPTIONS: Mapping[str, str] = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "share.coordinator.state.topic.num.partitions": "1",
-    # Groups that find out in a second what takes Kafka's defaults a minute.
+    # Short group timeouts, instead of Kafka's of up to a minute.
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "200",
@@ -50,15 +50,15 @@ TEST_OPTIONS: Mapping[str, str] = {
     "log.retention.check.interval.ms": "500",
     "log.cleaner.backoff.ms": "500",
     "log.segment.delete.delay.ms": "1000",
-    # 128 MB of zeros otherwise, for a cleaner that has little to do here.
+    # By default 128 MB, for a cleaner that has little to do here.
     "log.cleaner.dedupe.buffer.size": "8388608",
     # A killed broker may come back when its former self's session has ended; one that is paused for 3 s, or starved of
-    # CPU, must not be shut out: it would tell clients for a moment that there is no broker.
+    # CPU, must not be fenced: it would report an empty cluster to clients for a moment.
     "broker.heartbeat.interval.ms": "250",
     "broker.session.timeout.ms": "4500",
-    # Else a controller with nothing to write writes that twice a second, a third of what an idle broker costs.
+    # Otherwise an idle controller writes a no-op twice a second, a third of the cost of an idle broker.
     "metadata.max.idle.interval.ms": "10000",
-    # An idle broker should cost next to nothing: three run beside all the tests.
+    # An idle broker should cost next to nothing: three run during all tests.
     "num.io.threads": "2",
     "num.network.threads": "1",
 }
@@ -69,10 +69,10 @@ BUSY_OPTIONS: Mapping[str, str] = {"num.io.threads": "4", "num.network.threads":
 
 
 class Listener(NamedTuple):
-    """A door of the broker.
+    """A listener of the broker.
 
     :ivar protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-    :ivar options: settings of this door only, without their `listener.name.<name>.`.
+    :ivar options: settings of this listener only, without the prefix `listener.name.<name>.`.
     """
 
     name: str
@@ -84,9 +84,9 @@ PLAIN = Listener("PLAIN")
 
 
 class KafkaServer(ServerProcess):
-    """One broker and controller. `options` are added to its server.properties, by their own names.
+    """One broker and controller. `options` are added to its server.properties.
 
-    The first listener is the one that `url` and `bootstrap` name, and the one brokers talk to each other on.
+    The first listener is that of `url` and `bootstrap`, and of traffic between brokers.
     """
 
     stop_seconds = 30.0
@@ -120,7 +120,7 @@ class KafkaServer(ServerProcess):
 
     @property
     def bootstrap(self) -> str:
-        """What a raw client takes as `bootstrap.servers`."""
+        """The `bootstrap.servers` of a raw client."""
         return self.address()
 
     @property
@@ -132,7 +132,7 @@ class KafkaServer(ServerProcess):
         return f"127.0.0.1:{self.ports[listener or self._listeners[0].name]}"
 
     def start(self, *, wait: bool = True) -> Self:
-        """Start and wait until clients are served; without `wait`, return as soon as the process is there."""
+        """Start and wait until clients are served; without `wait`, return as soon as the process runs."""
         kafka = self._kafka or distribution()
         if not self.data.exists():
             self.data.mkdir()
@@ -153,7 +153,7 @@ class KafkaServer(ServerProcess):
     def wait_until_started(self) -> Self:
         """For a start that did not wait.
 
-        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
+        :raises RuntimeError: the server ends or is not ready in time; the error has the end of its log.
         """
         child = self._running_child()
         deadline = time.monotonic() + START_SECONDS
@@ -163,12 +163,12 @@ class KafkaServer(ServerProcess):
             if child.return_code is not None:
                 raise RuntimeError(f"Kafka ended with {child.return_code}: {self.log[-4000:]}")
             time.sleep(0.02)
-        told = self.log[-4000:]
+        reported = self.log[-4000:]
         self.kill()
-        raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {told}")
+        raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {reported}")
 
     def close(self) -> None:
-        """Kill it, give its ports back and remove all it stored."""
+        """Kill it, free its ports and remove its data."""
         super().close()
         self._release_ports()
 

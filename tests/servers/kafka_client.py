@@ -1,4 +1,4 @@
-"""confluent-kafka as it is, in the few steps tests need to look at a broker past the SDK. Blocking."""
+"""A raw confluent-kafka client, for tests that inspect a broker without the SDK. Blocking."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RawAdmin:
     def make_topic(
         self, name: str | None = None, partitions: int = 1, *, copies: int = -1, config: Mapping[str, str] | None = None
     ) -> str:
-        """A new topic that can be written to; its name is made up if it has none.
+        """Create a topic and wait for its leaders; without a name, it gets a unique one.
 
         `config` are topic settings by Kafka's names.
         """
@@ -59,7 +59,7 @@ class RawAdmin:
         return name
 
     def wait_for_leaders(self, topic: str, partitions: int) -> None:
-        """Until brokers serve all the topic's partitions."""
+        """Wait until brokers serve all partitions of the topic."""
 
         def led() -> bool:
             found = self.client.list_topics(topic, timeout=SECONDS).topics[topic]
@@ -75,7 +75,7 @@ class RawAdmin:
         _ask(lambda: self.client.delete_topics(list(topics), operation_timeout=SECONDS))
 
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
-        """Remove what comes before the offset, as retention does; -1 removes all."""
+        """Remove the records before the offset, as retention does; -1 removes all."""
         _ask(lambda: self.client.delete_records([TopicPartition(topic, partition, before)], operation_timeout=SECONDS))
 
     def configure_group(self, group: str, config: Mapping[str, str]) -> None:
@@ -90,12 +90,12 @@ class RawAdmin:
         return self.client.list_topics(topic, timeout=SECONDS).topics[topic].partitions[partition].leader
 
     def bounds(self, topic: str, partition: int = 0) -> tuple[int, int]:
-        """The first offset there is, and the one that the next record gets, whatever transactions are open."""
+        """The first offset and the next one, including open transactions."""
         with self._asking("read_uncommitted", topic, partition) as bounds:
             return bounds()
 
     def wait_for_markers(self, topic: str, partition: int = 0) -> None:
-        """Until readers see what transactions wrote that are over: brokers mark their end after the answer to a commit.
+        """Wait until ended transactions are visible: brokers write markers after the answer to a commit.
 
         :raises AssertionError: a transaction stays open.
         """
@@ -105,7 +105,7 @@ class RawAdmin:
 
     @contextmanager
     def _asking(self, isolation: str, topic: str, partition: int) -> Generator[Callable[[], tuple[int, int]]]:
-        """The bounds that readers of this isolation have; librdkafka's own default are those of committed data."""
+        """The bounds for readers with this isolation level; librdkafka's default is read_committed."""
         consumer = Consumer({**self.config, "group.id": "none", "log_level": 0, "isolation.level": isolation})
 
         def bounds() -> tuple[int, int]:
@@ -127,23 +127,23 @@ class RawAdmin:
         """
         consumer = Consumer({**self.config, "group.id": group, "log_level": 0, "isolation.level": isolation})
 
-        def asked() -> TopicPartition | None:
+        def requested() -> TopicPartition | None:
             try:
                 return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
             except KafkaException as error:
-                # A broker that has just started, or moved the group, says so before it is its coordinator.
+                # A broker that has just started, or moved the group, answers this before it is the coordinator.
                 if error.args[0].code() not in _NO_COORDINATOR_YET:
                     raise
                 return None
 
         try:
-            return wait_for(asked)
+            return wait_for(requested)
         finally:
             consumer.close()
 
 
 def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes | None], **how: Any) -> list[Message]:
-    """Write them; `how` goes to each raw `produce`.
+    """Write the records; `how` is passed to each raw `produce`.
 
     :raises KafkaException: one was not written.
     """
@@ -151,7 +151,7 @@ def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes 
     producer = Producer(
         {"log_level": 0, "linger.ms": 0, "enable.idempotence": True, "delivery.timeout.ms": SECONDS * 1000, **settings}
     )
-    producer.list_topics(topic, timeout=SECONDS)  # else an idempotent producer begins half a second later
+    producer.list_topics(topic, timeout=SECONDS)  # otherwise an idempotent producer starts half a second later
     written: list[Message] = []
     failed: list[KafkaError] = []
 
@@ -170,7 +170,7 @@ def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes 
 def read_all(
     config: Mapping[str, Any] | str, topic: str, partition: int = 0, *, isolation: str = "read_committed"
 ) -> list[Message]:
-    """What the partition holds from its first offset to the end it has now; aborted records only if asked for."""
+    """The records of the partition up to its current end; aborted ones only if requested."""
     settings = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
     consumer = Consumer(
         {
@@ -185,7 +185,7 @@ def read_all(
     )
     found: list[Message] = []
     try:
-        consumer.list_topics(topic, timeout=SECONDS)  # else librdkafka looks for the beginning half a second later
+        consumer.list_topics(topic, timeout=SECONDS)  # otherwise librdkafka queries the start half a second later
         consumer.assign([TopicPartition(topic, partition, -2)])  # from the beginning
         deadline = time.monotonic() + 2 * SECONDS
         while time.monotonic() < deadline:
@@ -203,7 +203,7 @@ def read_all(
 
 
 def round_trip(config: Mapping[str, Any], topic: str) -> None:
-    """Write a record into partition 0 and read it back: all that a connection must be able to do.
+    """Write a record into partition 0 and read it back.
 
     :raises KafkaException: it cannot.
     """
@@ -213,7 +213,7 @@ def round_trip(config: Mapping[str, Any], topic: str) -> None:
 
 
 def use_all(bootstrap: str) -> None:
-    """Ask a new broker once for what most tests ask for."""
+    """Use a new broker once, so that later requests are quick."""
     admin = RawAdmin(bootstrap)
     topic = admin.make_topic(partitions=2)
     round_trip(admin.config, topic)
@@ -236,7 +236,7 @@ def use_all(bootstrap: str) -> None:
 
 
 def wait_for(look: Callable[[], _Found | None], seconds: float = SECONDS) -> _Found:
-    """What `look` finds, once that is true."""
+    """Poll `look` until its result is true; return it."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"{look} did not become true within {seconds} s"
@@ -245,7 +245,7 @@ def wait_for(look: Callable[[], _Found | None], seconds: float = SECONDS) -> _Fo
 
 
 def _ask(request: Callable[[], Mapping[Any, Any]]) -> None:
-    """Make a request and wait for its end, at most a minute: a broker passes it on, and gives a controller that went
+    """Make a request and wait, at most a minute: a broker forwards it, and gives a controller that went away
     half a minute before it asks the next one."""
     repeated = False
     while True:
@@ -256,7 +256,7 @@ def _ask(request: Callable[[], Mapping[Any, Any]]) -> None:
             code = error.args[0].code()
             if repeated and code in _DONE_BEFORE:
                 return
-            # The client gives up the nameless broker that it began with once it knows its name, and what waits there.
+            # The client drops the bootstrap broker, with its pending requests, once it knows the broker's id.
             if code != KafkaError._DESTROY_BROKER:
                 raise
             repeated = True

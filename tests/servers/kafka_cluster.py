@@ -1,4 +1,4 @@
-"""Several real brokers that are one cluster, for what needs a leader to be lost. Blocking, as `KafkaServer` is.
+"""A cluster of several real brokers, for tests that lose a leader. Blocking, like `KafkaServer`.
 
 Every broker is a member of the controllers' quorum too; topics have a copy on up to three of them and are written to
 while a majority of these is there. Brokers have an index, from 0; Kafka's node id is the index plus one.
@@ -35,7 +35,7 @@ class KafkaCluster(Servers):
 
     @property
     def bootstrap(self) -> str:
-        """What a raw client takes as `bootstrap.servers`."""
+        """The `bootstrap.servers` of a raw client."""
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     @property
@@ -48,8 +48,8 @@ class KafkaCluster(Servers):
         return RawAdmin(self.bootstrap)
 
     def start(self) -> Self:
-        """Start all that do not run, and wait until each serves clients."""
-        # A controller is ready when a majority is there, so all are started before the first wait.
+        """Start all stopped brokers, and wait until each serves clients."""
+        # A controller needs a majority, so all are started before the first wait.
         started = [broker.start(wait=False) for broker in self.brokers if not broker.running]
         for broker in started:
             broker.wait_until_started()
@@ -61,18 +61,18 @@ class KafkaCluster(Servers):
         return found - 1 if found > 0 else -1
 
     def wait_for_new_leader(self, topic: str, old: int, partition: int = 0) -> int:
-        """The index of another leader than `old`, once there is one."""
+        """Wait for another leader than `old`; return its index."""
         admin = self.admin
 
         def another() -> int:
             node = admin.leader(topic, partition)
             return node if node not in (-1, old + 1) else 0
 
-        # If the controller is lost as well there are two elections, one after the other.
+        # If the controller is lost as well, there are two elections in turn.
         return wait_for(another, 2 * SECONDS) - 1
 
     def wait_until_whole(self, topic: str) -> None:
-        """Until every copy of the topic is up to date, so that any one broker may be lost."""
+        """Wait until all replicas of the topic are in sync, so that any one broker may be lost."""
         admin = self.admin
 
         def whole() -> bool:
@@ -82,6 +82,6 @@ class KafkaCluster(Servers):
         wait_for(whole, 4 * SECONDS)
 
     def close(self) -> None:
-        """Kill all and remove all they stored."""
+        """Kill all brokers and remove their data."""
         for broker in self.brokers:
             broker.close()

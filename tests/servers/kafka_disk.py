@@ -1,6 +1,6 @@
 """A disk that can be full: the log directory of one broker, filled and freed by the test.
 
-It is a file system in memory, mounted where only a process of ours sees it, so that no one has to be root and the
+It is a file system in memory, mounted in the namespace of one process, so that no test needs to be root and the
 broker truly finds no space left on its device. Where a kernel gives ordinary users no such mounts, the broker's files
 are kept from growing instead (`RLIMIT_FSIZE`), which to Kafka is the same failed write. Either way Kafka ends itself
 when its only disk fails; after `free` it can be started again with all it had. Blocking; for one thread at a time.
@@ -26,9 +26,9 @@ _SMALL_INDEXES = {"log.index.size.max.bytes": "65536"}
 
 
 class SmallDisk:
-    """The disk of `server`, which has not been started yet; a context that is left before the server's is.
+    """The disk of `server`, which is not started yet; leave this context before the server's.
 
-    :param by_limit: limit the files even where mounting is possible.
+    :param by_limit: limit the file size even if mounting is possible.
     """
 
     def __init__(self, server: KafkaServer, megabytes: int = 64, *, by_limit: bool = False) -> None:
@@ -37,35 +37,35 @@ class SmallDisk:
         server.options = _SMALL_INDEXES | server.options
         self._holder = None if by_limit else _mount(server.directory, megabytes)
         if self._holder is not None:
-            # The way to what another process sees; the broker needs not be in its namespace.
+            # The path through /proc to the namespace of the other process.
             server.data = Path(f"/proc/{self._holder.pid}/root{server.directory}/disk/data")
 
     @property
     def mounted(self) -> bool:
-        """Whether it is a file system of its own, and no limit on files."""
+        """Whether it is a mounted file system, not a limit on file sizes."""
         return self._holder is not None
 
     def fill(self) -> None:
-        """Take all the room that is left; the broker must run."""
+        """Fill the disk; the broker must run."""
         if self._holder is None:
             biggest = max(path.stat().st_size for path in self._server.data.rglob("*.log"))
             self._limit(max(biggest + 1, _LEAST_LIMIT))
             return
         with self._ballast.open("ab") as file, contextlib.suppress(OSError):
-            while True:  # the broker may give some back meanwhile
+            while True:  # the broker may free some meanwhile
                 room = os.fstatvfs(file.fileno())
                 size = max(room.f_bavail, 1) * room.f_frsize
                 os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
 
     def free(self) -> None:
-        """Give back what `fill` took."""
+        """Free what `fill` took."""
         if self._holder is not None:
             self._ballast.unlink(missing_ok=True)
         elif self._server.running:
             self._limit(resource.RLIM_INFINITY)
 
     def close(self) -> None:
-        """Kill the broker and drop the disk with all that is on it."""
+        """Kill the broker and drop the disk with its data."""
         self._server.kill()
         if self._holder is not None:
             self._holder.communicate()  # it reads to the end of its input
@@ -85,13 +85,13 @@ class SmallDisk:
 
 
 def _mount(directory: Path, megabytes: int) -> subprocess.Popen[bytes] | None:
-    """A process that sees a file system of its own at `directory/disk`; None where that is not allowed."""
+    """A process with a private file system at `directory/disk`; None if that is not allowed."""
     if shutil.which("unshare") is None:
         return None
     place = directory / "disk"
     place.mkdir()
     script = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && echo mounted && exec cat'
-    # It ends with its input: when we close that, or are gone.
+    # It ends with its input, also when this process dies.
     holder = subprocess.Popen(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", f"{megabytes}m", str(place)],
         stdin=subprocess.PIPE,

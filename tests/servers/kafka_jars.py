@@ -29,7 +29,7 @@ __all__ = ["Distribution", "cache_root", "distribution", "find_java", "jars_of",
 POM = Path(__file__).with_name("pom.xml")
 FETCH_SECONDS = 600.0
 _JAVA_MAJOR = 17
-_CONTENT = 3  # to be raised when what is kept beside the jars changes
+_CONTENT = 3  # raise this when the other content of the cache changes
 _LOGGING = """status = error
 appender.out.type = Console
 appender.out.name = OUT
@@ -57,14 +57,14 @@ class Distribution(NamedTuple):
     bootstrap: Path
 
     def command(self, *arguments: str, memory: str = "512m") -> list[str]:
-        """Java with the classes of Kafka; `arguments` are its further options, the main class and what that takes."""
+        """The command for Java with Kafka's classes; `arguments` are options, the main class and its arguments."""
         archive = self.directory / "classes.jsa"
         return [
             self.java,
             "-Xms128m",
             f"-Xmx{memory}",
             "-XX:+UseSerialGC",
-            # What the JVM loaded once need not be parsed and verified again: half of the start's time.
+            # Archived classes are not parsed and verified again: that halves the start.
             *([f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []),
             f"-Dlog4j2.configurationFile=file:{self.directory / 'log4j2.properties'}",
             "-Djava.net.preferIPv4Stack=true",
@@ -76,7 +76,7 @@ class Distribution(NamedTuple):
 
 @cache
 def distribution() -> Distribution:
-    """Kafka's jars, fetched if they are not there.
+    """Kafka's jars, fetched if missing.
 
     :raises RuntimeError: Java or Maven is missing, or Maven cannot fetch.
     """
@@ -93,7 +93,7 @@ def distribution() -> Distribution:
 
 
 def jars_of(pom: Path, name: str) -> list[Path]:
-    """The jars that a project's file asks for, fetched into the cache if they are not there.
+    """The jars of a Maven project, fetched into the cache if missing.
 
     :raises RuntimeError: Maven is missing, or cannot fetch.
     """
@@ -127,13 +127,13 @@ def _fetch(pom: Path, directory: Path) -> None:
 
 
 def cache_root() -> Path:
-    """Where what was fetched is kept."""
+    """The directory of the cache."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "anybroker"
 
 
 def find_java(whom: str) -> tuple[str, str]:
-    """Java's path and what it says of its version.
+    """Java's path and version.
 
     :param whom: the server that needs it.
     :raises RuntimeError: it is missing or too old.
@@ -146,14 +146,16 @@ def find_java(whom: str) -> tuple[str, str]:
             + (f"in JAVA_HOME={home!r}" if home else "on the PATH")
             + "; on Debian: apt install openjdk-17-jre-headless maven"
         )
-    # Java tells first what the environment adds to its options.
+    # Java first prints options from the environment.
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
-    told = subprocess.run([java, "-version"], env=environment, capture_output=True, text=True, check=False).stderr
-    number = told.partition('version "')[2].partition('"')[0]
+    reported = subprocess.run([java, "-version"], env=environment, capture_output=True, text=True, check=False).stderr
+    number = reported.partition('version "')[2].partition('"')[0]
     major = number.partition(".")[0].partition("-")[0]
     if not major.isdecimal() or int(major) < _JAVA_MAJOR:
-        raise RuntimeError(f"The tests against {whom} need Java {_JAVA_MAJOR} or newer; {java} says {told.strip()!r}")
-    return java, told
+        raise RuntimeError(
+            f"The tests against {whom} need Java {_JAVA_MAJOR} or newer; {java} says {reported.strip()!r}"
+        )
+    return java, reported
 
 
 @contextmanager
@@ -167,7 +169,7 @@ def locked(path: Path) -> Generator[None]:
 def _fill(wanted: Distribution) -> None:
     place = wanted.directory
     for old in place.parent.glob(f".{place.name}.*"):
-        shutil.rmtree(old, ignore_errors=True)  # of an interrupted one: the lock is ours
+        shutil.rmtree(old, ignore_errors=True)  # from an interrupted fetch; this process has the lock
     partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         (partial / "log4j2.properties").write_text(_LOGGING)
@@ -182,7 +184,7 @@ def _fill(wanted: Distribution) -> None:
 
 
 def _format(partial: Distribution, target: Path) -> None:
-    """Keep what Kafka's own tool writes into a new log directory, so that each start need not run it."""
+    """Keep the output of Kafka's format tool, so that each start need not run it."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "server.properties"
         config.write_text(
@@ -196,7 +198,7 @@ def _format(partial: Distribution, target: Path) -> None:
 
 
 def _archive_classes(filled: Distribution) -> None:
-    """Use a broker once and let the JVM keep the classes it loaded. Without it all works, slower."""
+    """Use a broker once and archive the classes that the JVM loaded, which makes starts quicker."""
     from tests.servers.kafka import KafkaServer
     from tests.servers.kafka_client import use_all
 

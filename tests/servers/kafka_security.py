@@ -1,4 +1,4 @@
-"""One real broker with a door for every way in, each of which demands its own and refuses all else.
+"""One real broker with a listener for each way to authenticate, which refuses all others.
 
 | door | what it demands |
 | --- | --- |
@@ -112,7 +112,7 @@ class SecureBroker(Servers):
         return RawAdmin(self.server.bootstrap)
 
     def raw(self, door: str, user: str = "ann") -> dict[str, Any]:
-        """What confluent-kafka has to be told to get in."""
+        """The properties with which confluent-kafka can connect."""
         config: dict[str, Any] = {"bootstrap.servers": self.server.address(door), "security.protocol": "SSL"}
         if door in _OVER_TLS | {"TLS", "MUTUAL"}:
             config["ssl.ca.location"] = str(self.certificates.authority)
@@ -136,19 +136,19 @@ class SecureBroker(Servers):
         return config
 
     def restrict(self, name: str, user: str, resource: ResourceType = ResourceType.TOPIC) -> None:
-        """From now on only this user may use the topic, or the group or transactional id of that name."""
+        """Restrict the topic, or the group or transactional id of that name, to this user."""
         self._add_rule(resource, name, user)
 
     def forbid_writing(self, topic: str, user: str) -> None:
-        """From now on this user may do all with the topic but write to it."""
+        """Allow this user everything on the topic except writing."""
         self._add_rule(ResourceType.TOPIC, topic, user, AclOperation.WRITE, AclPermissionType.DENY)
-        # A topic with a rule is closed to all but those whom one names.
+        # A topic with an ACL is closed to all users that it does not name.
         self._add_rule(ResourceType.TOPIC, topic, "*")
 
     def start(self) -> Self:
         self.server.start()
         self.add_scram_users()
-        # Else who may do all with the cluster may delete every topic, whosever it is.
+        # Otherwise a user with all rights on the cluster may delete every topic.
         self._add_rule(ResourceType.BROKER, "kafka-cluster", "*")
         self._add_rule(ResourceType.BROKER, "kafka-cluster", "*", AclOperation.DELETE, AclPermissionType.DENY)
         return self
@@ -184,7 +184,7 @@ class SecureBroker(Servers):
         if door == "OIDC":
             options |= {
                 f"{prefix}.sasl.server.callback.handler.class": _VALIDATOR,
-                # Connections end with their token unless they log in again.
+                # Connections end with their token unless they reauthenticate.
                 f"{prefix}.connections.max.reauth.ms": "3600000",
                 "sasl.oauthbearer.jwks.endpoint.url": self.tokens.keys_url,
                 "sasl.oauthbearer.expected.issuer": ISSUER,
@@ -205,19 +205,19 @@ class SecureBroker(Servers):
         client = self.admin.client
         for future in client.create_acls([AclBinding(*what)], request_timeout=SECONDS).values():
             future.result(2 * SECONDS)
-        # The controller knows it now; what the broker answers by, it hears of a moment later.
+        # The controller knows it now; the broker learns it a moment later.
         same = AclBindingFilter(*what)
         wait_for(lambda: client.describe_acls(same, request_timeout=SECONDS).result(2 * SECONDS))
 
     def remove_scram_user(self, user: str) -> None:
-        """Take back what a user logs in with over `SCRAM_512`; who is connected stays so."""
+        """Remove the user's SCRAM-SHA-512 credentials; open connections remain."""
         dropped: list[UserScramCredentialAlteration] = [UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_512)]
         for future in self.admin.client.alter_user_scram_credentials(dropped, request_timeout=SECONDS).values():
             future.result(2 * SECONDS)
 
     def add_scram_users(self) -> None:
-        """Have all users log in with SCRAM, again if need be."""
-        # A request may change a user but once, so there is one for each mechanism.
+        """Add SCRAM credentials for all users."""
+        # A request may change a user only once, so there is one for each mechanism.
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             added: list[UserScramCredentialAlteration] = [
                 UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), password.encode())

@@ -1,6 +1,6 @@
 """An OAuth authority on loopback: tokens for clients that know their secret, and the keys to check them by.
 
-Serves in threads of its own over HTTP, and over HTTPS where it has a certificate; all is ready when the constructor
+Serves in threads over HTTP, and over HTTPS if it has a certificate; it is ready when the constructor
 returns. What it hands out is changed by setting its attributes, at any time and from any thread.
 """
 
@@ -29,9 +29,9 @@ AUDIENCE = "kafka"
 class TokenServer:
     """`clients` are the secrets by client id.
 
-    :ivar lifetime: seconds that a token of now lives.
-    :ivar status: what every request for a token is answered with; 200 gives one to whom it is due.
-    :ivar requests: how many tokens were asked for.
+    :ivar lifetime: lifetime of new tokens in seconds.
+    :ivar status: the status of every request for a token; 200 issues one to known clients.
+    :ivar requests: number of token requests.
     """
 
     def __init__(self, clients: dict[str, str], certificate: Path | None = None) -> None:
@@ -45,16 +45,16 @@ class TokenServer:
             self._servers["https"] = self._listen(certificate)
 
     def url(self, scheme: str = "http") -> str:
-        """Where clients ask for tokens."""
+        """The token endpoint."""
         return f"{scheme}://127.0.0.1:{self._servers[scheme].server_address[1]}/token"
 
     @property
     def keys_url(self) -> str:
-        """Where the broker finds the public keys."""
+        """The endpoint of the public keys."""
         return self.url().replace("/token", "/keys")
 
     def make_token(self, subject: str, lifetime: float | None = None, *, forged: bool = False, **claims: Any) -> str:
-        """A token as the server would give it; `forged` is signed by an unknown key."""
+        """A token as the server issues it; `forged` is signed by an unknown key."""
         now = int(time.time())
         body: dict[str, Any] = {
             "iss": ISSUER,
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""A real nats-server as a small object: start, stop, kill, restart, pause, resume. Loopback only, a port of its own.
+"""A real nats-server as a small object: start, stop, kill, restart, pause, resume. Loopback only.
 
 Blocking, for fixtures and threads; every call returns when it is done. The port and the store stay the same over
 restarts. The server ends with this process, however that ends. A machine without nats-server fails here: nothing is
@@ -47,16 +47,16 @@ class NatsServer(ServerProcess):
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
-    def told(self, what: str) -> dict[str, Any]:
-        """A page of its monitoring API, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
+    def monitoring(self, what: str) -> dict[str, Any]:
+        """A page of the monitoring API, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
         ports = json.loads((self.directory / f"nats-server_{self.process_id}.ports").read_text())
-        asked = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
-        with contextlib.closing(asked):
-            asked.request("GET", f"/{what}")
-            return json.loads(asked.getresponse().read())
+        connection = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/{what}")
+            return json.loads(connection.getresponse().read())
 
     def start(self) -> Self:
-        """Start on a free port, or on the port of before, and wait until clients are served."""
+        """Start on a free port, or on its earlier one, and wait until clients are served."""
         for old in self.directory.glob("*.ports"):
             old.unlink()
         config = self.directory / "server.conf"
@@ -79,7 +79,7 @@ class NatsServer(ServerProcess):
             time.sleep(0.005)
         raise RuntimeError(f"nats-server does not start: {self.log[-2000:]}")
 
-    # What it may demand.
+    # Authentication that it may require.
 
     @classmethod
     def with_token(cls, token: str) -> Self:
@@ -142,7 +142,7 @@ class Jwt:
         self.system = _token(operator_seed, operator_id, self.system_id, {"type": "account", "limits": every})
 
     def credentials(self, *, account_seed: str | None = None) -> str:
-        """The text of a credentials file for a new user; with another account's seed, for one that is not known."""
+        """The text of a credentials file for a new user; with the seed of another account, for an unknown one."""
         user_seed, user_id = make_nkey()
         seed = account_seed or self._account_seed
         issuer = _public(seed)

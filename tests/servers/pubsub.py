@@ -1,6 +1,6 @@
 """Google's Pub/Sub emulator as a small object: start, stop, kill, restart, pause, resume. Loopback only.
 
-It keeps all in memory: whatever ends it, it comes back empty, at the same port. Blocking, for fixtures and threads;
+It keeps everything in memory: it restarts empty, at the same port. Blocking, for fixtures and threads;
 every call returns when it is done. It ends with this process, however that ends.
 """
 
@@ -25,8 +25,8 @@ START_SECONDS = 180.0
 class PubSubServer(ServerProcess):
     """One emulator, or another server with the same calls.
 
-    :param command: how to start it on a port.
-    :param started: what its log says when it serves.
+    :param command: the command that starts it on a port.
+    :param started: the line of its log when it is ready.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PubSubServer(ServerProcess):
     def start(self) -> Self:
         """Start and wait until it serves.
 
-        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
+        :raises RuntimeError: the server ends or is not ready in time; the error has the end of its log.
         """
         command = (self._command or emulator().command)(self.port)
         self._log_read = len(self.log)
@@ -59,9 +59,9 @@ class PubSubServer(ServerProcess):
         deadline = time.monotonic() + START_SECONDS
         while self._started not in self.log[self._log_read :]:
             if child.return_code is not None or time.monotonic() > deadline:
-                told = self.log[-3000:]
+                reported = self.log[-3000:]
                 self.kill()
-                raise RuntimeError(f"The server of Pub/Sub does not start: {told}")
+                raise RuntimeError(f"The server of Pub/Sub does not start: {reported}")
             time.sleep(0.02)
         return self
 

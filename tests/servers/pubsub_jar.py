@@ -1,4 +1,4 @@
-"""Google's Pub/Sub emulator, which is one jar: of an installed Cloud SDK, or of Google's Debian package, by apt.
+"""The jar of Google's Pub/Sub emulator, from an installed Cloud SDK or from Google's Debian package.
 
 `emulator()` looks for the SDK's first, and else fetches the package once into `$XDG_CACHE_HOME/anybroker` or
 `~/.cache/anybroker`, without installing it. What fails says what to install.
@@ -51,7 +51,7 @@ class Emulator(NamedTuple):
 def emulator() -> Emulator:
     """The emulator, downloaded if it is missing.
 
-    :raises RuntimeError: Java is missing, or the package cannot be had.
+    :raises RuntimeError: Java is missing, or the package cannot be fetched.
     """
     return Emulator(find_java("Pub/Sub")[0], _installed() or _fetched())
 

@@ -34,7 +34,7 @@ TEST_OPTIONS: Mapping[str, str] = {
     "clusterName": "standalone",
     "bindAddress": _HOST,
     "advertisedAddress": _HOST,
-    # The starter's own defaults are those of a cluster.
+    # The defaults are for a cluster.
     "managedLedgerDefaultEnsembleSize": "1",
     "managedLedgerDefaultWriteQuorum": "1",
     "managedLedgerDefaultAckQuorum": "1",
@@ -112,10 +112,10 @@ _LOGGING: Final = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 class PulsarServer(ServerProcess):
-    """One standalone. `options` are added to its configuration, by their own names.
+    """One standalone. `options` are added to its configuration.
 
-    :param headers: what its health check is asked with, where it wants credentials.
-    :param tls: how the health check speaks TLS, where the server demands it.
+    :param headers: headers of the health check, if it requires credentials.
+    :param tls: TLS of the health check, if the server requires it.
     :param bookie_api: whether the bookie can be told to write nothing, by `read_only`.
     """
 
@@ -165,7 +165,7 @@ class PulsarServer(ServerProcess):
     def start(self) -> Self:
         """Start and wait until clients are served.
 
-        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
+        :raises RuntimeError: the server ends or is not ready in time; the error has the end of its log.
         """
         (self.directory / "log4j2.xml").write_text(_LOGGING)
         config = self.directory / "standalone.conf"
@@ -179,9 +179,9 @@ class PulsarServer(ServerProcess):
             if child.return_code is not None:
                 raise RuntimeError(f"Pulsar ended with {child.return_code}: {self.log[-4000:]}")
             time.sleep(0.05)
-        told = self.log[-4000:]
+        reported = self.log[-4000:]
         self.kill()
-        raise RuntimeError(f"Pulsar is not ready after {START_SECONDS} s: {told}")
+        raise RuntimeError(f"Pulsar is not ready after {START_SECONDS} s: {reported}")
 
     def stop(self) -> None:
         """Shut down: as a broker of a cluster it unloads its topics first, which stores their cursors."""
@@ -208,10 +208,10 @@ class PulsarServer(ServerProcess):
         try:
             connection.request("PUT", "/api/v1/bookie/state/readonly", body=json.dumps({"readOnly": is_so}))
             answer = connection.getresponse()
-            told = answer.read()
+            reported = answer.read()
         finally:
             connection.close()
-        assert (answer.status, json.loads(told)) == (200, {"readOnly": is_so}), told
+        assert (answer.status, json.loads(reported)) == (200, {"readOnly": is_so}), reported
         deadline = time.monotonic() + START_SECONDS
         while self._can_open_topics() is is_so:
             assert time.monotonic() < deadline, f"the broker does not notice: {self.log[-4000:]}"
@@ -329,6 +329,6 @@ def _java() -> tuple[str, Path]:
 def shared_server() -> PulsarServer:
     """The plain broker of this test process.
 
-    What calls it belongs to the group `pulsar` of pytest-xdist, so that one worker starts it: that takes six seconds.
+    Callers are in the xdist group `pulsar`, so that only one worker starts it, which takes six seconds.
     """
     return PulsarServer(bookie_api=True)

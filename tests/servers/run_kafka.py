@@ -1,7 +1,7 @@
 """Run a command beside a Kafka broker of its own: `python -m tests.servers.run_kafka COMMAND [ARGUMENT ...]`.
 
-The command finds the broker in BROKER_URL, and its exit status is ours; the broker and its data are gone when it ends.
-Without a command Kafka is only fetched, if it has not been.
+The command gets the broker in BROKER_URL; its exit status is returned. The broker and its data end with it.
+Without a command Kafka is only fetched, if it is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(command: Sequence[str]) -> int:
 
 
 def run_beside(make: Callable[[], _Server], command: Sequence[str], *, fetch: Callable[[], object]) -> int:
-    """Fetch a server and run the command beside it, if there is one; its exit status, or 1 where that cannot be."""
+    """Fetch a server and run the command with it; return its exit status, or 1 if the server is unavailable."""
     try:
         fetch()
         if not command:
@@ -51,13 +51,13 @@ def run_beside(make: Callable[[], _Server], command: Sequence[str], *, fetch: Ca
 
 
 def run_with(command: Sequence[str], url: str) -> int:
-    """Run the command with BROKER_URL set, to its end; its exit status."""
+    """Run the command with BROKER_URL set; return its exit status."""
     with subprocess.Popen(list(command), env={**os.environ, "BROKER_URL": url}) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                continue  # the terminal told the command too, which needs the broker to end well
+                continue  # the terminal signals the command too, which needs the broker to end well
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Run a command beside a Pulsar standalone of its own: `python -m tests.servers.run_pulsar COMMAND [ARGUMENT ...]`.
 
-The command finds the broker in BROKER_URL, and its exit status is ours; the broker and its data are gone when it ends.
+The command gets the broker in BROKER_URL; its exit status is returned. The broker and its data end with it.
 Without a command Pulsar is only fetched, and its classes are kept ready for the JVM, if they have not been.
 """
 

@@ -1,4 +1,4 @@
-"""Programs that are run to their end, to set up what the tests need. Blocking; for any thread."""
+"""Runs setup programs of the tests. Blocking; for any thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_to_end(
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a program, and keep what it prints for the case that it fails.
+    """Run a program; its output is part of the error if it fails.
 
     :param failure: what is to be told then.
     :param seconds: how long it may take. Who has its output is waited for as well.

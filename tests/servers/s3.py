@@ -1,5 +1,5 @@
-"""A double of an object store: as much of S3's protocol as pyarrow speaks, in memory. It looks at whose key signed, and
-at no signature. Runs in threads of its own.
+"""A double of an object store in memory: the part of S3's protocol that pyarrow uses. It checks whose key signed, but
+no signature. Runs in threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class S3Double:
         self._thread = threading.Thread(target=self._server.serve_forever, name="test-s3", daemon=True)
 
     def url(self, path: str) -> str:
-        """As `pyarrow.fs` takes it."""
+        """The URL for `pyarrow.fs`."""
         port = self._server.server_address[1]
         return f"s3://{_KEY}:pass%2Fword@bucket/{path}?scheme=http&endpoint_override=127.0.0.1:{port}"
 
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = _unchunked(self.rfile)
         else:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        # Chunks of S3's own, for a checksum behind them, may be within those of HTTP.
+        # S3's own chunks, with a trailing checksum, may be inside those of HTTP.
         streamed = "STREAMING" in self.headers.get("x-amz-content-sha256", "")
         return _unchunked(io.BytesIO(body)) if streamed else body
 
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             made = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
         else:
             parts = self._double.parts[query["uploadId"]]
-            # An object is there as a whole, or not at all.
+            # An object appears as a whole or not at all.
             self._double.objects[name] = b"".join(parts[number] for number in sorted(parts))
             made = "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
         self._answer(200, made.encode())

@@ -1,4 +1,4 @@
-"""What the servers of the tests have in common: a child process over a directory, that is ended, frozen, started again.
+"""The common part of the test servers: a child process with a directory, that can be stopped, frozen and restarted.
 
 Blocking, for fixtures and threads; every call returns when it is done. The server ends with this process, however that
 ends; the directories of owners that were killed are removed by the next ones.
@@ -23,18 +23,18 @@ __all__ = ["ServerProcess", "Servers", "hold_port", "sweep"]
 
 
 class Servers(ABC):
-    """One server or several, for a `with` block: started when it begins, closed when it ends or the start fails."""
+    """One or several servers for a `with` block, closed at its end, and if the start fails."""
 
     @abstractmethod
     def start(self) -> Self:
         """Start and wait until clients are served.
 
-        :raises RuntimeError: it ends or is not ready in time; the error has the end of its log.
+        :raises RuntimeError: the server ends or is not ready in time; the error has the end of its log.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End it and remove all it stored."""
+        """Stop it and remove its data."""
 
     def __enter__(self) -> Self:
         try:
@@ -48,9 +48,9 @@ class Servers(ABC):
 
 
 class ServerProcess(Servers):
-    """One run of a server after the other, over one directory.
+    """Successive runs of a server with one directory.
 
-    :cvar stop_seconds: how long an orderly end may take.
+    :cvar stop_seconds: seconds that a graceful stop may take.
     """
 
     stop_seconds: ClassVar[float] = 10.0
@@ -68,7 +68,7 @@ class ServerProcess(Servers):
 
     @property
     def log(self) -> str:
-        """All it has said, over all its runs."""
+        """The log of all its runs."""
         path = self.directory / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -81,7 +81,7 @@ class ServerProcess(Servers):
         return self._running_child().pid
 
     def stop(self) -> None:
-        """End it orderly."""
+        """Stop it gracefully."""
         self.end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -89,13 +89,13 @@ class ServerProcess(Servers):
         self.end(signal.SIGKILL)
 
     def end(self, how: signal.Signals, seconds: float | None = None) -> None:
-        """End it by a signal, in `stop_seconds` unless told. Nothing happens if it does not run."""
+        """End it by a signal, within `stop_seconds` by default. Does nothing if it is not running."""
         child, self._child = self._child, None
         if child is not None:
             child.end(how, self.stop_seconds if seconds is None else seconds)
 
     def restart(self) -> None:
-        """Stop it and start it again, also if it had to be killed: other tests may share it.
+        """Restart it, also if it had to be killed: other tests may share it.
 
         :raises RuntimeError: it had to be killed, or does not start.
         """
@@ -105,19 +105,19 @@ class ServerProcess(Servers):
             self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay and nothing moves."""
+        """Freeze it: connections stay open without traffic."""
         self._running_child().pause()
 
     def resume(self) -> None:
         self._running_child().resume()
 
     def close(self) -> None:
-        """Kill it and remove all it stored."""
+        """Kill it and remove its data."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _launch(self, command: Sequence[str], said: str = "log") -> ChildProcess:
-        """Start the process; what it says goes to that file of the directory."""
+        """Start the process; its output goes to this file of the directory."""
         assert not self.running, f"this server ({self.kind}) runs already"
         self._child = ChildProcess(command, self.directory / said)
         return self._child
@@ -128,7 +128,7 @@ class ServerProcess(Servers):
 
 
 def hold_port() -> socket.socket:
-    """A free port, bound and not listened on: no other process gets it, and the server can still bind and listen."""
+    """A free port, bound but not listening: no other process gets it, and the server can still bind and listen."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -137,7 +137,7 @@ def hold_port() -> socket.socket:
 
 @cache
 def sweep(prefix: str) -> None:
-    """Remove the directories, of names that begin so, of servers whose owners were killed."""
+    """Remove directories with this prefix of servers whose owners were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         owner = path.name.removeprefix(prefix).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():

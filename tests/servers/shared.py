@@ -1,6 +1,6 @@
 """`Shared`: a server that the tests of one process, or of all workers of a run, share, and who ends it.
 
-From the thread of the tests only.
+For the thread of the tests only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _of_groups: list[Shared[Any]] = []
 
 
 class Shared(Generic[S]):
-    """Made and started at the first call, and closed with the process, or by `end`; the next call starts another."""
+    """Created and started by the first call, closed with the process or by `end`; the next call starts another."""
 
     def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
@@ -35,7 +35,7 @@ class Shared(Generic[S]):
 
     @classmethod
     def in_groups(cls, make: Callable[[], S]) -> Shared[S]:
-        """One that ends with the group of tests (of pytest-xdist) that uses it, since it costs much even while idle."""
+        """A server that ends with its xdist group of tests, since it is costly even while idle."""
         shared = cls(make)
         _of_groups.append(shared)
         return shared
@@ -85,9 +85,9 @@ class Shared(Generic[S]):
 
 
 def end_those_of_groups() -> None:
-    """A group of tests is over.
+    """End the servers of groups; called at the end of a group of tests.
 
-    :raises ExceptionGroup: some did not end as they should; each was tried.
+    :raises ExceptionGroup: some failed to end; all were tried.
     """
     errors: list[Exception] = []
     for shared in _of_groups:

@@ -34,7 +34,7 @@ class SparkCluster(Servers):
 
     def __init__(self, workers: int = 2) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="anybroker-test-spark-"))
-        # Drivers and executors start Python several times.
+        # Drivers and executors start Python repeatedly.
         real = Path(pyspark.__file__).parent
         self.home = home_without_archive(real, self.directory) or real
         self.url = ""
@@ -53,17 +53,17 @@ class SparkCluster(Servers):
         return self
 
     def close(self) -> None:
-        """End it and remove all it stored."""
+        """Stop it and remove its data."""
         for child in reversed(self._children):
             child.end(signal.SIGTERM, 20)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def executor_log(self) -> str:
-        """What the executors said."""
+        """The log of the executors."""
         return "\n".join(path.read_text(errors="replace") for path in self.directory.glob("work-*/*/*/stderr"))
 
     def _run(self, name: str, main: str, *options: str) -> None:
-        # Both replace themselves by Java, so that it is our child.
+        # Both exec Java, so that it is our child.
         command = ["env", f"SPARK_HOME={self.home}", "SPARK_LOCAL_IP=127.0.0.1", f"PYSPARK_PYTHON={sys.executable}"]
         command += ["SPARK_DAEMON_MEMORY=256m", str(self.home / "bin" / "spark-class"), f"{_DEPLOY}.{main}"]
         env = shutil.which("env") or "/usr/bin/env"
@@ -73,9 +73,9 @@ class SparkCluster(Servers):
         deadline = time.monotonic() + _START_SECONDS
         path = self.directory / name
         while True:
-            told = path.read_text(errors="replace") if path.exists() else ""
-            if (found := wanted.search(told)) is not None:
+            reported = path.read_text(errors="replace") if path.exists() else ""
+            if (found := wanted.search(reported)) is not None:
                 return found
             if time.monotonic() > deadline or self._children[-1].return_code is not None:
-                raise RuntimeError(f"Spark's {name} did not start: {told[-3000:]}")
+                raise RuntimeError(f"Spark's {name} did not start: {reported[-3000:]}")
             time.sleep(0.05)

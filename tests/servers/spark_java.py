@@ -1,6 +1,6 @@
-"""The classes that Spark's JVMs load, kept ready for those of the tests: `python -m tests.servers.spark_java`.
+"""A class archive for Spark's JVMs in the tests: `python -m tests.servers.spark_java`.
 
-Each JVM then starts with two thirds of the CPU. Without the archive all works, slower.
+Each JVM then starts with two thirds of the CPU.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _VARIABLES: Final = ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS")
 
 @cache
 def archive() -> Path:
-    """Where the classes are, for this version of Spark and of Java: it goes with the installation, being large.
+    """The path of the archive for this version of Spark and Java: inside the installation, since it is large.
 
-    :raises RuntimeError: there is no Java that Spark could use.
+    :raises RuntimeError: there is no Java for Spark.
     """
     _, version = find_java("Spark")
     jars = Path(pyspark.__file__).with_name("jars").stat().st_mtime_ns
-    told = f"{spark_home()} {pyspark.__version__} {jars} {version}"
-    return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsa"
+    reported = f"{spark_home()} {pyspark.__version__} {jars} {version}"
+    return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(reported.encode()).hexdigest()[:16]}.jsa"
 
 
 def use_archive() -> None:
-    """Have JVMs that are started from now on, also by processes that are, load their classes from the archive."""
-    # Without Java the tests that need it fail, and not all.
+    """Have JVMs started from now on, also by child processes, load their classes from the archive."""
+    # Without Java only the tests that need it must fail.
     with suppress(RuntimeError):
         if archive().exists():
-            # A JVM that finds it to be of other jars would say so where its output is read.
+            # A JVM would print a warning about an archive of other jars.
             options = f"-XX:SharedArchiveFile={archive()} -Xlog:disable"
             for name in _VARIABLES:
                 # The processes of a test run inherit it.
@@ -53,19 +53,19 @@ def use_archive() -> None:
 
 
 def archive_classes() -> None:
-    """Use Spark once and let its JVM keep the classes that it loaded.
+    """Use Spark once and archive the classes that its JVM loaded.
 
     :raises RuntimeError: Spark cannot be used here.
     """
     with locked(archive().with_suffix(".lock")):
         if archive().exists():
             return
-        # Each is large, and of use to one version only.
+        # Each archive is large, and for one version only.
         for old in Path(sys.prefix).glob("*spark-classes-*.jsa"):
             old.unlink()
         beside = archive().with_name(f".{archive().name}")
         with quick_python():
-            # The JVM has the output too, so that its end is waited for.
+            # The JVM shares the output, so its end is awaited.
             run_to_end(
                 [sys.executable, "-m", "tests.spark.use_much"],
                 "Spark cannot be used",
@@ -78,7 +78,7 @@ def archive_classes() -> None:
 
 
 def _with(name: str, options: str) -> str:
-    """These and what a user has set, which goes last and so first."""
+    """The options, followed by the user's, which take precedence."""
     return f"{options} {os.environ.get(name, '')}".rstrip()
 
 

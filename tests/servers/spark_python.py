@@ -1,4 +1,4 @@
-"""Python processes for Spark that are there at once, and not after a second or two of CPU for their imports.
+"""Python processes for Spark that start at once, without a second or two of CPU for imports.
 
 Spark starts a process for each plan, source and sink, and each imports PySpark, pyarrow and this package. Here one
 process has imported it all and forks for them. Spark's Python is then `spark_python_client`, which hands its arguments,
@@ -54,13 +54,13 @@ _IMPORTED: Final = (
 
 @contextmanager
 def quick_python() -> Generator[None]:
-    """Sessions of Spark that are made in this block, or by processes that were started in it, have such a Python.
+    """Spark sessions created in this block, also by child processes, use this Python.
 
-    Spark's home is that of all other sessions, in which it would not be with another Python.
+    SPARK_HOME is that of other sessions, which another Python would not find.
     """
-    told = {"PYSPARK_PYTHON": str(_python()), "SPARK_HOME": str(spark_home())}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    reported = {"PYSPARK_PYTHON": str(_python()), "SPARK_HOME": str(spark_home())}
+    before = {name: os.environ.get(name) for name in reported}
+    os.environ.update(reported)
     try:
         yield
     finally:
@@ -72,8 +72,8 @@ def quick_python() -> Generator[None]:
 
 @cache
 def spark_home() -> Path:
-    """Where JVMs find Spark's jars, unless SPARK_HOME is set."""
-    # Not at the top: the forking process imports this module too, before its first request.
+    """The default SPARK_HOME, with Spark's jars."""
+    # Imported late: the forking process imports this module too, before its first request.
     from pyspark.find_spark_home import _find_spark_home
 
     from broker_spark.runtime.local import _caches, home_without_archive
@@ -84,13 +84,13 @@ def spark_home() -> Path:
 
 @cache
 def _python() -> Path:
-    """What to call as Python."""
+    """The command for Python."""
     directory = Path(tempfile.mkdtemp(prefix="anybroker-test-python-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     path = directory / "python"
     path.write_text(
         "#!/bin/sh\n"
-        # What is not `-m` is rare, and gets Python itself.
+        # Calls without `-m` are rare, and run Python itself.
         f'[ "$1" = -m ] && exec "{sys.executable}" -I -S "{spark_python_client.__file__}" "{directory}" "$@"\n'
         f'exec "{sys.executable}" "$@"\n'
     )
@@ -122,7 +122,7 @@ class _Forking:
             self._selector.register(each, selectors.EVENT_READ)
 
     def serve(self) -> _Wanted | None:
-        """In a forked process, the request to serve; None after a while without clients."""
+        """Accept requests; returns one in a forked process, and None after a while without clients."""
         while events := self._selector.select(None if self._clients else _IDLE_SECONDS):
             for key, _ in events:
                 if key.fileobj == self._ended:
@@ -152,7 +152,7 @@ class _Forking:
         return None
 
     def _reap(self) -> None:
-        """Tell of each that ended how it did."""
+        """Report the exit of each ended process."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 client = self._clients.pop(ended[0])
@@ -168,7 +168,7 @@ class _Forking:
             os.kill(process, signal.SIGTERM)
 
     def _close(self) -> None:
-        """Of a forked process: nothing of this is its own."""
+        """Close everything in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
@@ -192,7 +192,7 @@ def _become(wanted: _Wanted) -> None:
     given = wanted.environment.get("PYTHONPATH", "")
     sys.path[:1] = [wanted.directory, *filter(None, given.split(os.pathsep))]
     sys.argv = [module, *rest]
-    # It is run, and not imported.
+    # It is run, not imported.
     sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -205,7 +205,7 @@ def main(path: str) -> None:
     gc.freeze()
     forking = _Forking(Path(path))
     sys.stdout.write("ready\n")
-    # Who waits for that is gone soon.
+    # Its parent ends soon.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

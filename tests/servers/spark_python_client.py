@@ -1,4 +1,4 @@
-"""What Spark calls as its Python: has `spark_python` fork a process, and ends when that does, in the same way.
+"""Spark's Python command: has `spark_python` fork a process, and exits like that process.
 
 `spark_python_client DIRECTORY ARGUMENTS...`; it is started without `site`, and imports little.
 """
@@ -17,18 +17,18 @@ STATUS = 2
 
 
 def main(directory: str, *arguments: str) -> None:
-    # One for each session of processes, so that it is found, and killed, with the others of its session.
+    # One per POSIX session, so that it is found and killed with the other processes of the session.
     connection = connected(f"{directory}/{os.getsid(0)}")
-    # Not by pathlib, which takes longer to import than all the rest.
+    # Without pathlib, whose import takes longer than everything else.
     given = marshal.dumps((arguments, os.getcwd(), dict(os.environ)))  # noqa: PTH109
     streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
     connection.sendmsg([len(given).to_bytes(LENGTH, "big")], [(SOL_SOCKET, SCM_RIGHTS, streams)])
     connection.sendall(given)
-    # These are the other's alone now: who reads them sees when it ends.
+    # Only the other process has these now, so readers see its end.
     for stream in (0, 1, 2):
         os.close(stream)
-    told = connection.recv(STATUS)
-    status = int.from_bytes(told, "big", signed=True) if told else 1
+    reported = connection.recv(STATUS)
+    status = int.from_bytes(reported, "big", signed=True) if reported else 1
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -36,7 +36,7 @@ def main(directory: str, *arguments: str) -> None:
 
 
 def connected(path: str) -> socket:
-    """To the process that forks, which is started if there is none."""
+    """Connect to the forking process, which is started if missing."""
     if connection := connect(path):
         return connection
     with open(f"{path}.lock", "w") as lock:  # noqa: PTH123
@@ -64,7 +64,7 @@ def start(path: str) -> None:
     root = __file__.rpartition("/tests/")[0]
     # Spark's own puts PySpark before what is installed, as a zip.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_TESTING")}
-    # What imports would start, a fork would leave behind; and Spark has this seed for its Python too.
+    # Threads that imports start would not survive a fork; Spark sets this hash seed for its Python too.
     environment |= {
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "OPENBLAS_NUM_THREADS": "1",
@@ -78,7 +78,7 @@ def start(path: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            # Ctrl-C is for others.
+            # Ctrl-C is for other processes.
             process_group=0,
         )
     assert forking.stdout is not None

@@ -35,7 +35,7 @@ def test_a_worker_that_dies_in_a_native_thread(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "1", "--rootdir", tmp_path, tmp_path],
-        # Both processes would load more plugins than the rest takes.
+        # Loading plugins would take both processes longer than the test.
         env={**os.environ, "PYTHONPATH": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=tmp_path,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The report of a test that fails has the end of what its servers said, from a worker of pytest-xdist too."""
+"""The report of a failed test has the last log lines of its servers, also from an xdist worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_failure_is_reported_with_the_logs_of_the_servers(tmp_path: Path) -> N
     root = Path(__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "1", "--rootdir", tmp_path, tmp_path],
-        # Both processes would load more plugins than the rest takes.
+        # Loading plugins would take both processes longer than the test.
         env={**os.environ, "PYTHONPATH": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=tmp_path,
         capture_output=True,

@@ -28,7 +28,7 @@ class Stubborn(ServerProcess):
         return self
 
 
-def test_a_server_that_has_to_be_killed_is_restarted_all_the_same() -> None:
+def test_a_server_that_had_to_be_killed_is_restarted() -> None:
     with Stubborn("stubborn") as server:
         before = server.process_id
         with pytest.raises(RuntimeError, match=f"Process {before} did not end within 0.2 s of SIGTERM"):

@@ -42,7 +42,7 @@ def test_one_is_started_for_all_and_another_after_its_end() -> None:
     server.end()
 
 
-def test_with_a_group_end_those_that_are_of_groups() -> None:
+def test_servers_of_a_group_end_with_it() -> None:
     lasting, passing = Shared(Server), Shared.in_groups(Server)
     made = [lasting(), passing()]
     end_those_of_groups()
@@ -78,7 +78,7 @@ def test_one_that_does_not_start_is_closed_and_another_is_tried() -> None:
     assert [each.did for each in made] == [["close"], ["close"]]
 
 
-def test_one_that_does_not_end_keeps_no_other_from_it() -> None:
+def test_a_server_that_fails_to_end_does_not_keep_others() -> None:
     class Stubborn(Server):
         def close(self) -> None:
             raise RuntimeError("had to be killed")

@@ -21,6 +21,6 @@ def test_batches_share_connections(spark: SparkSession, tmp_path: Path) -> None:
         query = copy(spark, server.url, "source", "target", tmp_path, maxRows=10)
         assert len([each for each in query.recentProgress if each["numInputRows"]]) == BATCHES
         assert sorted(body for _, body in log(bus, "target")) == sorted(numbered(BATCHES * 10))
-        opened = int(server.told("varz")["total_connections"])
+        opened = int(server.monitoring("varz")["total_connections"])
     # Two planners, and one in each worker of a task that reads or writes; a connection per task would be 24.
     assert opened <= 2 * BATCHES

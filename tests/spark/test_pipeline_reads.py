@@ -30,7 +30,7 @@ def totals(orders: DataFrame) -> DataFrame:
 
 def delivered(server: NatsServer) -> int:
     """Messages that the server has sent to all its clients."""
-    return int(server.told("varz")["out_msgs"])
+    return int(server.monitoring("varz")["out_msgs"])
 
 
 @pytest.mark.deep

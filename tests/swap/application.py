@@ -1,4 +1,4 @@
-"""An application that knows no broker: it bills orders, in the order of each customer, from whatever is at a URL.
+"""An application that works with any broker: it bills orders, in order by customer, from the broker of a URL.
 
 An order may be broken, and becomes a dead letter; it may be early, and is brought back; when the cause is fixed, the
 dead letters are redriven. All that the application does is counted in `Books`.
@@ -58,7 +58,7 @@ class Books:
 
 
 async def prepare(bus: broker.Bus, topic: str) -> None:
-    """The topics, and a subscription that gets all that is published from now on."""
+    """Create the topics, and a subscription for everything published from now on."""
     for name in (topic, f"{topic}.dead"):
         await bus.admin.ensure_topic(name)
     await bus.admin.ensure_subscription(topic, SUBSCRIPTION)
@@ -70,7 +70,7 @@ async def publish(bus: broker.Bus, topic: str, orders: list[Order]) -> None:
 
 
 async def bill_all(bus: broker.Bus, topic: str, books: Books, until: Callable[[], bool], *, fixed: bool) -> None:
-    """Bill what comes until that is true.
+    """Bill orders until the condition is true.
 
     :param fixed: the cause of broken orders is gone.
     """

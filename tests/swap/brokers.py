@@ -1,4 +1,4 @@
-"""One real server of each backend, by name; of Service Bus there is the project's own double."""
+"""One real server of each backend, by name; for Service Bus the project's double."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The swap, proven: one application runs unchanged on every backend, and only the URL differs."""
+"""One application runs unchanged on every backend; only the URL differs."""
 
 from __future__ import annotations
 

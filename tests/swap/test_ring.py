@@ -1,4 +1,4 @@
-"""A topic is copied from broker to broker, around all of them, and comes back as the same messages."""
+"""A topic is copied from broker to broker, and returns to the first with the same messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def copy_of(message: broker.Message[bytes] | OutboundMessage) -> Copy:
 
 
 def messages(largest: int) -> list[OutboundMessage]:
-    """Of every kind; `largest` is the most that a body may have in bytes."""
+    """Messages of every kind; `largest` is the maximum size of a body in bytes."""
     bodies = [b"", b"\0", bytes(range(256)), b"x" * 100_000, b"y" * largest]
     kinds: list[tuple[bytes, dict[str, str]]] = [(body, {}) for body in bodies]
     kinds += [(b"hostile", {"value": text, "empty": ""}) for text in HOSTILE]
@@ -54,7 +54,7 @@ def in_order(copies: Iterable[Copy]) -> dict[bytes, list[str]]:
 
 
 async def copy_on(source: broker.Bus, target: broker.Bus, topics: list[str], count: int) -> None:
-    """Hand on each message of one broker to the next, in the order of its key, and ack it when that one has it."""
+    """Forward each message of one broker to the next, in order by key, and ack it after its receipt."""
 
     async def hand_on(message: broker.Message[bytes]) -> None:
         await target.topic(topics[1]).publish(OutboundMessage.from_message(message))
@@ -69,7 +69,7 @@ async def copy_on(source: broker.Bus, target: broker.Bus, topics: list[str], cou
 
 
 async def read_all(bus: broker.Bus, topic: str, count: int) -> list[Copy]:
-    """All that is there, each once, in the order of arrival."""
+    """All messages of the topic, each once, in order of arrival."""
     found: dict[str, Copy] = {}
     async with bus.messages(topic, subscription=COPIER, ordered_by_key=True) as inbox:
         async with asyncio.timeout(SECONDS):

@@ -1,4 +1,4 @@
-"""Runs pyright on `facade.py` and `fakes.py`, and holds that each speaks of every protocol there is."""
+"""Runs pyright on `facade.py` and `fakes.py`, and checks that each covers every protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_facade_and_fakes_satisfy_the_protocols() -> None:
 
 
 @pytest.mark.parametrize("proof", PROOFS, ids=lambda proof: proof.stem)
-def test_every_protocol_is_proven(proof: Path) -> None:
+def test_every_protocol_is_covered(proof: Path) -> None:
     text = proof.read_text()
     for name in set(protocols.__all__) - ALIASES:
         assert re.search(rf": protocols\.{name}\b", text), f"{name} is not assigned to in {proof.name}"

@@ -1,4 +1,4 @@
-"""The project's own files: what is installed, locked, exported and documented fits together."""
+"""The project's files: packages, lock, exports and documentation agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOCKED = re.findall(
 
 
 def modules() -> list[str]:
-    """Every module of the packages, the command line's start excepted, since importing that runs it."""
+    """Every module of the packages except the command line's start, which runs when imported."""
     found = list(PACKAGES)
     for package in PACKAGES:
         path = importlib.import_module(package).__path__
@@ -36,7 +36,7 @@ def modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_all_names_what_the_module_has(name: str):
+def test_all_lists_names_of_the_module(name: str):
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", [])
     assert list(exported) == sorted(set(exported), key=exported.index)
@@ -50,7 +50,7 @@ def test_every_locked_requirement_has_hashes_and_no_index_is_named():
     assert not re.search(r"://|--(extra-)?index|--find-links|@ ", CONSTRAINTS)
 
 
-def test_what_the_project_requires_is_locked():
+def test_every_requirement_is_locked():
     extras = PROJECT["project"]["optional-dependencies"]
     groups = PROJECT["dependency-groups"]
     required = [

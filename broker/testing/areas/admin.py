@@ -21,10 +21,10 @@ class Administration(ConformanceCase):
     """Topics, subscriptions, lag and health."""
 
     @promise(
-        "admin.ensure-may-be-repeated",
+        "admin.ensure-is-idempotent",
         "`ensure_topic` and `ensure_subscription` change and lose nothing if the topic or subscription exists.",
     )
-    async def test_ensure_may_be_repeated(self, harness: Harness) -> None:
+    async def test_ensure_is_idempotent(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers")
         await bus.topic(topic).publish_batch(numbered(5))
@@ -35,17 +35,17 @@ class Administration(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             assert bodies(await until_seen(inbox, numbered(5), harness.patience)) == once(numbered(5))
 
-    @promise("admin.ensure-at-once", "Ten concurrent calls that ensure the same topic all succeed.")
-    async def test_ensure_at_once(self, harness: Harness) -> None:
+    @promise("admin.ensure-concurrently", "Ten concurrent calls that ensure the same topic all succeed.")
+    async def test_ensure_concurrently(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), unique("at-once")
         await asyncio.gather(*(harness.create_topic(topic) for _ in range(10)))
         assert (await bus.admin.describe_topic(topic)).name == topic
 
     @promise(
-        "admin.delete-may-be-repeated",
+        "admin.delete-is-idempotent",
         "Deleting a missing topic or subscription is no error; a deleted one no longer exists.",
     )
-    async def test_delete_may_be_repeated(self, harness: Harness) -> None:
+    async def test_delete_is_idempotent(self, harness: Harness) -> None:
         # A unique name: some brokers delete a subscription from all topics at once.
         bus, topic, readers = await harness.bus(), await harness.topic(), unique("readers")
         await bus.admin.ensure_subscription(topic, readers)
@@ -76,10 +76,10 @@ class Administration(ConformanceCase):
 
     @requires("messages.start_latest")
     @promise(
-        "admin.deleted-subscription-forgets",
+        "admin.recreated-subscription-starts-fresh",
         "A subscription that was deleted and created again starts from its `start`.",
     )
-    async def test_deleted_subscription_forgets(self, harness: Harness) -> None:
+    async def test_recreated_subscription_starts_fresh(self, harness: Harness) -> None:
         bus, topic, readers = await harness.bus(), await harness.topic(), unique("readers")
         await bus.admin.ensure_subscription(topic, readers)
         await bus.topic(topic).publish_batch(numbered(5))
@@ -104,10 +104,10 @@ class Administration(ConformanceCase):
         assert (described.topic, described.name) == (topic, "second.x")
 
     @promise(
-        "admin.missing-is-told",
+        "admin.missing-raises",
         "Describing, listing or measuring something missing raises TopicNotFound or SubscriptionNotFound.",
     )
-    async def test_missing_is_told(self, harness: Harness) -> None:
+    async def test_missing_raises(self, harness: Harness) -> None:
         bus, topic, missing = await harness.bus(), await harness.topic(), unique("missing")
         with pytest.raises(TopicNotFound):
             await bus.admin.describe_topic(missing)
@@ -121,10 +121,10 @@ class Administration(ConformanceCase):
             await bus.admin.lag(topic, "missing")
 
     @promise(
-        "admin.partitions-as-asked",
+        "admin.partitions-as-requested",
         "A topic has the number of partitions that it was created with.",
     )
-    async def test_partitions_as_asked(self, harness: Harness) -> None:
+    async def test_partitions_as_requested(self, harness: Harness) -> None:
         bus = await harness.bus()
         topic = await harness.topic(partitions=3)
         expected = 3 if bus.capabilities.publish.partitions else None
@@ -194,10 +194,10 @@ class Administration(ConformanceCase):
 
     @requires("messages.start_latest", "messages.history")
     @promise(
-        "admin.subscription-starts-where-asked",
+        "admin.subscription-starts-as-requested",
         "A subscription created with `start` begins there, whichever consumer opens it later.",
     )
-    async def test_subscription_starts_where_asked(self, harness: Harness) -> None:
+    async def test_subscription_starts_as_requested(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(5, "old"))
         await bus.admin.ensure_subscription(topic, "late", start="latest")
@@ -253,11 +253,11 @@ class Administration(ConformanceCase):
 
     @requires("harness.isolate")
     @promise(
-        "admin.health-misses-the-server",
+        "admin.health-reports-unreachable-server",
         "`health()` reports an unreachable server, and recovers with the connection.",
         seconds=60,
     )
-    async def test_health_misses_the_server(self, harness: Harness) -> None:
+    async def test_health_reports_unreachable_server(self, harness: Harness) -> None:
         bus = await harness.connect(short_lease=True)
         assert (await bus.health()).ok
         await harness.isolate(bus)

@@ -21,10 +21,10 @@ class AsMessages(ConformanceCase):
 
     @requires("records")
     @promise(
-        "as-messages.arrive-equal",
+        "as-messages.arrive-unchanged",
         "Records served as messages keep their body, key, attributes and id, and are settled one by one.",
     )
-    async def test_served_records_arrive_equal(self, harness: Harness) -> None:
+    async def test_served_records_arrive_unchanged(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=2)
         sent = [OutboundMessage(b, key=b"k" + b, attributes={"b": b.decode()}, id=b.decode()) for b in numbered(50)]
         await bus.topic(topic).publish_batch(sent)
@@ -63,10 +63,10 @@ class AsMessages(ConformanceCase):
 
     @requires("records")
     @promise(
-        "as-messages.stuck-record-is-not-passed",
+        "as-messages.commit-stops-at-stuck-record",
         "The commit does not pass an unfinished record, even with thousands of finished records after it.",
     )
-    async def test_stuck_record_is_not_passed(self, harness: Harness) -> None:
+    async def test_commit_stops_at_stuck_record(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(3000))
         async with bus.records(topic, group="workers").as_messages(max_outstanding=1000) as inbox:
@@ -159,10 +159,10 @@ class AsMessages(ConformanceCase):
 
     @requires("records")
     @promise(
-        "as-messages.restart-repeats-the-unfinished",
+        "as-messages.restart-redelivers-unfinished",
         "After a close, unfinished records are redelivered, and records below them are not.",
     )
-    async def test_restart_repeats_the_unfinished(self, harness: Harness) -> None:
+    async def test_restart_redelivers_unfinished(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(20))
         async with bus.records(topic, group="workers").as_messages() as inbox:
@@ -176,10 +176,10 @@ class AsMessages(ConformanceCase):
 
     @requires("records")
     @promise(
-        "as-messages.nack-comes-again",
+        "as-messages.nack-redelivers",
         "A nacked record is redelivered after its delay, without rewinding the others.",
     )
-    async def test_nack_comes_again(self, harness: Harness) -> None:
+    async def test_nacked_record_is_redelivered(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(5))
         async with bus.records(topic, group="workers").as_messages() as inbox:

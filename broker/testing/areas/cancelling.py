@@ -84,10 +84,10 @@ class Cancelling(ConformanceCase):
             assert set(bodies(await until_seen(inbox, numbered(100), harness.patience))) == set(numbered(100))
 
     @promise(
-        "cancel.receive-gives-back",
+        "cancel.receive-releases",
         "Cancelling `receive` releases its messages: none is acked, none is lost.",
     )
-    async def test_receive_gives_back(self, harness: Harness) -> None:
+    async def test_receive_releases(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         started = asyncio.Event()
 
@@ -106,8 +106,8 @@ class Cancelling(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as again:
             assert bodies(await until_seen(again, numbered(10), harness.patience)) == once(numbered(10))
 
-    @promise("cancel.block-gives-back", "A cancelled `async with message` block releases the message without an ack.")
-    async def test_block_gives_back(self, harness: Harness) -> None:
+    @promise("cancel.block-releases", "A cancelled `async with message` block releases the message without an ack.")
+    async def test_block_releases(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         entered = asyncio.Event()
 
@@ -126,8 +126,8 @@ class Cancelling(ConformanceCase):
                 await task
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
 
-    @promise("cancel.ack-is-carried-out", "A cancelled call to `ack` still acks the message.")
-    async def test_ack_is_carried_out(self, harness: Harness) -> None:
+    @promise("cancel.ack-completes", "A cancelled call to `ack` still acks the message.")
+    async def test_ack_completes(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await bus.topic(topic).publish_batch(numbered(50))

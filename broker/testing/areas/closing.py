@@ -23,8 +23,8 @@ __all__ = ["Closing"]
 class Closing(ConformanceCase):
     """The effects of closing a consumer or a bus."""
 
-    @promise("close.gives-back-the-buffer", "A close releases fetched and undelivered messages at once.")
-    async def test_gives_back_the_buffer(self, harness: Harness) -> None:
+    @promise("close.releases-the-buffer", "A close releases fetched and undelivered messages at once.")
+    async def test_releases_the_buffer(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", prefetch=50) as inbox:
             await bus.topic(topic).publish_batch(numbered(50))
@@ -36,10 +36,10 @@ class Closing(ConformanceCase):
             assert bodies([*acked, *rest]) == once(numbered(50))
 
     @promise(
-        "close.waits-for-no-forgotten-message",
+        "close.ignores-forgotten-messages",
         "A close does not wait for a message that the application forgot to settle; the message is redelivered.",
     )
-    async def test_waits_for_no_forgotten_message(self, harness: Harness) -> None:
+    async def test_ignores_forgotten_messages(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         inbox = bus.messages(topic, subscription="readers", close_timeout=30)
         async with inbox:
@@ -112,8 +112,8 @@ class Closing(ConformanceCase):
         assert await bus.admin.subscriptions(topic) == ["readers"]
         assert topic in await bus.admin.topics()
 
-    @promise("close.may-be-repeated", "Closing twice, in turn or concurrently, does no harm.")
-    async def test_may_be_repeated(self, harness: Harness) -> None:
+    @promise("close.is-idempotent", "Closing twice, in turn or concurrently, does no harm.")
+    async def test_close_is_idempotent(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await asyncio.gather(inbox.close(), inbox.close(), inbox.close())
@@ -122,10 +122,10 @@ class Closing(ConformanceCase):
         await bus.close()
 
     @promise(
-        "close.of-the-bus-closes-its-consumers",
+        "close.bus-closes-its-consumers",
         "Closing the bus closes its consumers and releases their messages.",
     )
-    async def test_of_the_bus_closes_its_consumers(self, harness: Harness) -> None:
+    async def test_bus_closes_its_consumers(self, harness: Harness) -> None:
         bus, other, topic = await harness.connect(), await harness.bus(), await harness.topic()
         inbox = bus.messages(topic, subscription="readers", prefetch=10)
         await inbox.__aenter__()
@@ -141,10 +141,10 @@ class Closing(ConformanceCase):
             await until_seen(again, numbered(10), harness.patience)
 
     @promise(
-        "close.late-settle-is-told",
+        "close.late-settle-raises",
         "Acking a message after a close released it raises an error.",
     )
-    async def test_late_settle_is_told(self, harness: Harness) -> None:
+    async def test_late_settle_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await bus.topic(topic).publish(b"x")
@@ -152,8 +152,8 @@ class Closing(ConformanceCase):
         with pytest.raises((SettleError, Closed)):
             await message.ack()
 
-    @promise("close.carries-out-acks", "Acks sent right before a close are carried out.")
-    async def test_carries_out_acks(self, harness: Harness) -> None:
+    @promise("close.flushes-acks", "Acks sent right before a close are carried out.")
+    async def test_flushes_acks(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await bus.topic(topic).publish_batch(numbered(100))
@@ -178,10 +178,10 @@ class Closing(ConformanceCase):
 
     @requires("messages.unlimited_deliveries")
     @promise(
-        "close.open-read-close-again-and-again",
+        "close.many-short-lived-consumers",
         "Many short-lived consumers lose no message and see no acked message again.",
     )
-    async def test_open_read_close_again_and_again(self, harness: Harness) -> None:
+    async def test_many_short_lived_consumers(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers")
         await bus.topic(topic).publish_batch(numbered(200))

@@ -17,10 +17,10 @@ class Commits(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.nothing-is-committed-unasked",
+        "records.no-automatic-commits",
         "Reading and closing commit nothing: the next member reads the same records again.",
     )
-    async def test_nothing_is_committed_unasked(self, harness: Harness) -> None:
+    async def test_no_automatic_commits(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(20)])
         for _ in range(2):
@@ -83,10 +83,10 @@ class Commits(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.uncommitted-batch-comes-again",
+        "records.uncommitted-batch-is-read-again",
         "An uncommitted batch is read again in full; a committed one is not.",
     )
-    async def test_uncommitted_batch_comes_again(self, harness: Harness) -> None:
+    async def test_uncommitted_batch_is_read_again(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(30))
         async with bus.records(topic, group="readers") as log:
@@ -116,10 +116,10 @@ class Commits(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.consumer-commit-covers-what-was-handed-over",
+        "records.consumer-commit-covers-delivered-records",
         "`log.commit()` commits all delivered records, and no buffered ones.",
     )
-    async def test_consumer_commit_covers_what_was_handed_over(self, harness: Harness) -> None:
+    async def test_consumer_commit_covers_delivered_records(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(20))
         async with bus.records(topic, group="readers") as log:

@@ -59,10 +59,10 @@ class DeadLetters(ConformanceCase):
                 assert read[:1] == ["order-1"]
 
     @promise(
-        "dead-letters.reject-tells-why",
+        "dead-letters.reject-records-the-reason",
         "`reject(reason)` dead-letters a message at once with that reason; the message is not redelivered.",
     )
-    async def test_reject_tells_why(self, harness: Harness) -> None:
+    async def test_reject_records_the_reason(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         async with (
             bus.messages(topic, subscription="readers", dead_letter=dead) as inbox,
@@ -78,10 +78,10 @@ class DeadLetters(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @promise(
-        "dead-letters.undecodable-is-poison",
+        "dead-letters.undecodable-is-dead-lettered",
         "A payload that cannot be decoded is dead-lettered with the reason, and reading continues.",
     )
-    async def test_undecodable_is_poison(self, harness: Harness) -> None:
+    async def test_undecodable_is_dead_lettered(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         async with (
             bus.messages(topic, subscription="readers", codec=Json(dict[str, int]), dead_letter=dead) as inbox,
@@ -103,10 +103,10 @@ class DeadLetters(ConformanceCase):
             await work
 
     @promise(
-        "dead-letters.write-failure-reruns-no-handler",
+        "dead-letters.write-failure-does-not-rerun-handler",
         "A failed dead-letter write is an event and is repeated; the handler does not run again.",
     )
-    async def test_write_failure_reruns_no_handler(self, harness: Harness) -> None:
+    async def test_write_failure_does_not_rerun_handler(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic, dead = await harness.connect(wrap=faults), await harness.topic(), await harness.topic()
         events: list[Event] = []
@@ -197,10 +197,10 @@ class DeadLetters(ConformanceCase):
             await nothing_more(again, harness.quiet)
 
     @promise(
-        "dead-letters.without-one-nothing-is-dropped",
+        "dead-letters.no-topic-drops-nothing",
         "Without a dead-letter topic, a rejected message is redelivered at the longest backoff.",
     )
-    async def test_without_one_nothing_is_dropped(self, harness: Harness) -> None:
+    async def test_no_topic_drops_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         loop = asyncio.get_running_loop()
         policy = Retry(initial=0.05, maximum=0.6, jitter=0.0)
@@ -213,10 +213,10 @@ class DeadLetters(ConformanceCase):
             assert loop.time() - rejected >= 0.58
 
     @promise(
-        "dead-letters.are-cut-to-fit",
+        "dead-letters.are-truncated-to-fit",
         "A letter with a very long error text is written, with its body, key and attributes complete.",
     )
-    async def test_are_cut_to_fit(self, harness: Harness) -> None:
+    async def test_are_truncated_to_fit(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
 
         async def handle(_: Message[bytes]) -> None:
@@ -263,10 +263,10 @@ class DeadLetters(ConformanceCase):
             await nothing_more(letters, harness.quiet)
 
     @promise(
-        "dead-letters.redrive-brings-back",
+        "dead-letters.redrive-restores-messages",
         "`redrive` publishes each original message unchanged to its topic, and returns their number.",
     )
-    async def test_redrive_brings_back(self, harness: Harness) -> None:
+    async def test_redrive_restores_messages(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
             sent = [OutboundMessage(body, key=body, attributes={"n": body.decode()}) for body in numbered(10)]
@@ -299,10 +299,10 @@ class DeadLetters(ConformanceCase):
             assert len(bodies([*first, *await take(inbox, 4, harness.patience)])) == 6
 
     @promise(
-        "dead-letters.redrive-skips-strangers",
+        "dead-letters.redrive-skips-foreign-messages",
         "A message without an origin stays in the dead-letter topic, and is counted.",
     )
-    async def test_redrive_skips_strangers(self, harness: Harness) -> None:
+    async def test_redrive_skips_foreign_messages(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
             await bus.topic(topic).publish(b"x")

@@ -19,8 +19,8 @@ __all__ = ["Delivery"]
 class Delivery(ConformanceCase):
     """Which messages a subscription receives."""
 
-    @promise("messages.arrive-equal", "Messages arrive with the body, key, attributes and id that were published.")
-    async def test_arrive_equal(self, harness: Harness) -> None:
+    @promise("messages.arrive-unchanged", "Messages arrive with the body, key, attributes and id that were published.")
+    async def test_arrive_unchanged(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         sent = [
             OutboundMessage(body, key=b"k-" + body, attributes={"n": body.decode(), "kind": "test"}, id=f"id-{n}")
@@ -71,9 +71,9 @@ class Delivery(ConformanceCase):
         assert bodies(seen) == once([body for n in range(20) for body in numbered(50, f"p{n}")])
 
     @promise(
-        "messages.subscription-remembers", "A subscription keeps messages that are published while it has no consumer."
+        "messages.subscription-is-durable", "A subscription keeps messages that are published while it has no consumer."
     )
-    async def test_subscription_remembers(self, harness: Harness) -> None:
+    async def test_subscription_is_durable(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers"):
             pass
@@ -83,10 +83,10 @@ class Delivery(ConformanceCase):
 
     @requires("messages.start_latest")
     @promise(
-        "messages.subscription-made-by-admin",
+        "messages.subscription-created-by-admin",
         "A subscription created by `ensure_subscription` keeps messages from then on.",
     )
-    async def test_subscription_made_by_admin(self, harness: Harness) -> None:
+    async def test_subscription_created_by_admin(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers", start="latest")
         await bus.topic(topic).publish_batch(numbered(20))
@@ -139,10 +139,10 @@ class Delivery(ConformanceCase):
 
     @requires("messages.ephemeral", "messages.subscription_admin")
     @promise(
-        "messages.ephemeral-is-ones-own",
+        "messages.ephemeral-is-exclusive",
         'Every ephemeral consumer receives a copy, with `start="latest"` of later messages, and leaves nothing behind.',
     )
-    async def test_ephemeral_is_ones_own(self, harness: Harness) -> None:
+    async def test_ephemeral_is_exclusive(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="kept"):
             pass
@@ -190,9 +190,9 @@ class Delivery(ConformanceCase):
             assert all((message.data or b"").startswith(message.topic.encode()) for message in seen)
 
     @promise(
-        "messages.one-stops-the-other-goes-on", "When one of two consumers closes, the other continues to receive."
+        "messages.closing-one-leaves-the-other", "When one of two consumers closes, the other continues to receive."
     )
-    async def test_one_stops_the_other_goes_on(self, harness: Harness) -> None:
+    async def test_closing_one_leaves_the_other(self, harness: Harness) -> None:
         bus, topics = await harness.bus(), [await harness.topic(), await harness.topic()]
         async with (
             bus.messages(topics[0], subscription="readers") as first,
@@ -205,10 +205,10 @@ class Delivery(ConformanceCase):
             assert bodies(await until_seen(second, wanted, harness.patience)) == once(wanted)
 
     @promise(
-        "messages.slow-subscription-blocks-no-other",
+        "messages.slow-subscription-does-not-block",
         "A subscription that settles nothing does not block other subscriptions.",
     )
-    async def test_slow_subscription_blocks_no_other(self, harness: Harness) -> None:
+    async def test_slow_subscription_does_not_block(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with (
             bus.messages(topic, subscription="stuck", max_outstanding=1) as stuck,
@@ -218,8 +218,8 @@ class Delivery(ConformanceCase):
             await take(stuck, 1, harness.patience)
             assert bodies(await until_seen(moving, numbered(100), harness.patience)) == once(numbered(100))
 
-    @promise("messages.unsettled-is-nobody-elses", "No other consumer receives a message while it is held unsettled.")
-    async def test_unsettled_is_nobody_elses(self, harness: Harness) -> None:
+    @promise("messages.unsettled-is-exclusive", "No other consumer receives a message while it is held unsettled.")
+    async def test_unsettled_is_exclusive(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with (
             bus.messages(topic, subscription="readers") as first,
@@ -234,8 +234,8 @@ class Delivery(ConformanceCase):
             for task in waiting:
                 task.cancel()
 
-    @promise("messages.foreign-object-is-reachable", "`native` is the client library's own object, not None.")
-    async def test_foreign_object_is_reachable(self, harness: Harness) -> None:
+    @promise("messages.native-object-is-exposed", "`native` is the client library's own object, not None.")
+    async def test_native_object_is_exposed(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await bus.topic(topic).publish(b"x")

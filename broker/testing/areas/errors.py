@@ -128,10 +128,10 @@ class Errors(ConformanceCase):
         assert not await listed(bus, topic)
 
     @promise(
-        "errors.failed-open-leaves-nothing",
+        "errors.failed-open-holds-nothing",
         "A consumer that cannot open one of its topics holds no messages of the others.",
     )
-    async def test_failed_open_leaves_nothing(self, harness: Harness) -> None:
+    async def test_failed_open_holds_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.admin.ensure_subscription(topic, "readers")
         await bus.topic(topic).publish_batch(numbered(5))
@@ -240,10 +240,10 @@ class Errors(ConformanceCase):
         await asyncio.wait({receiving}, timeout=harness.patience)
 
     @promise(
-        "errors.all-say-what-to-do",
+        "errors.all-have-advice",
         "Every error is a BrokerError with `retriable`, `native` and `advice`.",
     )
-    async def test_all_say_what_to_do(self, harness: Harness) -> None:
+    async def test_all_have_advice(self, harness: Harness) -> None:
         bus, missing = await harness.bus(), unique("missing")
         with pytest.raises(BrokerError) as raised:
             await bus.topic(missing).publish(b"x")

@@ -76,8 +76,8 @@ class Flow(ConformanceCase):
                 await message.ack()
             await take(inbox, 4, harness.patience)
 
-    @promise("flow.one-large-message-passes", "A message larger than `max_outstanding_bytes` is delivered, alone.")
-    async def test_one_large_message_passes(self, harness: Harness) -> None:
+    @promise("flow.oversized-message-is-delivered", "A message larger than `max_outstanding_bytes` arrives, alone.")
+    async def test_oversized_message_is_delivered(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_outstanding_bytes=100) as inbox:
             await bus.topic(topic).publish_batch([bytes(5000), bytes(5001)])
@@ -90,10 +90,10 @@ class Flow(ConformanceCase):
             assert sorted(sizes) == [5000, 5001]
 
     @promise(
-        "flow.batch-above-the-bound-is-an-error",
+        "flow.batch-above-the-bound-raises",
         "Requesting a batch larger than `max_outstanding` raises at once.",
     )
-    async def test_batch_above_the_bound_is_an_error(self, harness: Harness) -> None:
+    async def test_batch_above_the_bound_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_outstanding=5) as inbox:
             with pytest.raises(ConfigurationError):
@@ -122,10 +122,10 @@ class Flow(ConformanceCase):
 
     @requires("messages.shared_by_message")
     @promise(
-        "flow.slow-consumer-hoards-nothing",
+        "flow.slow-consumer-does-not-hoard",
         "A consumer that works on one message for long leaves the others to other consumers.",
     )
-    async def test_slow_consumer_hoards_nothing(self, harness: Harness) -> None:
+    async def test_slow_consumer_does_not_hoard(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as slow:
             await bus.topic(topic).publish_batch(numbered(100))

@@ -27,10 +27,10 @@ class Groups(ConformanceCase):
 
     @requires("records.rebalance")
     @promise(
-        "groups.partitions-are-shared-out",
+        "groups.partitions-are-distributed",
         "Members of a group share the partitions: each partition has one owner, and no member is idle.",
     )
-    async def test_partitions_are_shared_out(self, harness: Harness) -> None:
+    async def test_partitions_are_distributed(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
         async with first.records(topic, group="readers") as one:
             await eventually(lambda: len(one.assignment()) == PARTITIONS, 3 * harness.patience, "the first assignment")
@@ -39,10 +39,10 @@ class Groups(ConformanceCase):
 
     @requires("records.rebalance")
     @promise(
-        "groups.leaving-passes-partitions-on",
+        "groups.leaving-reassigns-partitions",
         "When a member leaves, the others take over its partitions and continue at its commits.",
     )
-    async def test_leaving_passes_partitions_on(self, harness: Harness) -> None:
+    async def test_leaving_reassigns_partitions(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
         await first.topic(topic).publish_batch(_keyed(200))
         seen: Counter[bytes | None] = Counter()
@@ -132,10 +132,10 @@ class Groups(ConformanceCase):
 
     @requires("records.rebalance")
     @promise(
-        "groups.events-come-before-release",
+        "groups.revocation-event-precedes-release",
         "Revoked partitions are reported by an event before they are released, with the remaining ones.",
     )
-    async def test_events_come_before_release(self, harness: Harness) -> None:
+    async def test_revocation_event_precedes_release(self, harness: Harness) -> None:
         first, second, topic = await harness.bus(), await harness.connect(), await harness.topic(partitions=PARTITIONS)
         events: list[Event] = []
         first.hooks.listen(events.append)
@@ -173,11 +173,11 @@ class Groups(ConformanceCase):
 
     @requires("records.rebalance", "harness.crash")
     @promise(
-        "groups.crash-passes-partitions-on",
+        "groups.crash-reassigns-partitions",
         "After a member crashed, the others continue at its last commit, in order and without loss.",
         seconds=90,
     )
-    async def test_crash_passes_partitions_on(self, harness: Harness) -> None:
+    async def test_crash_reassigns_partitions(self, harness: Harness) -> None:
         doomed, bus, topic = (
             await harness.connect(short_lease=True),
             await harness.bus(),
@@ -204,11 +204,11 @@ class Groups(ConformanceCase):
 
     @requires("records.rebalance", "harness.isolate")
     @promise(
-        "groups.losses-are-told",
+        "groups.lost-partitions-are-reported",
         "A member that could not reach the server gets an event when its partitions moved to other members.",
         seconds=90,
     )
-    async def test_losses_are_told(self, harness: Harness) -> None:
+    async def test_lost_partitions_are_reported(self, harness: Harness) -> None:
         first, second = await harness.connect(short_lease=True), await harness.connect(short_lease=True)
         topic = await harness.topic(partitions=2)
         await first.topic(topic).publish_batch(_keyed(40))
@@ -229,11 +229,11 @@ class Groups(ConformanceCase):
 
     @requires("records.rebalance", "harness.crash")
     @promise(
-        "groups.after-a-crash-is-not-idle",
+        "groups.crash-delays-idle",
         "A consumer that follows a crashed member is idle only after it has read the records of that member.",
         seconds=90,
     )
-    async def test_after_a_crash_is_not_idle(self, harness: Harness) -> None:
+    async def test_crash_delays_idle(self, harness: Harness) -> None:
         doomed, topic = await harness.connect(short_lease=True), await harness.topic(partitions=2)
         await doomed.topic(topic).publish_batch(_keyed(20))
         log = doomed.records(topic, group="readers")

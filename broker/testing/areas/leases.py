@@ -58,9 +58,9 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease")
     @promise(
-        "leases.handlers-are-covered", "A handler that runs for three leases keeps its message, which is handled once."
+        "leases.handling-is-renewed", "A handler that runs for three leases keeps its message, which is handled once."
     )
-    async def test_handlers_are_covered(self, harness: Harness) -> None:
+    async def test_handling_is_renewed(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         calls: list[bytes | None] = []
         finish = asyncio.Event()
@@ -84,10 +84,10 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease")
     @promise(
-        "leases.max-lease-ends-it",
+        "leases.max-lease-expires",
         "After `max_lease` the message is lost: it is flagged and reported, its ack raises, and it is redelivered.",
     )
-    async def test_max_lease_ends_it(self, harness: Harness) -> None:
+    async def test_max_lease_expires(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         events: list[Event] = []
         bus.hooks.listen(events.append)
@@ -107,8 +107,8 @@ class Leases(ConformanceCase):
             await nothing_more(inbox, 1.5 * harness.lease_seconds)
 
     @requires("messages.lease")
-    @promise("leases.max-lease-counts-from-hand-over", "Time in the buffer does not count towards `max_lease`.")
-    async def test_max_lease_counts_from_hand_over(self, harness: Harness) -> None:
+    @promise("leases.max-lease-starts-at-delivery", "Time in the buffer does not count towards `max_lease`.")
+    async def test_max_lease_starts_at_delivery(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_lease=0.6, retry=QUICK) as inbox:
             await bus.topic(topic).publish_batch(numbered(2))
@@ -121,10 +121,10 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease")
     @promise(
-        "leases.extend-raises-the-bound",
+        "leases.extend-exceeds-max-lease",
         "`extend(seconds)` keeps a message beyond `max_lease`, and its ack is valid.",
     )
-    async def test_extend_raises_the_bound(self, harness: Harness) -> None:
+    async def test_extend_exceeds_max_lease(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_lease=0.4, retry=QUICK) as inbox:
             await bus.topic(topic).publish(b"x")
@@ -137,10 +137,10 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease")
     @promise(
-        "leases.expired-handler-hurts-nobody",
+        "leases.expired-handler-cannot-settle",
         "A handler that outlives its lease cannot settle the message of the next holder.",
     )
-    async def test_expired_handler_hurts_nobody(self, harness: Harness) -> None:
+    async def test_expired_handler_cannot_settle(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_lease=0.3, retry=QUICK) as inbox:
             await bus.topic(topic).publish(b"x")
@@ -173,10 +173,10 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease", "harness.crash")
     @promise(
-        "leases.crash-gives-back",
+        "leases.crash-releases-messages",
         "Unacked messages of a crashed consumer are redelivered when their leases end; acked ones are not.",
     )
-    async def test_crash_gives_back(self, harness: Harness) -> None:
+    async def test_crash_releases_messages(self, harness: Harness) -> None:
         doomed, topic = await harness.connect(short_lease=True), await harness.topic()
         inbox = doomed.messages(topic, subscription="readers")
         await inbox.__aenter__()
@@ -194,10 +194,10 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease", "shared", "harness.worker")
     @promise(
-        "leases.killed-process-gives-back",
+        "leases.killed-process-releases-messages",
         "After SIGKILL of a consumer process, every unacked message is redelivered.",
     )
-    async def test_killed_process_gives_back(self, harness: Harness) -> None:
+    async def test_killed_process_releases_messages(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with bus.messages(topic, subscription="readers"):
             pass

@@ -138,10 +138,10 @@ class Limits(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @promise(
-        "limits.largest-have-dead-letters",
+        "limits.largest-can-be-dead-lettered",
         "A message that fills a limit of the broker can still be dead-lettered and redriven.",
     )
-    async def test_of_the_largest_messages(self, harness: Harness) -> None:
+    async def test_largest_can_be_dead_lettered(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         largest = _largest(bus.capabilities.publish.limits)
 

@@ -102,10 +102,10 @@ class LogReading(ConformanceCase):
 
     @requires("records.log_reader")
     @promise(
-        "log.reads-again-and-again",
+        "log.reads-are-repeatable",
         "Reading changes nothing: it can be repeated, and creates no group or subscription.",
     )
-    async def test_reads_again_and_again(self, harness: Harness) -> None:
+    async def test_reads_are_repeatable(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(10))
         first, second = await asyncio.gather(_read_all(bus.log, topic), _read_all(bus.log, topic))
@@ -115,8 +115,8 @@ class LogReading(ConformanceCase):
             assert len(await read(log, 10, harness.patience)) == 10
 
     @requires("records.log_reader")
-    @promise("log.breaking-off-is-harmless", "Abandoning a read does not affect later reads.")
-    async def test_breaking_off_is_harmless(self, harness: Harness) -> None:
+    @promise("log.abandoned-read-is-harmless", "Abandoning a read does not affect later reads.")
+    async def test_abandoned_read_is_harmless(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(100))
         async for _ in bus.log.read(topic, 0, max_records=5):
@@ -124,8 +124,8 @@ class LogReading(ConformanceCase):
         assert bodies(await _read_all(bus.log, topic)) == once(numbered(100))
 
     @requires("records.log_reader")
-    @promise("log.missing-topic-is-told", "Reading a missing topic raises TopicNotFound.")
-    async def test_reading_a_missing_topic_is_told(self, harness: Harness) -> None:
+    @promise("log.missing-topic-raises", "Reading a missing topic raises TopicNotFound.")
+    async def test_reading_a_missing_topic_raises(self, harness: Harness) -> None:
         bus, missing = await harness.bus(), unique("missing")
         with pytest.raises(TopicNotFound):
             await bus.log.partitions(missing)

@@ -26,10 +26,10 @@ class Observing(ConformanceCase):
     """Events and interceptors."""
 
     @promise(
-        "observing.trace-arrives",
+        "observing.trace-is-propagated",
         "An attribute that a publish interceptor adds arrives with the message, for every way to publish.",
     )
-    async def test_trace_arrives(self, harness: Harness) -> None:
+    async def test_trace_is_propagated(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         seen: list[str] = []
 
@@ -84,10 +84,10 @@ class Observing(ConformanceCase):
         assert sorted(seen) == sorted(["begin", "end", "begin", "raised by the test"])
 
     @promise(
-        "observing.publishes-are-told",
+        "observing.publishes-are-reported",
         "Every call that publishes emits an event with the outcome of each message and its duration.",
     )
-    async def test_publishes_are_told(self, harness: Harness) -> None:
+    async def test_publishes_are_reported(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
         bus.hooks.listen(events.append)
@@ -101,8 +101,8 @@ class Observing(ConformanceCase):
         assert all(isinstance(outcome, Receipt) for event in seen for outcome in event.outcomes)
         assert all(event.topic == topic and event.seconds >= 0 for event in seen)
 
-    @promise("observing.settlements-are-told", "Every settlement is counted in an event: acked, nacked, released.")
-    async def test_settlements_are_told(self, harness: Harness) -> None:
+    @promise("observing.settlements-are-reported", "Every settlement is counted in an event: acked, nacked, released.")
+    async def test_settlements_are_reported(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
         bus.hooks.listen(events.append)
@@ -122,8 +122,8 @@ class Observing(ConformanceCase):
         await eventually(lambda: sum(counts()) >= 10, harness.patience, "the news of ten settlements")
         assert counts()[0] == 5
 
-    @promise("observing.removed-listener-hears-nothing", "A removed listener receives no more events.")
-    async def test_removed_listener_hears_nothing(self, harness: Harness) -> None:
+    @promise("observing.removed-listener-gets-no-events", "A removed listener receives no more events.")
+    async def test_removed_listener_gets_no_events(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
         remove = bus.hooks.listen(events.append)
@@ -135,10 +135,10 @@ class Observing(ConformanceCase):
         assert len(events) == heard
 
     @promise(
-        "observing.opening-is-told",
+        "observing.connecting-is-reported",
         "The first connection emits an event that names the server, without its credentials.",
     )
-    async def test_opening_is_told(self, harness: Harness) -> None:
+    async def test_connecting_is_reported(self, harness: Harness) -> None:
         events: list[Event] = []
         bus = harness.open_bus(harness.url(), None)
         bus.hooks.listen(events.append)

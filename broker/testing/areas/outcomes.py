@@ -22,10 +22,10 @@ class Outcomes(ConformanceCase):
     """How consumers report idleness, closes and failures."""
 
     @promise(
-        "outcomes.idle-is-an-answer",
+        "outcomes.idle-returns-none",
         "An idle wait returns None or an empty batch, and can be repeated.",
     )
-    async def test_idle_is_an_answer(self, harness: Harness) -> None:
+    async def test_idle_returns_none(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             assert await inbox.next_message(timeout=harness.quiet) is None
@@ -36,10 +36,10 @@ class Outcomes(ConformanceCase):
             assert await inbox.next_message(timeout=harness.quiet) is None
 
     @promise(
-        "outcomes.idle-is-not-a-cancellation",
+        "outcomes.timeout-is-not-a-cancellation",
         "A timeout of the caller raises TimeoutError, and loses no message.",
     )
-    async def test_idle_is_not_a_cancellation(self, harness: Harness) -> None:
+    async def test_timeout_is_not_a_cancellation(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             with pytest.raises(TimeoutError):
@@ -48,8 +48,8 @@ class Outcomes(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await until_seen(inbox, [b"x"], harness.patience)
 
-    @promise("outcomes.wait-ends-with-the-message", "A waiting `next_message` returns as soon as a message arrives.")
-    async def test_wait_ends_with_the_message(self, harness: Harness) -> None:
+    @promise("outcomes.wait-ends-on-arrival", "A waiting `next_message` returns as soon as a message arrives.")
+    async def test_wait_ends_on_arrival(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             waiting = asyncio.ensure_future(inbox.next_message())
@@ -61,10 +61,10 @@ class Outcomes(ConformanceCase):
             assert message is not None and message.data == b"x"
 
     @promise(
-        "outcomes.cancelled-is-cancelled",
+        "outcomes.cancelled-wait-raises",
         "A cancelled wait raises CancelledError; a wait in a cancelled task raises it at once.",
     )
-    async def test_cancelled_is_cancelled(self, harness: Harness) -> None:
+    async def test_cancelled_wait_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             started = asyncio.ensure_future(inbox.next_message())
@@ -78,8 +78,8 @@ class Outcomes(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await until_seen(inbox, [b"x"], harness.patience)
 
-    @promise("outcomes.closed-is-closed", "After a close, every way of reading raises Closed, and iterations end.")
-    async def test_closed_is_closed(self, harness: Harness) -> None:
+    @promise("outcomes.read-after-close-raises", "After a close, every way to read raises Closed, and iterations end.")
+    async def test_read_after_close_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await inbox.close()
@@ -194,10 +194,10 @@ class Outcomes(ConformanceCase):
             assert (failed[0].failures, failed[0].message.id) == (1, message.id)
 
     @promise(
-        "outcomes.refused-ack-is-told",
+        "outcomes.refused-ack-is-reported",
         "An ack that the broker refuses is reported by an exception or an event, never only by the log.",
     )
-    async def test_refused_ack_is_told(self, harness: Harness) -> None:
+    async def test_refused_ack_is_reported(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()
         events: list[Event] = []
@@ -218,8 +218,10 @@ class Outcomes(ConformanceCase):
             )
             assert message.state is not SettleState.SETTLED
 
-    @promise("outcomes.hooks-cannot-harm", "A listener that raises does not affect publishers and consumers.")
-    async def test_hooks_cannot_harm(self, harness: Harness) -> None:
+    @promise(
+        "outcomes.listener-errors-are-isolated", "A listener that raises affects neither publishers nor consumers."
+    )
+    async def test_listener_errors_are_isolated(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
 
         def explode(_: Event) -> None:

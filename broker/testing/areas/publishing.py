@@ -32,8 +32,8 @@ __all__ = ["Publishing"]
 class Publishing(ConformanceCase):
     """Publishing one by one, in batches and through the pipeline."""
 
-    @promise("publishing.receipt-names-the-message", "A receipt has the id that consumers see as `message.id`.")
-    async def test_receipt_names_the_message(self, harness: Harness) -> None:
+    @promise("publishing.receipt-has-the-message-id", "A receipt has the id that consumers see as `message.id`.")
+    async def test_receipt_has_the_message_id(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             receipts = await bus.topic(topic).publish_batch(numbered(5))
@@ -51,9 +51,10 @@ class Publishing(ConformanceCase):
             assert (receipt.id, message.id) == (given, given)
 
     @promise(
-        "publishing.every-receipt-is-true", "Every message with a receipt arrives, with twenty concurrent publishers."
+        "publishing.confirmed-messages-arrive",
+        "With twenty concurrent publishers, every message with a receipt arrives.",
     )
-    async def test_every_receipt_is_true(self, harness: Harness) -> None:
+    async def test_confirmed_messages_arrive(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
 
@@ -65,18 +66,18 @@ class Publishing(ConformanceCase):
             wanted = [body for number in range(20) for body in numbered(25, f"p{number}")]
             assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
 
-    @promise("publishing.batch-has-a-receipt-each", "`publish_batch` returns a receipt for each message, in order.")
-    async def test_batch_has_a_receipt_each(self, harness: Harness) -> None:
+    @promise("publishing.batch-returns-receipts", "`publish_batch` returns a receipt for each message, in order.")
+    async def test_batch_returns_receipts(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         messages = [OutboundMessage(body, id=f"id-{body.decode()}") for body in numbered(50)]
         receipts = await bus.topic(topic).publish_batch(messages)
         assert [receipt.id for receipt in receipts] == [message.id for message in messages]
 
     @promise(
-        "publishing.all-without-receipts",
+        "publishing.batch-without-receipts",
         "`publish_batch(..., receipts=False)` keeps the order of each key, returns None and reports each failure.",
     )
-    async def test_all_without_receipts(self, harness: Harness) -> None:
+    async def test_batch_without_receipts(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -114,10 +115,10 @@ class Publishing(ConformanceCase):
                 assert [message.data for message in await take(inbox, 500, harness.patience)] == wanted
 
     @promise(
-        "publishing.partial-failure-tells-each-fate",
+        "publishing.partial-failure-reports-each-outcome",
         "A partly failed batch raises PublishError with a receipt or an error per message; the other messages arrive.",
     )
-    async def test_partial_failure_tells_each_fate(self, harness: Harness) -> None:
+    async def test_partial_failure_reports_each_outcome(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -134,18 +135,18 @@ class Publishing(ConformanceCase):
             await nothing_more(inbox, harness.quiet)
 
     @promise(
-        "publishing.failure-has-no-receipt",
+        "publishing.refused-publish-raises",
         "A publish that the broker refuses raises an error.",
     )
-    async def test_failure_has_no_receipt(self, harness: Harness) -> None:
+    async def test_refused_publish_raises(self, harness: Harness) -> None:
         faults = Faults()
         bus, topic = await harness.connect(wrap=faults), await harness.topic()
         faults.publish[topic].append(BackendError("refused by the test"))
         with pytest.raises(BackendError, match="refused by the test"):
             await bus.topic(topic).publish(b"x")
 
-    @promise("publishing.enqueue-gives-receipts", "Each future of `enqueue` returns the receipt of its message.")
-    async def test_enqueue_gives_receipts(self, harness: Harness) -> None:
+    @promise("publishing.enqueue-returns-receipts", "Each future of `enqueue` returns the receipt of its message.")
+    async def test_enqueue_returns_receipts(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         futures = [
             await bus.topic(topic).enqueue(OutboundMessage(body, id=f"id-{body.decode()}")) for body in numbered(300)
@@ -235,8 +236,11 @@ class Publishing(ConformanceCase):
         await harness.create_topic(name)
         assert (await topic.publish(b"x")).id
 
-    @promise("publishing.closed-bus-refuses", "Publishing after the close raises Closed; closing twice does no harm.")
-    async def test_closed_bus_refuses(self, harness: Harness) -> None:
+    @promise(
+        "publishing.publish-after-close-raises",
+        "Publishing after the close raises Closed; a second close does nothing.",
+    )
+    async def test_publish_after_close_raises(self, harness: Harness) -> None:
         bus, name = await harness.connect(), await harness.topic()
         topic = bus.topic(name)
         await bus.close()
@@ -249,10 +253,10 @@ class Publishing(ConformanceCase):
             await topic.enqueue(b"x")
 
     @promise(
-        "publishing.cancelled-call-disturbs-no-other",
+        "publishing.cancelled-call-is-isolated",
         "A cancelled publish does not affect other calls or the topic.",
     )
-    async def test_cancelled_call_disturbs_no_other(self, harness: Harness) -> None:
+    async def test_cancelled_call_is_isolated(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             calls = [asyncio.ensure_future(bus.topic(topic).publish(body)) for body in numbered(20)]
@@ -266,8 +270,8 @@ class Publishing(ConformanceCase):
             await bus.topic(topic).publish(b"after")
             await until_seen(inbox, [*kept, b"after"], harness.patience)
 
-    @promise("publishing.topics-never-mix", "Topics with similar names never mix.")
-    async def test_topics_never_mix(self, harness: Harness) -> None:
+    @promise("publishing.topics-are-isolated", "Topics with similar names never mix.")
+    async def test_topics_are_isolated(self, harness: Harness) -> None:
         bus, base = await harness.bus(), unique("mix")
         names: list[str] = []
         for name in (f"{base}.a", f"{base}_a", f"{base}-a", f"{base}.A", f"{base}.a.b"):
@@ -360,10 +364,10 @@ class Publishing(ConformanceCase):
 
     @requires("publish.partitions", "records")
     @promise(
-        "publishing.key-chooses-one-partition",
+        "publishing.key-maps-to-one-partition",
         "All messages of a key go to one partition; keys spread over the partitions.",
     )
-    async def test_key_chooses_one_partition(self, harness: Harness) -> None:
+    async def test_key_maps_to_one_partition(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=4)
         keys = [f"key-{number}" for number in range(40)]
         chosen: dict[str, set[int | None]] = {key: set() for key in keys}
@@ -380,14 +384,14 @@ class Publishing(ConformanceCase):
     async def test_unsupported_is_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         can = bus.capabilities.publish
-        asked = {
+        features = {
             "deliver_at": OutboundMessage(b"x", deliver_at=datetime.now(UTC) + timedelta(seconds=60)),
             "ttl": OutboundMessage(b"x", ttl=60.0),
             "partitions": OutboundMessage(b"x", partition=0),
             "tombstones": OutboundMessage(None),
         }
         async with bus.messages(topic, subscription="readers") as inbox:
-            for feature, message in asked.items():
+            for feature, message in features.items():
                 if not getattr(can, feature):
                     with pytest.raises(Unsupported):
                         await bus.topic(topic).publish(message)

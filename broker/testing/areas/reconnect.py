@@ -146,8 +146,8 @@ class Reconnecting(ConformanceCase):
 
     @shares_restart
     @requires("harness.restart")
-    @promise("reconnect.breaks-are-events", "Losing and restoring the connection are events of the bus.", seconds=90)
-    async def test_breaks_are_events(self, harness: Harness) -> None:
+    @promise("reconnect.disconnects-are-events", "A lost and a restored connection are events of the bus.", seconds=90)
+    async def test_disconnects_are_events(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         events: list[Event] = []
         bus.hooks.listen(events.append)
@@ -194,11 +194,11 @@ class Reconnecting(ConformanceCase):
     @shares_restart
     @requires("harness.restart")
     @promise(
-        "reconnect.given-back-comes-again",
+        "reconnect.released-is-redelivered",
         "Messages released by a close right before a restart are redelivered, at the latest when their lease ends.",
         seconds=90,
     )
-    async def test_given_back_comes_again(self, harness: Harness) -> None:
+    async def test_released_is_redelivered(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
             await bus.topic(topic).publish_batch(numbered(10))
@@ -248,11 +248,11 @@ class Reconnecting(ConformanceCase):
     @shares_restart
     @requires("harness.restart", "records")
     @promise(
-        "reconnect.records-go-on",
+        "reconnect.records-continue",
         "A record consumer continues after a restart, with every record at least once and in order.",
         seconds=90,
     )
-    async def test_records_go_on(self, harness: Harness) -> None:
+    async def test_records_continue(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(20, "a"))
         async with bus.records(topic, group=unique("group")) as log:
@@ -272,11 +272,11 @@ class Reconnecting(ConformanceCase):
     @shares_restart
     @requires("harness.restart")
     @promise(
-        "reconnect.pipeline-goes-on",
+        "reconnect.pipeline-continues",
         "Messages that were queued by `enqueue` during a restart are published when the server is back.",
         seconds=90,
     )
-    async def test_pipeline_goes_on(self, harness: Harness) -> None:
+    async def test_pipeline_continues(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         if bus.capabilities.records is None:
             # A broker without a log keeps messages for existing subscriptions only.

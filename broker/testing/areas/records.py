@@ -26,10 +26,10 @@ class Records(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.arrive-equal",
+        "records.arrive-unchanged",
         "Records arrive with the published key, body, attributes and id, and with growing offsets.",
     )
-    async def test_records_arrive_equal(self, harness: Harness) -> None:
+    async def test_records_arrive_unchanged(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         sent = [
             OutboundMessage(body, key=b"k\x00" + body, attributes={"n": body.decode()}, id=f"id-{n}")
@@ -106,10 +106,10 @@ class Records(ConformanceCase):
 
     @requires("records.seek")
     @promise(
-        "records.seek-goes-back-and-forth",
+        "records.seek-moves-both-ways",
         "`seek` continues at a given or the committed position, and raises for one that is not in the log.",
     )
-    async def test_seek_goes_back_and_forth(self, harness: Harness) -> None:
+    async def test_seek_moves_both_ways(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(20))
         async with bus.records(topic, group="readers") as log:
@@ -127,10 +127,10 @@ class Records(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.pause-holds-back",
+        "records.pause-stops-delivery",
         "A paused partition delivers nothing, loses nothing, and continues when it is resumed.",
     )
-    async def test_pause_holds_back(self, harness: Harness) -> None:
+    async def test_pause_stops_delivery(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=2)
         async with bus.records(topic, group="readers") as log:
             messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40))]
@@ -148,10 +148,10 @@ class Records(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.partitions-of-others-are-refused",
+        "records.unassigned-partitions-are-refused",
         "Pausing or resuming an unassigned partition raises LeaseLost, which names it, and changes nothing.",
     )
-    async def test_partitions_of_others_are_refused(self, harness: Harness) -> None:
+    async def test_unassigned_partitions_are_refused(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(10))
         async with bus.records(topic, group="readers") as log:
@@ -307,16 +307,16 @@ class Records(ConformanceCase):
             await eventually(lambda: not probe.waiting, harness.patience, "the end of the fetch")
 
     @requires("records")
-    @promise("records.missing-topic-is-told", "Joining a group on a missing topic raises TopicNotFound.")
-    async def test_joining_a_missing_topic_is_told(self, harness: Harness) -> None:
+    @promise("records.missing-topic-raises", "Joining a group on a missing topic raises TopicNotFound.")
+    async def test_joining_a_missing_topic_raises(self, harness: Harness) -> None:
         bus = await harness.bus()
         with pytest.raises(TopicNotFound):
             async with bus.records(unique("missing"), group="readers"):
                 pass
 
     @requires("records", "messages.ephemeral")
-    @promise("records.ephemeral-group-is-ones-own", "By default, every member of an ephemeral group reads all records.")
-    async def test_ephemeral_group_is_ones_own(self, harness: Harness) -> None:
+    @promise("records.ephemeral-group-is-exclusive", "By default, every ephemeral group reads all records.")
+    async def test_ephemeral_group_is_exclusive(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(10))
         async with (
@@ -328,10 +328,10 @@ class Records(ConformanceCase):
 
     @requires("records")
     @promise(
-        "records.families-share-a-topic",
+        "records.share-a-topic-with-messages",
         "A message subscription and a record group can read the same topic independently.",
     )
-    async def test_families_share_a_topic(self, harness: Harness) -> None:
+    async def test_share_a_topic_with_messages(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="queue") as inbox, bus.records(topic, group="log") as log:
             await bus.topic(topic).publish_batch(numbered(20))

@@ -30,10 +30,10 @@ class Retrying(ConformanceCase):
     """The retry policy of handlers."""
 
     @promise(
-        "retry.failure-comes-again",
+        "retry.failure-is-redelivered",
         "A message whose handler raises is redelivered; a message whose handler returns is not.",
     )
-    async def test_failure_comes_again(self, harness: Harness) -> None:
+    async def test_failure_is_redelivered(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         calls: list[bytes | None] = []
 
@@ -71,8 +71,8 @@ class Retrying(ConformanceCase):
         for waited, due in zip(waits, [0.1, 0.2, 0.4, 0.4], strict=True):
             assert due - 0.02 <= waited <= due + 0.5 * harness.patience, f"Waited {waited:.3f} s instead of {due} s"
 
-    @promise("retry.waiting-blocks-no-other", "While a failed message waits, the consumer handles others.")
-    async def test_waiting_blocks_no_other(self, harness: Harness) -> None:
+    @promise("retry.backoff-does-not-block", "While a failed message waits, the consumer handles others.")
+    async def test_backoff_does_not_block(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         calls: list[bytes | None] = []
 
@@ -136,8 +136,8 @@ class Retrying(ConformanceCase):
             await handling(inbox.receive(handle), lambda: len(failed()) >= 3, inbox, harness.patience)
         assert [(event.failures, event.retry_in) for event in failed()] == [(1, 0.05), (2, 0.1), (3, None)]
 
-    @promise("retry.never-gives-up-at-once", "An exception in `never`, or not in `on`, is not retried.")
-    async def test_never_gives_up_at_once(self, harness: Harness) -> None:
+    @promise("retry.never-is-not-retried", "An exception in `never`, or not in `on`, is not retried.")
+    async def test_never_is_not_retried(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         calls: list[bytes | None] = []
 
@@ -177,10 +177,10 @@ class Retrying(ConformanceCase):
         assert calls == [b"x", b"x"]
 
     @promise(
-        "retry.exhausted-comes-back-slowly",
+        "retry.exhausted-is-redelivered-slowly",
         "Without a dead-letter topic, an exhausted message is redelivered at the longest backoff; it is never dropped.",
     )
-    async def test_exhausted_comes_back_slowly(self, harness: Harness) -> None:
+    async def test_exhausted_is_redelivered_slowly(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         loop = asyncio.get_running_loop()
         times: list[float] = []
@@ -198,10 +198,10 @@ class Retrying(ConformanceCase):
 
     @requires("messages.unlimited_deliveries")
     @promise(
-        "retry.restarts-burn-no-attempts",
+        "retry.restarts-count-no-attempts",
         "Being released by many restarts does not exhaust a message.",
     )
-    async def test_restarts_burn_no_attempts(self, harness: Harness) -> None:
+    async def test_restarts_count_no_attempts(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         policy = Retry(max_attempts=2, initial=0.05, jitter=0.0)
         async with bus.messages(topic, subscription="readers", retry=policy, dead_letter=dead):
@@ -219,11 +219,11 @@ class Retrying(ConformanceCase):
 
     @requires("messages.unlimited_deliveries")
     @promise(
-        "retry.restarts-use-up-no-deliveries",
+        "retry.restarts-count-no-deliveries",
         "A message that many consumers, each on its own connection, receive and release unhandled is not given up.",
         seconds=180,
     )
-    async def test_restarts_use_up_no_deliveries(self, harness: Harness) -> None:
+    async def test_restarts_count_no_deliveries(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
         async with bus.messages(topic, subscription="readers"):
             pass
@@ -253,10 +253,10 @@ class Retrying(ConformanceCase):
 
     @requires("messages.release_keeps_attempt", "messages.delivery_attempt")
     @promise(
-        "retry.give-back-is-no-attempt",
+        "retry.release-is-no-attempt",
         "A message that was released unhandled is redelivered with the same `delivery_attempt`.",
     )
-    async def test_give_back_is_no_attempt(self, harness: Harness) -> None:
+    async def test_release_is_no_attempt(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers"):
             pass

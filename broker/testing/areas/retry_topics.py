@@ -37,10 +37,10 @@ class RetryingOnTopics(ConformanceCase):
 
     @requires("records")
     @promise(
-        "retry-topics.wait-and-come-again",
+        "retry-topics.delay-in-turn",
         "A failed message is redelivered after the delay of each retry topic in turn; others pass it.",
     )
-    async def test_wait_and_come_again(self, harness: Harness) -> None:
+    async def test_delay_in_turn(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await _prepared(harness)
         loop = asyncio.get_running_loop()
         times: list[float] = []
@@ -67,10 +67,10 @@ class RetryingOnTopics(ConformanceCase):
 
     @requires("records")
     @promise(
-        "retry-topics.show-the-original",
+        "retry-topics.restore-the-original",
         "After its wait a message has its original topic, id, key, body, attributes and time; its attempts go on.",
     )
-    async def test_show_the_original(self, harness: Harness) -> None:
+    async def test_restore_the_original(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await _prepared(harness)
         sent = OutboundMessage(b"body", key=b"key", attributes={"colour": "red"}, id="the-id")
         await bus.topic(topic).publish(sent)
@@ -150,10 +150,10 @@ class RetryingOnTopics(ConformanceCase):
 
     @requires("records", "harness.crash")
     @promise(
-        "retry-topics.waits-outlive-a-crash",
+        "retry-topics.waits-survive-a-crash",
         "Messages that wait on a retry topic outlive their consumer, and are not delivered before they are due.",
     )
-    async def test_waits_outlive_a_crash(self, harness: Harness) -> None:
+    async def test_waits_survive_a_crash(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await _prepared(harness)
         loop = asyncio.get_running_loop()
         other = await harness.connect(short_lease=True)

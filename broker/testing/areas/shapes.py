@@ -127,10 +127,10 @@ class Shapes(ConformanceCase):
         await self._check(harness, read)
 
     @promise(
-        "messages.batch-handler-tells-each",
+        "messages.batch-handler-settles-each",
         "When a batch handler fails some messages, only those are redelivered.",
     )
-    async def test_batch_handler_tells_each(self, harness: Harness) -> None:
+    async def test_batch_handler_settles_each(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         calls: list[bytes | None] = []
         complete = asyncio.Event()

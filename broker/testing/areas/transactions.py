@@ -39,10 +39,10 @@ class Transactions(ConformanceCase):
 
     @requires("publish.transactions", "records.read_committed")
     @promise(
-        "transactions.open-is-not-seen",
+        "transactions.open-is-invisible",
         "Readers of committed data see no message of an open transaction, without an error.",
     )
-    async def test_open_is_not_seen(self, harness: Harness) -> None:
+    async def test_open_is_invisible(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         async with (
             bus.transactional_publisher(unique("tx")) as publisher,
@@ -97,8 +97,8 @@ class Transactions(ConformanceCase):
             assert await log.next_record(timeout=harness.quiet) is None
 
     @requires("publish.transactions")
-    @promise("transactions.empty-is-fine", "An empty transaction commits without an error.")
-    async def test_empty_is_fine(self, harness: Harness) -> None:
+    @promise("transactions.empty-commits", "An empty transaction commits without an error.")
+    async def test_empty_commits(self, harness: Harness) -> None:
         bus = await harness.bus()
         async with bus.transactional_publisher(unique("tx")) as publisher:
             for _ in range(3):
@@ -107,10 +107,10 @@ class Transactions(ConformanceCase):
 
     @requires("publish.transactions", "records.read_committed")
     @promise(
-        "transactions.positions-ride-along",
+        "transactions.positions-are-atomic",
         "Consume, process, produce: the positions of the read records are committed with the published messages.",
     )
-    async def test_positions_ride_along(self, harness: Harness) -> None:
+    async def test_positions_are_atomic(self, harness: Harness) -> None:
         bus, source, sink = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=1)
         await bus.topic(source).publish_batch(numbered(20))
         async with (
@@ -157,10 +157,10 @@ class Transactions(ConformanceCase):
 
     @requires("messages.acks_in_transactions", "publish.transactions", "records.read_committed")
     @promise(
-        "transactions.acks-ride-along",
+        "transactions.acks-are-atomic",
         "Acks of a transaction take effect with its commit; after an abort the messages are held as before.",
     )
-    async def test_acks_ride_along(self, harness: Harness) -> None:
+    async def test_acks_are_atomic(self, harness: Harness) -> None:
         bus, source, sink = await harness.bus(), await harness.topic(), await harness.topic(partitions=1)
         async with (
             bus.transactional_publisher(unique("tx")) as publisher,
@@ -203,10 +203,10 @@ class Transactions(ConformanceCase):
             assert await log.next_record(timeout=harness.quiet) is None
 
     @promise(
-        "transactions.absent-ones-are-refused",
+        "transactions.unsupported-are-refused",
         "If the broker has no transactions, requesting a transactional publisher raises Unsupported.",
     )
-    async def test_absent_ones_are_refused(self, harness: Harness) -> None:
+    async def test_unsupported_are_refused(self, harness: Harness) -> None:
         bus = await harness.bus()
         if bus.capabilities.publish.transactions:
             async with bus.transactional_publisher(unique("tx")):

@@ -1,6 +1,6 @@
 """The administration endpoint of the double: Atom XML over HTTP, as ServiceBusAdministrationClient requests it.
 
-Elements that the double does not know are kept as they came and given back. What `/$double/` answers is not part of
+Unknown elements are kept and returned unchanged. `/$double/` is not part of
 Service Bus: tests set faults there. One thread per request, each under the namespace's lock.
 """
 

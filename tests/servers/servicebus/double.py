@@ -1,4 +1,4 @@
-"""The double as a small object: start, stop, kill, restart, pause, resume. Loopback only, ports of its own.
+"""The double as a small object: start, stop, kill, restart, pause, resume. Loopback only.
 
 Blocking, for fixtures and threads; every call returns when it is done. Ports and messages stay the same over restarts.
 The double ends with this process, however that ends. Where python-qpid-proton could not be built there is no double,
@@ -36,7 +36,7 @@ def missing() -> str | None:
 class ServiceBusDouble(ServerProcess):
     """Consecutive runs of the double over one directory.
 
-    :param shortest_lock: seconds; the service takes no lock of less than 5, for whose end tests would wait too long.
+    :param shortest_lock: seconds; the service's minimum of 5 would be too long for tests.
     """
 
     def __init__(self, key: str = "double", *, shortest_lock: float = 0.2) -> None:

@@ -189,7 +189,7 @@ class Entity:
         """Lock it for a consumer; returns its token."""
         held.count += 1
         held.state = "locked"
-        # 16 ASCII characters are the 16 bytes of a token, and proton takes only text as a tag.
+        # A token has 16 bytes, here ASCII, since proton takes only text as a tag.
         held.token = secrets.token_hex(8)
         held.until = now() + self.lock_seconds
         held.holder = holder
@@ -205,7 +205,7 @@ class Entity:
     def find(self, token: str) -> Held:
         """The message that the token locks.
 
-        :raises Refused: the lock is not there any more.
+        :raises Refused: the lock has ended.
         """
         held = self.by_token.get(token)
         if held is None or held.until <= now():

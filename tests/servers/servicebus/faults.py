@@ -26,7 +26,7 @@ class Faults:
 
     def add(self, fault: dict[str, Any]) -> None:
         """One of `{"refuse": "send|open|settle|<operation>", "times", "condition", "text", "code"}`,
-        `{"drop": "connections"}`, `{"drop": "closed"}` with AMQP's own farewell, `{"drop": "links", "address"}` and
+        `{"drop": "connections"}`, `{"drop": "closed"}` with an AMQP close, `{"drop": "links", "address"}` and
         `{"swallow": operation, "times"}`."""
         with self._lock:
             if "refuse" in fault:
@@ -45,7 +45,7 @@ class Faults:
     def check(self, operation: str, address: str) -> None:
         """Fail if a fault says so.
 
-        :raises Refused: it was.
+        :raises Refused: a fault is pending.
         """
         with self._lock:
             self.requests[operation] = self.requests.get(operation, 0) + 1

@@ -1,6 +1,6 @@
 """TLS and WebSockets, as a namespace has them, in front of the double, which speaks plain AMQP and HTTP.
 
-Loopback only, ports of its own; used on one event loop, which is the caller's.
+Loopback only; runs on the caller's event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The double's state over restarts: every change is appended to a file before it is confirmed.
 
-A kill of the process loses nothing that was written; the machine's power is not what is tested. Used under the
+A kill of the process loses nothing that was written; power loss is not tested. Used under the
 namespace's lock.
 """
 

@@ -34,7 +34,7 @@ class Management:
         self._authorized: dict[int, float] = {}
 
     def check_authorized(self, connection: int) -> None:
-        """:raises Refused: no valid token was put on this connection."""
+        """:raises Refused: the connection has no valid token."""
         if self._authorized.get(connection, 0.0) < now():
             raise Refused("amqp:unauthorized-access", "A valid token is needed: put one on $cbs.", 401)
 
@@ -67,7 +67,7 @@ class Management:
         return {"expirations": _array(Data.TIMESTAMP, ends)}
 
     def _update_disposition(self, entity: Entity, body: Any, _: str) -> Any:
-        # All or nothing: the answer is one for all of them.
+        # All or nothing: there is one answer for all.
         held = [entity.find(_token(each)) for each in body["lock-tokens"]]
         status = str(body["disposition-status"])
         for each in held:
@@ -140,7 +140,7 @@ class Management:
 def check_token(token: str, key: str) -> float:
     """The time at which a token expires.
 
-    :raises Refused: it is no token of this key, or was.
+    :raises Refused: it was not issued for this key, or has expired.
     """
     found = dict(re.findall(r"(sr|sig|se|skn)=([^&]*)", token))
     if set(found) != {"sr", "sig", "se", "skn"}:

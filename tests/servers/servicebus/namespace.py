@@ -47,7 +47,7 @@ class Topic:
         self.compiled: dict[str, list[Matches]] = {}
 
     def compile(self, subscription: str) -> None:
-        """After its rules have changed."""
+        """Call it after the rules have changed."""
         key = subscription.lower()
         self.compiled[key] = [compile_rule(each) for each in self.rules[key].values()]
 
@@ -153,7 +153,7 @@ class Namespace:
     def send(self, address: str, raw: bytes, hops: int = 0) -> int:
         """Route a message; returns its sequence number.
 
-        :raises Refused: there is no such entity, or the message does not fit it.
+        :raises Refused: the entity does not exist, or does not accept the message.
         """
         queue, topic = self.queues.get(address.lower()), self.topics.get(address.lower())
         if queue is None and topic is None:
@@ -177,9 +177,9 @@ class Namespace:
         return sequence
 
     def cancel(self, address: str, sequence: int) -> None:
-        """Drop a message that is not due yet.
+        """Cancel a scheduled message.
 
-        :raises Refused: there is no such message.
+        :raises Refused: the message does not exist.
         """
         topic = self.topics.get(address.lower())
         entities = [*topic.subscriptions.values()] if topic is not None else [self.queues[address.lower()]]

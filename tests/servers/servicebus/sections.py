@@ -1,6 +1,6 @@
 """Encoded AMQP messages, split and reassembled without decoding sections that the double does not change.
 
-A message goes out with the bytes it came in with, so that typed values stay what they were. Pure functions.
+A message keeps its bytes, so that typed values do not change. Pure functions.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _walk(raw: bytes) -> Iterator[tuple[int, int, int]]:
             raise ValueError("not a section")
         code, kind = raw[at + 2], raw[at + 3]
         if code in (0x76, 0x77) and kind not in (0xA0, 0xB0, 0xA1, 0xB1, 0xC0, 0xC1, 0xD0, 0xD1):
-            # A value of another type; nothing but a footer may follow, which no client sends.
+            # A value of another type; only a footer may follow, which no client sends.
             yield code, at, len(raw)
             return
         if kind == _EMPTY_LIST:

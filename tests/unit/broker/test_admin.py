@@ -1,4 +1,4 @@
-"""What `bus.admin` refuses before any I/O, and that it passes the rest on."""
+"""`bus.admin`: checks before any I/O, and calls to the backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.errors import ConfigurationError, InvalidName, NotFound, Subscriptio
 from broker.protocols import Admin
 
 
-async def test_facade_is_an_admin_and_everything_may_be_repeated(broker_bus: Bus) -> None:
+async def test_facade_is_an_admin_with_idempotent_calls(broker_bus: Bus) -> None:
     admin: Admin = broker_bus.admin
     for _ in range(2):
         assert (await admin.ensure_topic("orders", partitions=3)).name == "orders"
@@ -36,7 +36,7 @@ async def test_facade_is_an_admin_and_everything_may_be_repeated(broker_bus: Bus
     assert await admin.topics() == ["orders"]
 
 
-async def test_what_is_missing_is_told(broker_bus: Bus) -> None:
+async def test_missing_topics_and_subscriptions_raise(broker_bus: Bus) -> None:
     admin = broker_bus.admin
     await admin.ensure_topic("orders")
     for call in (
@@ -99,7 +99,7 @@ async def test_names_that_are_not_portable_are_refused(
         (lambda admin: admin.list_dead("orders.dead", limit=-1), "limit is -1"),
     ],
 )
-async def test_options_that_cannot_be_used_are_refused(
+async def test_invalid_options_are_refused(
     broker_bus: Bus, call: Callable[[AdminFacade], Awaitable[Any]], named: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=named):

@@ -14,7 +14,7 @@ from broker.records import Record, RecordBatch
 from tests.unit.broker.reading.record_fakes import VIEW, WRITTEN, record
 
 
-def test_every_column_comes_back_equal() -> None:
+def test_every_column_round_trips() -> None:
     bare: Record[bytes] = Record("orders", 3, 7_000_000_000, None, None, ({}, None), VIEW)
     table = RecordBatch([record(1, partition=2), bare]).to_arrow()
     assert table.schema == record_schema()
@@ -65,7 +65,7 @@ def test_no_records_are_an_empty_table_of_the_same_schema() -> None:
     assert table.schema == record_schema()
 
 
-def test_only_the_columns_that_are_asked_for_are_read() -> None:
+def test_only_requested_columns_are_read() -> None:
     class Costly:
         def __getattr__(self, name: str) -> object:
             raise AssertionError(f"{name} was read")
@@ -78,7 +78,7 @@ def test_only_the_columns_that_are_asked_for_are_read() -> None:
         RecordBatch([bare]).to_arrow(["color"])
 
 
-def test_without_pyarrow_the_pip_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingClient, match=r"pip install 'anybroker\[arrow\]'"):
         records_to_arrow([])

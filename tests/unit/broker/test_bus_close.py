@@ -44,7 +44,7 @@ class Working:
         return receiving
 
 
-async def test_consumers_are_closed_side_by_side(bus: broker.Bus) -> None:
+async def test_consumers_are_closed_concurrently(bus: broker.Bus) -> None:
     started = 0
 
     async def hang(message: broker.Message) -> None:
@@ -65,7 +65,7 @@ async def test_consumers_are_closed_side_by_side(bus: broker.Bus) -> None:
     await asyncio.gather(*receiving, return_exceptions=True)
 
 
-async def test_a_cancelled_close_goes_on_and_a_second_call_waits_for_it(bus: broker.Bus) -> None:
+async def test_a_cancelled_close_continues_and_a_second_call_waits_for_it(bus: broker.Bus) -> None:
     working = Working(bus)
     receiving = await working.start()
     closing = asyncio.create_task(bus.close())
@@ -119,7 +119,7 @@ async def test_a_handler_may_close_the_bus(bus: broker.Bus) -> None:
 
 
 @pytest.mark.parametrize("start", ["middle", 5, None])
-async def test_a_start_that_is_none_is_refused(bus: broker.Bus, start: object) -> None:
+async def test_an_invalid_start_is_refused(bus: broker.Bus, start: object) -> None:
     with pytest.raises(broker.ConfigurationError, match="start"):
         bus.messages("orders", subscription="billing", start=start)  # pyright: ignore[reportArgumentType]
     with pytest.raises(broker.ConfigurationError, match="start"):

@@ -1,4 +1,4 @@
-"""`bus.topic`: one object per name and codec, none that is forgotten, none that is closed."""
+"""`bus.topic`: one open object per name and codec."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_closed_topic_is_replaced(bus: Bus) -> None:
     assert (await bus.topic("orders").publish(b"again")).offset is not None
 
 
-async def test_closing_twice_at_once_closes_once_and_waits(bus: Bus) -> None:
+async def test_concurrent_closes_close_once_and_wait(bus: Bus) -> None:
     await bus.admin.ensure_topic("orders")
     topic = bus.topic("orders")
     receipts = [await topic.enqueue(b"%d" % number) for number in range(500)]
@@ -57,7 +57,7 @@ async def test_closing_twice_at_once_closes_once_and_waits(bus: Bus) -> None:
     assert len({(receipt.result().partition, receipt.result().offset) for receipt in receipts}) == 500
 
 
-async def test_a_consumer_that_is_never_opened_is_forgotten(bus: Bus) -> None:
+async def test_a_consumer_that_is_never_opened_is_not_kept(bus: Bus) -> None:
     consumer = bus.messages("orders", subscription="billing")
     gone = weakref.ref(consumer)
     del consumer
@@ -65,7 +65,7 @@ async def test_a_consumer_that_is_never_opened_is_forgotten(bus: Bus) -> None:
     assert gone() is None
 
 
-async def test_a_topic_that_still_flushes_is_not_replaced(bus: Bus) -> None:
+async def test_a_flushing_topic_is_not_replaced(bus: Bus) -> None:
     await bus.admin.ensure_topic("orders")
     topic = bus.topic("orders")
     receipts = [await topic.enqueue(b"%d" % number) for number in range(2000)]
@@ -80,7 +80,7 @@ async def test_a_topic_that_still_flushes_is_not_replaced(bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("family", ["messages", "records"])
-async def test_an_open_consumer_that_nobody_holds_is_closed_with_the_bus(bus: Bus, family: str) -> None:
+async def test_an_open_consumer_without_references_is_closed_with_the_bus(bus: Bus, family: str) -> None:
     await bus.admin.ensure_topic("orders")
 
     async def open_and_forget() -> weakref.ref[Any]:
@@ -100,7 +100,7 @@ async def test_an_open_consumer_that_nobody_holds_is_closed_with_the_bus(bus: Bu
     assert consumer.closed
 
 
-async def test_dead_letters_are_written_though_the_application_closes_its_topic(bus: Bus) -> None:
+async def test_dead_letters_are_written_after_the_application_closes_their_topic(bus: Bus) -> None:
     for name in ("payments", "payments.dead"):
         await bus.admin.ensure_topic(name)
     failed: list[DeadLetterFailed] = []

@@ -1,4 +1,4 @@
-"""Codecs: what they write comes back equal, and what they cannot read is a DecodeError with the reason."""
+"""Codecs: values round-trip, and undecodable bytes are a DecodeError with the reason."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("codec", "payload"), ROUND_TRIPS, ids=repr)
-def test_what_is_written_comes_back_equal(codec: Codec[Any], payload: Any):
+def test_values_round_trip(codec: Codec[Any], payload: Any):
     assert codec.decode(codec.encode(payload)) == payload
 
 
 @given(st.text())
-def test_text_comes_back_equal(text: str):
+def test_text_round_trips(text: str):
     assert Text().decode(Text().encode(text)) == text
 
 
@@ -95,19 +95,19 @@ def test_text_comes_back_equal(text: str):
     ],
     ids=repr,
 )
-def test_what_cannot_be_read_says_why(codec: Codec[Any], data: bytes, reason: str):
+def test_a_decode_error_has_the_reason(codec: Codec[Any], data: bytes, reason: str):
     with pytest.raises(DecodeError, match=reason) as caught:
         codec.decode(data)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("codec", [Bytes(), Text(), Json(int), Json(Model)], ids=repr)
-def test_a_tombstone_is_refused_where_the_type_has_no_none(codec: Codec[Any]):
+def test_a_tombstone_is_refused_if_the_type_excludes_none(codec: Codec[Any]):
     with pytest.raises(DecodeError, match="cannot decode a tombstone"):
         codec.decode(None)
 
 
-def test_a_tombstone_is_none_where_the_type_admits_it():
+def test_a_tombstone_is_none_if_the_type_allows_it():
     codec = Json(int | None)
     assert codec.encode(None) is None
     assert codec.decode(None) is None
@@ -126,7 +126,7 @@ def test_a_tombstone_is_none_where_the_type_admits_it():
     ],
     ids=repr,
 )
-def test_what_cannot_be_written_is_an_invalid_message(codec: Codec[Any], payload: Any):
+def test_an_unencodable_payload_is_an_invalid_message(codec: Codec[Any], payload: Any):
     with pytest.raises(InvalidMessage, match="cannot encode a payload of type"):
         codec.encode(payload)
 
@@ -142,7 +142,7 @@ def test_models_are_written_by_alias():
     assert Json(Model).encode(Model(id=1, fullName="Ann")) == b'{"id":1,"fullName":"Ann"}'
 
 
-def test_a_union_that_json_cannot_tell_apart_is_refused_at_once():
+def test_an_ambiguous_union_is_refused_at_once():
     with pytest.raises(ConfigurationError, match="Tag the Structs"):
         Json(Bare | Other)
 

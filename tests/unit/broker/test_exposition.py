@@ -1,4 +1,4 @@
-"""The text for Prometheus, read by a parser that takes nothing else."""
+"""The text for Prometheus, read by a strict parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.metrics import HELP, Histogram, Metrics, Series
 from tests.prometheus_text import Family, read_text
 
 
-def test_names_labels_and_numbers_are_what_they_were() -> None:
+def test_names_labels_and_numbers_round_trip() -> None:
     took = Histogram((0.5, 2.0), [0, 0, 0])
     for seconds in (0.25, 0.5, 60.0):
         took.add(seconds)
@@ -56,17 +56,17 @@ def test_names_labels_and_numbers_are_what_they_were() -> None:
         '# TYPE a histogram\na_bucket{le="1"} 1\na_sum 1\na_count 1\n',
     ],
 )
-def test_the_parser_takes_nothing_else(text: str) -> None:
+def test_the_parser_is_strict(text: str) -> None:
     with pytest.raises((AssertionError, IndexError)):
         read_text(text)
 
 
-def test_nothing_was_counted_yet() -> None:
+def test_metrics_before_the_first_event() -> None:
     families = read_text(Metrics().text())
     assert set(families) == {f"anybroker_{name}_total" for name in ("disconnects", "reconnects", "warnings")}
 
 
-async def test_what_was_counted_only_goes_up(broker_bus: broker.Bus) -> None:
+async def test_counters_only_grow(broker_bus: broker.Bus) -> None:
     metrics = Metrics(broker_bus)
     await broker_bus.admin.ensure_topic("orders")
     texts = [metrics.text()]

@@ -1,4 +1,4 @@
-"""What `Metrics` counts of publishers and of consumers of messages, in memory, through the public API."""
+"""`Metrics` of publishers and message consumers, in memory, through the public API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.broker.consuming.scripted_source import until
 
 
 def number(metrics: Metrics, name: str, topic: str = "orders", **labels: str) -> float:
-    """What a counter or a gauge says; 0 if there is none."""
+    """The value of a counter or gauge; 0 if there is none."""
     found = metrics.read().get(Series.of(f"anybroker_{name}", topic=topic, **labels), 0)
     assert not isinstance(found, Histogram)
     return found
@@ -39,7 +39,7 @@ def in_flight(metrics: Metrics) -> tuple[float, float]:
 
 
 async def fail_once(inbox: broker.MessageConsumer) -> None:
-    """Receive until something was tried a second time."""
+    """Receive until a message was handled a second time."""
     tries = 0
 
     async def bill(message: broker.Message) -> None:
@@ -77,7 +77,7 @@ async def test_publishing(broker_bus: broker.Bus, inmem_broker: Broker, metrics:
     assert calls.sum > 0
 
 
-async def test_acks_and_what_is_in_flight(broker_bus: broker.Bus, metrics: Metrics) -> None:
+async def test_acks_and_messages_in_flight(broker_bus: broker.Bus, metrics: Metrics) -> None:
     await broker_bus.topic("orders").publish_batch([b"x" * 100] * 3)
     async with broker_bus.messages("orders", subscription="billing") as inbox:
         assert in_flight(metrics) == (0, 0)
@@ -98,7 +98,7 @@ async def test_acks_and_what_is_in_flight(broker_bus: broker.Bus, metrics: Metri
     assert histogram(metrics, "end_to_end_seconds").sum >= histogram(metrics, "received_to_acked_seconds").sum
 
 
-async def test_what_the_broker_redelivers(broker_bus: broker.Bus, metrics: Metrics) -> None:
+async def test_redeliveries_by_the_broker(broker_bus: broker.Bus, metrics: Metrics) -> None:
     await broker_bus.topic("orders").publish(b"1")
     async with broker_bus.messages("orders", subscription="billing") as inbox:
         await (await anext(aiter(inbox))).nack(0)
@@ -109,7 +109,7 @@ async def test_what_the_broker_redelivers(broker_bus: broker.Bus, metrics: Metri
     assert in_flight(metrics) == (0, 0)
 
 
-async def test_what_comes_again_from_memory(broker_bus: broker.Bus, metrics: Metrics) -> None:
+async def test_retries_from_memory(broker_bus: broker.Bus, metrics: Metrics) -> None:
     await broker_bus.topic("orders").publish(b"1", key="a")
     retry = broker.Retry(initial=0.02, jitter=0)
     async with broker_bus.messages("orders", subscription="billing", ordered_by_key=True, retry=retry) as inbox:
@@ -125,7 +125,7 @@ async def test_what_comes_again_from_memory(broker_bus: broker.Bus, metrics: Met
     assert in_flight(metrics) == (0, 0)
 
 
-async def test_a_close_gives_back_and_leaves_nothing_in_flight(broker_bus: broker.Bus, metrics: Metrics) -> None:
+async def test_a_close_releases_and_leaves_nothing_in_flight(broker_bus: broker.Bus, metrics: Metrics) -> None:
     await broker_bus.topic("orders").publish_batch([b"x"] * 10)
     async with broker_bus.messages("orders", subscription="billing") as inbox:
         async for _ in inbox:
@@ -264,7 +264,7 @@ async def test_everything_that_came_went(broker_bus: broker.Bus, inmem_broker: B
     assert number(metrics, "handler_failures_total") == 180
 
 
-async def test_refused_settlements_are_not_told_as_settled(broker_bus: broker.Bus, inmem_broker: Broker) -> None:
+async def test_refused_settlements_are_not_counted_as_settled(broker_bus: broker.Bus, inmem_broker: Broker) -> None:
     events: list[Event] = []
     await broker_bus.admin.ensure_topic("orders")
     await broker_bus.topic("orders").publish_batch([b"1", b"2"])

@@ -91,9 +91,7 @@ async def test_positions_that_are_reset(broker_bus: broker.Bus, metrics: Metrics
     assert number(metrics, "position_resets_total") == 1
 
 
-async def test_the_topics_of_one_group_are_counted_under_their_names_together(
-    broker_bus: broker.Bus, metrics: Metrics
-) -> None:
+async def test_the_topics_of_one_group_share_a_label(broker_bus: broker.Bus, metrics: Metrics) -> None:
     await broker_bus.admin.ensure_topic("invoices")
     for topic in ("orders", "invoices"):
         await broker_bus.topic(topic).publish(b"x")
@@ -107,7 +105,7 @@ async def test_the_topics_of_one_group_are_counted_under_their_names_together(
         assert number(metrics, name) == 0
 
 
-async def test_topics_beyond_the_bound_are_one(broker_bus: broker.Bus) -> None:
+async def test_topics_beyond_the_maximum_share_a_label(broker_bus: broker.Bus) -> None:
     metrics = Metrics(broker_bus.hooks, max_topics=2)
     for number_of_topic in range(5):
         name = f"topic-{number_of_topic}"
@@ -135,7 +133,7 @@ async def test_a_close_ends_the_counting_and_keeps_the_counts(broker_bus: broker
     assert not broker_bus.hooks.listening
 
 
-async def test_what_was_held_before_is_in_flight(broker_bus: broker.Bus, metrics: Metrics) -> None:
+async def test_messages_received_before_listening_are_in_flight(broker_bus: broker.Bus, metrics: Metrics) -> None:
     metrics.close()
     await broker_bus.topic("orders").publish_batch([b"1", b"2"])
     async with broker_bus.messages("orders", subscription="billing") as inbox:
@@ -150,14 +148,14 @@ async def test_what_was_held_before_is_in_flight(broker_bus: broker.Bus, metrics
     assert sum(histogram(late, "received_to_acked_seconds").counts) == 0
 
 
-async def test_what_fails_in_it_harms_nobody(broker_bus: broker.Bus, metrics: Metrics) -> None:
+async def test_a_failing_metric_does_not_affect_consumers(broker_bus: broker.Bus, metrics: Metrics) -> None:
     broker_bus.hooks.emit(Published(topic="orders", outcomes=None, seconds=0.0))  # pyright: ignore[reportArgumentType]
     await broker_bus.topic("orders").publish(b"1")
     assert number(metrics, "published_messages_total") == 1
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, "many"])
-def test_the_bound_is_a_number(most: object) -> None:
+def test_max_topics_is_a_number(most: object) -> None:
     with pytest.raises(broker.ConfigurationError, match="max_topics"):
         Metrics(max_topics=most)  # pyright: ignore[reportArgumentType]
 
@@ -175,7 +173,7 @@ def test_a_blocking_bus_is_read_from_another_thread(inmem_broker: Broker) -> Non
         assert in_flight(metrics) == (0, 0)
 
 
-async def test_buses_that_are_counted_together(broker_bus: broker.Bus, inmem_broker: Broker) -> None:
+async def test_several_buses_share_metrics(broker_bus: broker.Bus, inmem_broker: Broker) -> None:
     async with broker.connect(inmem_broker.url) as other:
         metrics = Metrics(broker_bus, other)
         await other.admin.ensure_topic("orders")

@@ -1,4 +1,4 @@
-"""Names: what is portable, what is the broker's own, and that everything else is an InvalidName."""
+"""Names: portable or native; everything else is an InvalidName."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_portable_or_native_name_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "ab", "1st", "a b", "a" * 201, "orders\n", "ä" * 5])
-def test_another_name_is_refused_with_what_a_name_takes(name: str) -> None:
+def test_another_name_is_refused_with_the_rules(name: str) -> None:
     with pytest.raises(InvalidName) as raised:
         check_name(name, "group")
     assert raised.value.message == f"group name {name!r} is not portable"
@@ -24,7 +24,7 @@ def test_another_name_is_refused_with_what_a_name_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [5, None, b"orders", ["orders"]])
-def test_what_is_no_text_is_refused_with_its_type(name: Any) -> None:
+def test_a_name_that_is_not_a_str_is_refused_with_its_type(name: Any) -> None:
     with pytest.raises(InvalidName) as raised:
         check_name(name, "topic")
     assert str(raised.value) == f"topic name is {name!r} of type {type(name).__name__}. It takes a str"
@@ -39,13 +39,13 @@ def test_a_native_name_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("name", ["orders\0old", "\0", "orders\ud800"])
-def test_a_native_name_holds_nothing_that_cuts_it_short_or_cannot_be_sent(name: str) -> None:
+def test_a_native_name_has_no_control_or_unencodable_characters(name: str) -> None:
     with pytest.raises(InvalidName, match="NUL or a lone surrogate") as raised:
         native_name(name)
     assert repr(name) in raised.value.message
 
 
-def test_the_name_of_what_exists_is_native_unless_it_is_portable() -> None:
+def test_a_known_name_is_native_unless_it_is_portable() -> None:
     assert type(known_name("orders")) is str
     for name in ("_schemas", "team/app 1"):
         assert isinstance(known_name(name), NativeName)

@@ -1,4 +1,4 @@
-"""What a message takes when it is made, and that every other value is an InvalidMessage which says so."""
+"""Fields of an OutboundMessage; an invalid value is an InvalidMessage with advice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_wrong_field_is_named_with_its_value_and_the_advice(field: str, value:
 
 
 @pytest.mark.parametrize("given", [b"k\xff", bytearray(b"k\xff"), memoryview(b"k\xff")], ids=lambda g: type(g).__name__)
-def test_body_and_key_take_what_holds_bytes_and_keep_a_copy(given: Any) -> None:
+def test_body_and_key_accept_bytes_like_objects_and_copy_them(given: Any) -> None:
     message = OutboundMessage(given, given)
     assert (type(message.data), type(message.key)) == (bytes, bytes)
     if isinstance(given, bytearray):
@@ -64,7 +64,7 @@ def test_body_and_key_take_what_holds_bytes_and_keep_a_copy(given: Any) -> None:
     assert message.data == message.key == b"k\xff"
 
 
-def test_every_field_takes_what_it_says() -> None:
+def test_every_field_accepts_its_documented_values() -> None:
     message = OutboundMessage(None, "ключ", MappingProxyType({"ä": "ö"}), "é", NOW, 10**400, 0, NOW)
     assert message.key == "ключ".encode()
     assert dict(message.attributes) == {"ä": "ö"}
@@ -79,7 +79,7 @@ def test_a_large_wrong_value_does_not_flood_the_error() -> None:
 
 
 @pytest.mark.parametrize("given", [None, b"body", memoryview(b"body"), {"data": b"body"}])
-def test_only_what_was_received_can_be_forwarded(given: Any) -> None:
+def test_only_received_messages_can_be_forwarded(given: Any) -> None:
     with pytest.raises(InvalidMessage) as raised:
         OutboundMessage.from_message(given)
     assert raised.value.message.startswith(f"message is {given!r} of type {type(given).__name__}")

@@ -1,4 +1,4 @@
-"""Dead letters go back to where they came from, none is lost, and what cannot go stays."""
+"""Redrive: dead letters return to their origin, none is lost, and those that cannot be moved stay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def take(bus: Bus, topic: str, subscription: str, count: int) -> list[Mess
 
 
 async def bury(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
-    """Have a consumer reject these, so that the letters are real ones."""
+    """Have a consumer reject the messages, so that the letters are real."""
     await bus.topic(topic).publish_batch(messages)
     async with bus.messages(topic, subscription="billing", dead_letter=DEAD) as inbox:
         for _ in messages:
@@ -47,7 +47,7 @@ async def bury(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
             await message.reject(f"no use for {message.id}")
 
 
-async def test_letters_that_another_redrive_holds_are_counted(bus: Bus) -> None:
+async def test_letters_held_by_another_redrive_are_counted(bus: Bus) -> None:
     await bury(bus, "orders", *(OutboundMessage(b"", id=f"order-{number}") for number in range(3)))
     async with bus.messages(DEAD, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=2) as another:
         assert len(await another.next_batch(2, timeout=5)) == 2
@@ -58,7 +58,7 @@ async def test_letters_that_another_redrive_holds_are_counted(bus: Bus) -> None:
     assert (report.moved, report.elsewhere) == (2, 0)
 
 
-async def test_letters_go_back_as_they_were_and_every_subscription_sees_them(bus: Bus) -> None:
+async def test_letters_return_unchanged_to_every_subscription(bus: Bus) -> None:
     sent = datetime(2026, 5, 1, 12, tzinfo=UTC)
     original = OutboundMessage(b"body", b"key", {"type": "created", "ü": ""}, id="order-1", publish_time=sent)
     await bury(bus, "orders", original)
@@ -77,7 +77,7 @@ async def test_letters_go_back_as_they_were_and_every_subscription_sees_them(bus
     assert (await bus.admin.redrive(DEAD)).moved == 0
 
 
-async def test_message_that_dies_again_is_moved_again_with_another_id_of_the_same_stem(bus: Bus) -> None:
+async def test_a_repeated_redrive_of_a_message_uses_a_new_id(bus: Bus) -> None:
     await bury(bus, "orders", OutboundMessage(b"body", id="order-1"))
     ids: set[str] = set()
     for _ in range(3):
@@ -91,7 +91,7 @@ async def test_message_that_dies_again_is_moved_again_with_another_id_of_the_sam
     assert {identity.rpartition("-r")[0] for identity in ids} == {"order-1"}
 
 
-async def test_repetition_of_an_interrupted_redrive_is_dropped_where_the_broker_deduplicates(bus: Bus) -> None:
+async def test_the_repetition_of_an_interrupted_redrive_is_deduplicated(bus: Bus) -> None:
     await bury(bus, "orders", OutboundMessage(b"body", id="order-1"))
     assert bus.capabilities.publish.deduplication
     await bus.admin.ensure_subscription("orders", "archive", start="latest")
@@ -101,7 +101,7 @@ async def test_repetition_of_an_interrupted_redrive_is_dropped_where_the_broker_
     assert (await bus.admin.lag("orders", "archive")).waiting == 1
 
 
-async def test_limit_bounds_what_is_moved(bus: Bus) -> None:
+async def test_limit_bounds_the_moved_letters(bus: Bus) -> None:
     await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(5)))
     assert (await bus.admin.redrive(DEAD, limit=2)).moved == 2
     assert (await bus.admin.redrive(DEAD, limit=10)).moved == 3
@@ -149,7 +149,7 @@ async def test_redrive_that_is_cancelled_loses_nothing(bus: Bus) -> None:
     assert sorted(bodies, key=lambda body: int(body or b"")) == [b"%d" % n for n in range(20)]
 
 
-async def test_what_dies_again_during_the_redrive_stays_so_that_it_ends(bus: Bus) -> None:
+async def test_letters_written_during_the_redrive_stay(bus: Bus) -> None:
     await bury(bus, "orders", *(OutboundMessage(b"%d" % n, id=f"order-{n}") for n in range(3)))
     died = 0
     again = asyncio.Event()
@@ -173,7 +173,7 @@ async def test_what_dies_again_during_the_redrive_stays_so_that_it_ends(bus: Bus
     assert {letter.error for letter in await bus.admin.list_dead(DEAD)} == {"ValueError: still no use"}
 
 
-async def test_listing_tells_why_and_whence_and_changes_nothing(bus: Bus) -> None:
+async def test_listing_shows_reason_and_origin_and_changes_nothing(bus: Bus) -> None:
     await bury(bus, "orders", OutboundMessage(b"body", "key", {"type": "created"}, id="order-1"))
     for subscriptions in ([], [REDRIVE_SUBSCRIPTION]):
         for _ in range(2):

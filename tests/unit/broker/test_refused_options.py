@@ -137,7 +137,7 @@ async def test_a_codec_of_a_topic(broker_bus: Bus) -> None:
     assert names(error, "codec", broker.Text, "Pass an instance: Text()")
 
 
-async def test_a_class_that_needs_no_object_is_a_codec(broker_bus: Bus) -> None:
+async def test_a_codec_class_without_arguments_is_instantiated(broker_bus: Bus) -> None:
     class Upper:
         @staticmethod
         def encode(payload: str) -> bytes:
@@ -162,7 +162,7 @@ async def test_a_time_to_wait(broker_bus: Bus, value: Any) -> None:
         broker_bus.messages("orders", subscription="s-1") as inbox,
         broker_bus.records("orders", group="g-1") as log,
     ):
-        # Whether or not something is there: neither a record nor a message is taken.
+        # Regardless of available records or messages, none is taken.
         await broker_bus.topic("orders").publish(b"x")
         for call in (inbox.next_message, inbox.next_batch, log.next_record, log.next_batch):
             assert names(await refusal_of(call(timeout=value)), "timeout", value, "seconds, or None")
@@ -243,7 +243,7 @@ async def test_a_reason_to_reject(broker_bus: Bus, reason: Any) -> None:
         await message.ack()
 
 
-async def test_how_far_a_redrive_goes(broker_bus: Bus) -> None:
+async def test_the_limit_of_a_redrive(broker_bus: Bus) -> None:
     with pytest.raises(ConfigurationError, match="progress is 5"):
         await broker_bus.admin.redrive("letters", progress=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="limit is None"):

@@ -1,4 +1,4 @@
-"""The registry: built-in schemes, registered ones, entry points, and what is said when something is missing."""
+"""The registry: built-in schemes, registered ones, entry points, and errors."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_without_a_target_the_environment_names_the_broker(monkeypatch: pytest.M
         created(None)
 
 
-def test_bad_parameters_are_told_when_the_backend_is_made():
+def test_invalid_parameters_raise_when_the_backend_is_created():
     with pytest.raises(UnknownSetting, match="Did you mean 'size'"):
         created("stub:?sise=4")
     with pytest.raises(InvalidSetting, match="not a broker URL"):
         created("localhost")
 
 
-def test_an_unknown_scheme_names_the_nearest():
+def test_an_unknown_scheme_suggests_the_nearest():
     with pytest.raises(UnknownScheme, match=r"'natss'. Did you mean 'nats'\?"):
         created("natss://localhost")
 
@@ -86,7 +86,7 @@ def test_an_unknown_scheme_near_nothing_lists_the_known():
         load_backend("zzzzzz")
 
 
-def test_an_object_that_is_no_settings_is_refused():
+def test_an_object_that_is_not_settings_is_refused():
     with pytest.raises(ConfigurationError, match="type int names no broker"):
         created(5)
 
@@ -116,12 +116,12 @@ def test_a_registration_can_be_undone_and_is_listed():
         ("fine", "module.Class", "module:Class"),
     ],
 )
-def test_a_registration_that_cannot_work_is_refused(scheme: str, target: str, says: str):
+def test_an_invalid_registration_is_refused(scheme: str, target: str, says: str):
     with pytest.raises(ConfigurationError, match=says):
         register(scheme, target)
 
 
-def test_a_target_that_is_no_backend_is_told():
+def test_a_target_that_is_not_a_backend_is_refused():
     undo = register("wrong", "json:JSONDecoder")
     with pytest.raises(ConfigurationError, match="'json:JSONDecoder' of scheme 'wrong' is not a backend class"):
         load_backend("wrong")
@@ -165,7 +165,7 @@ def test_a_missing_client_names_the_exact_pip_line(tmp_path: Path):
     assert embedded.endswith("Run: pip install 'anybroker[embedded]'")
 
 
-def test_a_missing_module_that_is_not_the_client_is_raised_as_it_is(tmp_path: Path):
+def test_a_missing_module_that_is_not_the_client_is_raised_unchanged(tmp_path: Path):
     (tmp_path / "broker_kafka").mkdir()
     (tmp_path / "broker_kafka" / "__init__.py").write_text("")
     (tmp_path / "broker_kafka" / "backend.py").write_text("import a_typing_error_of_ours\n")

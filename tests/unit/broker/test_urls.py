@@ -1,4 +1,4 @@
-"""URLs: what parses, what is refused, and that no secret is ever shown."""
+"""URLs: parsing, errors, and masked secrets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_url_is_taken_apart(url: str, parts: UrlParts):
         ("nats://h?a=1&a=2", "'a' twice"),
     ],
 )
-def test_a_malformed_url_is_refused_with_the_mend(url: str, says: str):
+def test_a_malformed_url_is_refused_with_advice(url: str, says: str):
     with pytest.raises(InvalidSetting, match=says.replace("?", r"\?")):
         parse_url(url)
 
@@ -97,7 +97,7 @@ def test_parameters_named_secret_by_the_caller_are_masked():
 
 
 def refusal(url: str) -> str:
-    """What the parser says against the URL; empty if it takes it."""
+    """The parser's error; empty if it accepts the URL."""
     try:
         parse_url(url)
     except InvalidSetting as error:
@@ -110,7 +110,7 @@ CHARACTERS = st.text(alphabet="ab1:/?#@%&=,[]. ", max_size=6)
 
 
 @given(before=CHARACTERS, after=CHARACTERS, tail=CHARACTERS)
-def test_a_password_is_never_shown_however_badly_it_is_escaped(before: str, after: str, tail: str):
+def test_a_badly_escaped_password_is_never_shown(before: str, after: str, tail: str):
     url = f"nats://user:{before}{SECRET}{after}@host:4222/{tail}"
     assert SECRET not in mask_url(url)
     assert SECRET not in refusal(url)

@@ -1,4 +1,4 @@
-"""Delays that the broker does not keep: the consumer's memory does, for as many messages as it may have."""
+"""Delays beyond the broker's native ones: the consumer keeps them in memory, within its bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 10.0
 
 
 @pytest.mark.parametrize("by", ["nack", "retry"])
-async def test_no_delay_is_cut_short_for_want_of_room(by: str) -> None:
+async def test_no_delay_is_shortened_by_a_full_consumer(by: str) -> None:
     began: dict[bytes | None, list[float]] = {}
     done = asyncio.Event()
 
@@ -45,13 +45,13 @@ async def test_no_delay_is_cut_short_for_want_of_room(by: str) -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_deliveries_from_memory_count_towards_the_bound(ordered: bool) -> None:
+async def test_retries_from_memory_count_towards_the_bound(ordered: bool) -> None:
     seen: list[int | None] = []
-    told: list[Event] = []
+    reported: list[Event] = []
     done = asyncio.Event()
 
     def listen(event: Event) -> None:
-        told.append(event)
+        reported.append(event)
         if isinstance(event, DeadLettered):
             done.set()
 

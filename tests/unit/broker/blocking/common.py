@@ -1,4 +1,4 @@
-"""What the tests of `broker.blocking` share."""
+"""Helpers of the tests of `broker.blocking`."""
 
 from __future__ import annotations
 

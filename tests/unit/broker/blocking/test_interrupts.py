@@ -1,4 +1,4 @@
-"""KeyboardInterrupt and signals in blocking calls: nothing is lost, handlers that run come to their end."""
+"""KeyboardInterrupt and signals in blocking calls: nothing is lost, running handlers finish."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Waiting:
             return await result if asyncio.iscoroutine(result) else result
 
 
-def test_interrupt_cancels_what_was_waited_for(portal: Portal) -> None:
+def test_interrupt_cancels_the_call(portal: Portal) -> None:
     call = Waiting()
     with pytest.raises(KeyboardInterrupt):
         portal.call(call)
@@ -65,7 +65,7 @@ def test_interrupt_cancels_what_was_waited_for(portal: Portal) -> None:
     assert portal.run(lambda: 1) == 1
 
 
-def test_result_that_came_too_late_is_given_to_undelivered_before_the_interrupt_is_raised(portal: Portal) -> None:
+def test_late_result_is_passed_to_undelivered_before_the_interrupt_is_raised(portal: Portal) -> None:
     given: list[int] = []
 
     async def undelivered(result: int) -> None:
@@ -94,7 +94,7 @@ def test_second_interrupt_does_not_wait(portal: Portal) -> None:
     ended.set()
 
 
-def test_stop_ends_the_calls_that_wait(portal: Portal) -> None:
+def test_stop_ends_waiting_calls(portal: Portal) -> None:
     async def wait() -> None:
         threading.Thread(target=portal.stop).start()
         await asyncio.get_running_loop().create_future()
@@ -119,9 +119,7 @@ def test_interrupted_wait_for_a_message_takes_none(bus: broker.blocking.Bus) -> 
 
 
 @pytest.mark.parametrize("shape", ["next_message", "next_batch"])
-def test_message_that_came_too_late_is_given_back(
-    bus: broker.blocking.Bus, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_message_is_released(bus: broker.blocking.Bus, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(bus, 1)
     with bus.messages(TOPIC, subscription="billing") as inbox:
         inner = inbox._consumer
@@ -137,7 +135,7 @@ def test_message_that_came_too_late_is_given_back(
 
 
 @pytest.mark.parametrize("shape", ["next_record", "next_batch"])
-def test_record_that_came_too_late_is_read_again_and_not_committed(
+def test_late_record_is_read_again_and_not_committed(
     bus: broker.blocking.Bus, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(bus, 3)
@@ -159,7 +157,7 @@ def test_record_that_came_too_late_is_read_again_and_not_committed(
 
 
 @pytest.mark.parametrize("outcome", ["returns", "raises"])
-def test_interrupted_receive_lets_running_handlers_end_and_gives_back_the_rest(
+def test_interrupted_receive_lets_running_handlers_end_and_releases_the_rest(
     bus: broker.blocking.Bus, outcome: str
 ) -> None:
     publish(bus, 5)
@@ -208,7 +206,7 @@ def test_interrupted_batch_handler_settles_each_by_its_result(bus: broker.blocki
     assert (left.waiting, left.unsettled) == (100 - sum(sizes) + 1, 0)
 
 
-def test_interrupt_in_a_with_block_gives_the_message_back(bus: broker.blocking.Bus) -> None:
+def test_interrupt_in_a_with_block_releases_the_message(bus: broker.blocking.Bus) -> None:
     publish(bus, 1)
     with bus.messages(TOPIC, subscription="billing") as inbox:
         message = inbox.next_message()

@@ -71,7 +71,7 @@ def test_iterating_with_blocks_acks_and_retries(bus: broker.blocking.Bus) -> Non
     assert waiting(bus) == (0, 0)
 
 
-def test_leaving_the_loop_gives_back_the_rest(bus: broker.blocking.Bus) -> None:
+def test_leaving_the_loop_releases_the_rest(bus: broker.blocking.Bus) -> None:
     publish(bus, 10)
     with bus.messages(TOPIC, subscription="billing") as inbox:
         for message in inbox:
@@ -99,7 +99,7 @@ def test_batches_are_settled_together_or_one_by_one(bus: broker.blocking.Bus) ->
     assert waiting(bus) == (0, 0)
 
 
-def test_receive_runs_handlers_in_threads_at_most_so_many_at_once(bus: broker.blocking.Bus) -> None:
+def test_receive_runs_at_most_concurrency_handlers_in_threads(bus: broker.blocking.Bus) -> None:
     publish(bus, 30)
     running = 0
     most = 0
@@ -125,7 +125,7 @@ def test_receive_runs_handlers_in_threads_at_most_so_many_at_once(bus: broker.bl
     assert waiting(bus) == (0, 0)
 
 
-def test_receive_settles_by_what_the_handler_does(bus: broker.blocking.Bus) -> None:
+def test_receive_settles_by_the_outcome_of_the_handler(bus: broker.blocking.Bus) -> None:
     publish(bus, 5)
     tried: list[bytes | None] = []
 
@@ -175,7 +175,7 @@ def test_stop_from_another_thread_ends_receive(bus: broker.blocking.Bus) -> None
     assert waiting(bus)[1] == 0
 
 
-def test_handler_that_takes_too_long_fails_and_others_go_on(bus: broker.blocking.Bus) -> None:
+def test_handler_that_takes_too_long_fails_and_others_continue(bus: broker.blocking.Bus) -> None:
     publish(bus, 3)
     release = threading.Event()
     done: list[bytes | None] = []
@@ -195,7 +195,7 @@ def test_handler_that_takes_too_long_fails_and_others_go_on(bus: broker.blocking
     assert {b"1", b"2"} <= set(done)
 
 
-def test_close_returns_within_its_deadline_whatever_the_handler_does(bus: broker.blocking.Bus) -> None:
+def test_close_returns_within_its_deadline_despite_a_stuck_handler(bus: broker.blocking.Bus) -> None:
     publish(bus, 1)
     started, release = threading.Event(), threading.Event()
 
@@ -245,7 +245,7 @@ def test_several_threads_share_a_consumer_and_each_message_goes_to_one(bus: brok
     assert waiting(bus) == (0, 0)
 
 
-def test_context_of_interceptors_is_seen_in_the_block_and_gone_after_it(bus: broker.blocking.Bus) -> None:
+def test_context_of_interceptors_applies_to_the_block_only(bus: broker.blocking.Bus) -> None:
     current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default="none")
 
     @contextmanager

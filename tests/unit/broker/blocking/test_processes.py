@@ -1,4 +1,4 @@
-"""Threads, loops that run already, executors and forks."""
+"""Threads, running loops, executors and forks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from broker_inmem import Broker, InmemSettings
 from tests.unit.broker.blocking.common import TOPIC, waiting
 
 
-async def test_usable_where_a_loop_already_runs(inmem_broker: Broker) -> None:
+async def test_calls_work_in_a_thread_with_a_running_loop(inmem_broker: Broker) -> None:
     with broker.blocking.connect(inmem_broker.url) as bus:
         bus.admin.ensure_topic(TOPIC)
         bus.topic(TOPIC).publish(b"1")
@@ -31,7 +31,7 @@ async def test_usable_where_a_loop_already_runs(inmem_broker: Broker) -> None:
         assert waiting(bus) == (0, 0)
 
 
-def test_call_on_the_own_loop_is_refused_instead_of_waiting_for_itself(bus: broker.blocking.Bus) -> None:
+def test_call_on_the_loop_of_the_bus_is_refused(bus: broker.blocking.Bus) -> None:
     caught: list[BrokerError] = []
 
     def listener(event: Event) -> None:
@@ -70,7 +70,7 @@ def test_bus_cannot_be_pickled_but_settings_can(inmem_broker: Broker) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_child_is_told_to_open_its_own_bus(inmem_broker: Broker, bus: broker.blocking.Bus) -> None:
+def test_calls_in_a_forked_child_raise_closed(inmem_broker: Broker, bus: broker.blocking.Bus) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -84,15 +84,15 @@ def test_publish_errors_are_the_asynchronous_ones(bus: broker.blocking.Bus) -> N
         bus.topic(TOPIC).enqueue(OutboundMessage(b""), key="k")
 
 
-def test_failed_futures_that_nobody_looked_at_are_raised_by_flush_and_close(inmem_broker: Broker) -> None:
+def test_unretrieved_failures_are_raised_by_flush_and_close(inmem_broker: Broker) -> None:
     with broker.blocking.connect(inmem_broker.url) as bus:
         bus.admin.ensure_topic(TOPIC)
         topic = bus.topic(TOPIC)
         inmem_broker.faults.fail_publish(InvalidMessage("refused"), times=3)
-        looked_at, asked, unseen = (topic.enqueue(b"") for _ in range(3))
+        looked_at, requested, unseen = (topic.enqueue(b"") for _ in range(3))
         with pytest.raises(InvalidMessage):
             looked_at.result()
-        assert isinstance(asked.exception(), InvalidMessage)
+        assert isinstance(requested.exception(), InvalidMessage)
         wait_for_all([unseen])
         with pytest.raises(PublishError, match="1 of 1"):
             topic.flush()

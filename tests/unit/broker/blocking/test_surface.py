@@ -89,7 +89,7 @@ def test_blocking_surface_mirrors_the_asynchronous_one(asynchronous: type, block
         (broker.records.Record, broker.blocking.BlockingRecord),
     ],
 )
-def test_blocking_messages_show_every_field(asynchronous: type, blocking: type) -> None:
+def test_blocking_messages_have_every_field(asynchronous: type, blocking: type) -> None:
     inner = {"raw", "view", "size", "owner", "decoded", "retries", "lease", "lease_ends", "outcome", "in_use", "scope"}
     inner.add("received_at")
     for name in set(getattr(asynchronous, "__struct_fields__", ())) - inner - {"generation"}:

@@ -1,4 +1,4 @@
-"""A bus on the in-memory broker with a topic and its retry topics, and what tests of them do with it."""
+"""An in-memory bus with a topic and its retry topics, for tests of retries."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ async def consuming(
 
 
 async def taken(consumer: MessageConsumer[Any]) -> Message:
-    """The next message, which has to come."""
+    """The next message, which must arrive."""
     message = await consumer.next_message(timeout=5)
     assert message is not None
     return message

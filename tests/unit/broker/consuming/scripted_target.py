@@ -1,4 +1,4 @@
-"""A publish target whose answers a test decides; what reaches it is written down."""
+"""A publish target whose answers a test scripts, and which records the messages."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from broker.messages import Message, Outcome, SettleState
 from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
 
 
-async def test_close_gives_back_at_once_what_nobody_will_settle() -> None:
+async def test_close_releases_unhandled_messages_at_once() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2", "3")
     async with consuming(source, close_timeout=30) as consumer:
@@ -27,7 +27,7 @@ async def test_close_gives_back_at_once_what_nobody_will_settle() -> None:
     assert source.fetched == len(source.outcomes(Outcome.RELEASE))
 
 
-async def test_close_waits_for_a_block_that_still_works() -> None:
+async def test_close_waits_for_a_running_block() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
@@ -53,7 +53,7 @@ async def test_close_waits_for_a_block_that_still_works() -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_close_returns_at_its_deadline_whatever_the_handler_does() -> None:
+async def test_close_returns_at_its_deadline_despite_a_stuck_handler() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     stubborn = asyncio.Event()
@@ -99,14 +99,14 @@ class DeafSource(ScriptedSource):
         return
 
 
-async def test_close_is_not_held_up_by_a_source_that_ignores_the_interrupt() -> None:
+async def test_close_does_not_wait_for_a_source_that_ignores_interrupts() -> None:
     async with consuming(DeafSource(), close_timeout=0.1) as consumer:
         assert await consumer.next_message(timeout=0.01) is None
         async with asyncio.timeout(5):
             await consumer.close()
 
 
-async def test_a_close_answers_every_ack_that_the_source_has_not() -> None:
+async def test_close_answers_acks_that_the_source_did_not_answer() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     events: list[Event] = []
@@ -115,7 +115,7 @@ async def test_a_close_answers_every_ack_that_the_source_has_not() -> None:
         source.settle_gate.clear()
         acks = [asyncio.create_task(first.ack())]
         await until(lambda: source.settle_calls == 1)
-        # It waits for the answer to the first.
+        # The settle loop waits for the answer to the first.
         acks.append(asyncio.create_task(second.ack()))
         await asyncio.sleep(0)
     for ack in acks:
@@ -125,7 +125,7 @@ async def test_a_close_answers_every_ack_that_the_source_has_not() -> None:
     assert [event.message for event in events if isinstance(event, SettleFailed)] == [first, second]
 
 
-async def test_an_ack_behind_the_last_settlement_is_answered() -> None:
+async def test_an_ack_after_the_last_settlement_is_answered() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
@@ -137,7 +137,7 @@ async def test_an_ack_behind_the_last_settlement_is_answered() -> None:
 
 
 @pytest.mark.parametrize("written", [False, True])
-async def test_a_close_that_cuts_a_reject_off_is_an_error_of_it(written: bool) -> None:
+async def test_a_reject_interrupted_by_close_raises(written: bool) -> None:
     source, letters = ScriptedSource(), Letters()
     source.add("1")
     async with consuming(source, letters=letters, close_timeout=0.05) as consumer:

@@ -1,4 +1,4 @@
-"""Handlers of messages and of batches: their time, their results, their cancellation, and what surrounds them."""
+"""Handlers of messages and batches: timeouts, results, cancellation and interceptors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, until
 
 
-async def test_a_handler_that_takes_too_long_fails() -> None:
+async def test_a_handler_that_exceeds_its_timeout_fails() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1")
@@ -45,7 +45,7 @@ async def test_a_batch_handler_settles_each_by_its_result() -> None:
     assert sorted(source.outcomes(Outcome.ACK)) == ["1", "2", "3"]
 
 
-async def test_a_cancelled_receive_tells_what_a_handler_raised(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_receive_reports_the_handler_error(caplog: pytest.LogCaptureFixture) -> None:
     class Boom(BaseException):
         pass
 
@@ -74,7 +74,7 @@ async def test_a_cancelled_receive_tells_what_a_handler_raised(caplog: pytest.Lo
     assert "Boom" in caplog.text
 
 
-async def test_a_cancelled_batch_handler_gives_the_whole_batch_back() -> None:
+async def test_a_cancelled_batch_handler_releases_the_batch() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2", "3", "4")
     async with consuming(source) as consumer:
@@ -95,7 +95,7 @@ async def test_a_cancelled_batch_handler_gives_the_whole_batch_back() -> None:
         await until(lambda: len(source.outcomes(Outcome.RELEASE)) == 4)
 
 
-async def test_a_batch_handler_that_takes_too_long_fails() -> None:
+async def test_a_batch_handler_that_exceeds_its_timeout_fails() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1", "2")
@@ -109,7 +109,7 @@ async def test_a_batch_handler_that_takes_too_long_fails() -> None:
     assert sorted(letter.attributes["dead-letter-id"] for letter in letters.written) == ["1", "2"]
 
 
-async def test_interceptors_surround_handlers_blocks_and_batches() -> None:
+async def test_interceptors_wrap_handlers_blocks_and_batches() -> None:
     source = ScriptedSource()
     hooks = Hooks()
     seen: list[str] = []

@@ -39,9 +39,7 @@ def failures(events: list[Event]) -> list[tuple[str, str, int, float | None]]:
 
 
 @pytest.mark.parametrize("settle", [ack, nack, reject])
-async def test_a_handler_that_raises_after_it_settled_is_told_of(
-    settle: Settle, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_handler_error_after_settling_is_reported(settle: Settle, caplog: pytest.LogCaptureFixture) -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     events: list[Event] = []
@@ -59,7 +57,7 @@ async def test_a_handler_that_raises_after_it_settled_is_told_of(
     assert len(source.settled) == 1
 
 
-async def test_a_block_that_raises_after_it_settled_is_told_of() -> None:
+async def test_a_block_error_after_settling_is_reported() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     events: list[Event] = []
@@ -72,7 +70,7 @@ async def test_a_block_that_raises_after_it_settled_is_told_of() -> None:
     assert source.outcomes(Outcome.ACK) == ["1", "2"]
 
 
-async def test_a_batch_handler_that_raises_after_it_settled_is_told_of() -> None:
+async def test_a_batch_handler_error_after_settling_is_reported() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     events: list[Event] = []
@@ -86,7 +84,7 @@ async def test_a_batch_handler_that_raises_after_it_settled_is_told_of() -> None
     assert failures(events) == [("1", "too late", 1, None), ("2", "too late", 1, None)]
 
 
-async def test_failures_after_a_lost_lease_are_told_of_and_count(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_after_a_lost_lease_are_reported_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     source = ScriptedSource()
     events: list[Event] = []
     source.add("1")
@@ -129,7 +127,7 @@ async def test_a_failure_after_a_lost_lease_uses_up_an_attempt() -> None:
     assert [letter.attributes["dead-letter-reason"] for letter in letters.written] == ["failed 2 times"]
 
 
-async def test_equal_ids_of_two_topics_fail_on_their_own(broker_bus: Bus) -> None:
+async def test_equal_ids_of_two_topics_are_counted_separately(broker_bus: Bus) -> None:
     topics = ["billing", "orders", "letters"]
     for topic in topics:
         await broker_bus.admin.ensure_topic(topic)

@@ -20,7 +20,7 @@ LEASE = 10.0
 
 
 class Leasing(ScriptedSource):
-    """Knows when leases end: those in `over` have, and of the others `left` seconds are left."""
+    """Reports the leases in `over` as expired, and `left` seconds for the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Fixed(Leasing):
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("batches", [False, True])
-async def test_what_is_over_in_the_buffer_is_told_and_not_handed_over(batches: bool, ordered: bool) -> None:
+async def test_a_buffered_message_with_an_expired_lease_is_not_delivered(batches: bool, ordered: bool) -> None:
     source = Leasing()
     for number in range(4):
         source.add(str(number), key=b"%d" % (number % 2))
@@ -48,7 +48,7 @@ async def test_what_is_over_in_the_buffer_is_told_and_not_handed_over(batches: b
     async with consuming(source, events=events, ordered_by_key=ordered) as consumer:
         first = await taken(consumer)
         assert first.id == "0"
-        # As after a pause of the process.
+        # As after a frozen process.
         source.over = {"1"}
         await first.ack()
         second = (await consumer.next_batch(4, timeout=5))[0] if batches else await taken(consumer)
@@ -60,7 +60,7 @@ async def test_what_is_over_in_the_buffer_is_told_and_not_handed_over(batches: b
             await until(lambda: source.outcomes(Outcome.RELEASE) == ["3"])
 
 
-async def test_an_explicit_delay_is_no_longer_than_what_is_left_of_the_lease() -> None:
+async def test_an_explicit_delay_is_limited_by_the_rest_of_the_lease() -> None:
     source = Fixed()
     source.add("1")
     async with consuming(source, lease=LeaseMode.FIXED, lease_seconds=LEASE, native_delay=0.0) as consumer:
@@ -78,7 +78,7 @@ async def test_an_explicit_delay_is_no_longer_than_what_is_left_of_the_lease() -
         assert again.lease_lost
 
 
-async def test_a_retry_by_the_policy_waits_no_longer_than_the_lease_lasts() -> None:
+async def test_a_retry_delay_is_limited_by_the_rest_of_the_lease() -> None:
     source = Fixed()
     source.add("1")
     source.left = 0.2

@@ -22,7 +22,7 @@ class Evil(Exception):
         raise RuntimeError("no text for you")
 
 
-async def test_an_error_without_a_text_is_dead_lettered_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_whose_str_raises_is_dead_lettered(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where PySpark has logged in this process, the handlers of pytest ask the error for its text.
     monkeypatch.setattr(logger, "propagate", False)
     source = ScriptedSource()
@@ -51,7 +51,7 @@ async def test_a_dead_letter_write_that_raises_anything_is_repeated() -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_a_codec_that_raises_anything_makes_poison_not_a_crash() -> None:
+async def test_a_codec_error_dead_letters_the_message() -> None:
     class Odd:
         def encode(self, payload: object) -> bytes:
             return b""
@@ -68,7 +68,7 @@ async def test_a_codec_that_raises_anything_makes_poison_not_a_crash() -> None:
 
 
 @pytest.mark.parametrize("delay", [float("nan"), float("inf"), -1.0, "3", True])
-async def test_a_delay_that_is_no_time_is_refused(delay: float) -> None:
+async def test_an_invalid_delay_is_refused(delay: float) -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, ordered_by_key=True) as consumer:
@@ -82,7 +82,7 @@ async def test_a_delay_that_is_no_time_is_refused(delay: float) -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_a_plain_function_as_handler_is_told_and_blames_no_message() -> None:
+async def test_a_plain_function_as_handler_raises_and_fails_no_message() -> None:
     source = ScriptedSource(redelivers=False)
     letters = Letters()
     source.add("1")
@@ -95,7 +95,7 @@ async def test_a_plain_function_as_handler_is_told_and_blames_no_message() -> No
     assert source.outcomes(Outcome.RELEASE) == ["1"]
 
 
-async def test_stop_ends_receive_at_the_deadline_whatever_the_handler_does() -> None:
+async def test_stop_ends_receive_at_the_deadline_despite_a_stuck_handler() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2", "3")
     released = asyncio.Event()
@@ -114,7 +114,7 @@ async def test_stop_ends_receive_at_the_deadline_whatever_the_handler_does() -> 
         await running.wait()
         await until(lambda: source.fetched == 2)
         consumer.stop()
-        # What was not handed over is given back at once, not at the deadline.
+        # Undelivered messages are released at once, not at the deadline.
         await until(lambda: source.outcomes(Outcome.RELEASE) == ["2"])
         async with asyncio.timeout(5):
             await receiving
@@ -122,7 +122,7 @@ async def test_stop_ends_receive_at_the_deadline_whatever_the_handler_does() -> 
         released.set()
 
 
-async def test_a_refused_letter_tells_less_before_it_leaves_attributes_out_and_begins_anew_after_a_pause() -> None:
+async def test_a_refused_letter_is_shortened_before_it_loses_attributes_and_retried_in_full() -> None:
     tried: list[OutboundMessage] = []
     original = Message("orders", b"x", Raw("1", None, 1, NONE), VIEW)
 

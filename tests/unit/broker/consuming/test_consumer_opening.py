@@ -1,4 +1,4 @@
-"""Opening a consumer beside another call of it: twice, with a close, a stop, or a cancellation at any step."""
+"""Opening a consumer concurrently with another open, a close, a stop, or a cancellation at any step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def bus(broker_bus: Bus) -> Bus:
 
 
 def billing(bus: Bus, *, idle: float | None = 0.05) -> MessageConsumer:
-    """A consumer whose server takes some steps to answer, as real ones do."""
+    """A consumer whose server takes some loop steps to answer."""
     consumer = bus.messages("orders", subscription="billing", stop_when_idle=idle)
     at_once = consumer._make_engine
 
@@ -49,7 +49,7 @@ async def step(times: int) -> None:
 
 
 async def begun(bus: Bus, steps: int, *, idle: float | None = 0.05) -> tuple[MessageConsumer, asyncio.Task[None]]:
-    """A consumer and its opening, which has come so far."""
+    """A consumer whose open has made `steps` loop steps."""
     consumer = billing(bus, idle=idle)
     opening = asyncio.create_task(consumer.open())
     await step(steps)
@@ -67,7 +67,7 @@ async def everything_is_there_for_another(bus: Bus) -> None:
         assert await drain(other) == 10
 
 
-async def test_two_opens_at_once_are_one(bus: Bus) -> None:
+async def test_concurrent_opens_open_once(bus: Bus) -> None:
     async with billing(bus) as consumer:
         await asyncio.gather(consumer.open(), consumer.open())
         assert await drain(consumer) == 10
@@ -82,7 +82,7 @@ async def test_two_opens_at_once_are_one(bus: Bus) -> None:
 async def test_a_close_during_the_opening_is_final(bus: Bus, steps: int) -> None:
     consumer, opening = await begun(bus, steps)
     await consumer.close()
-    # Where the close came too late for that, it closed an open consumer.
+    # If the close came too late for that, it closed an open consumer.
     ended = await outcome(opening)
     assert ended is None or isinstance(ended, Closed)
     assert consumer.closed
@@ -106,7 +106,7 @@ async def test_a_cancelled_opening_leaves_nothing_open(bus: Bus, steps: int) -> 
 
 
 @pytest.mark.parametrize("steps", STEPS)
-async def test_a_cancellation_beside_a_close_goes_on(bus: Bus, steps: int) -> None:
+async def test_a_cancellation_during_a_close_is_raised(bus: Bus, steps: int) -> None:
     consumer, opening = await begun(bus, steps)
     opened = opening.done()
     opening.cancel()
@@ -117,7 +117,7 @@ async def test_a_cancellation_beside_a_close_goes_on(bus: Bus, steps: int) -> No
 
 
 @pytest.mark.parametrize("steps", STEPS)
-async def test_a_stop_during_the_opening_is_not_forgotten(bus: Bus, steps: int) -> None:
+async def test_a_stop_during_the_opening_takes_effect(bus: Bus, steps: int) -> None:
     consumer, opening = await begun(bus, steps, idle=None)
     consumer.stop()
     await opening

@@ -1,4 +1,4 @@
-"""The options of a message consumer: each wrong one is a ConfigurationError with field, value and what it takes."""
+"""Options of a message consumer: an invalid one is a ConfigurationError with field, value and accepted values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(sources: int = 1, **options: Any) -> None:
         {"close_timeout": 1, "stop_when_idle": 0.5},
     ],
 )
-def test_what_the_options_take_is_not_refused(options: dict[str, Any]) -> None:
+def test_valid_options_are_accepted(options: dict[str, Any]) -> None:
     refused: ConfigurationError | None = None
     try:
         check(**options)
@@ -41,7 +41,7 @@ def test_what_the_options_take_is_not_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [10.0, math.nan, math.inf, "10", True, b"1"])
 @pytest.mark.parametrize("field", WHOLE)
-def test_a_count_is_an_int(field: str, value: Any) -> None:
+def test_a_count_must_be_an_int(field: str, value: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         check(**{field: value})
     assert raised.value.message == f"{field} is {value!r}"
@@ -50,7 +50,7 @@ def test_a_count_is_an_int(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "5", True, b"1"])
 @pytest.mark.parametrize("field", SECONDS)
-def test_a_time_is_a_finite_number_above_0(field: str, value: Any) -> None:
+def test_a_time_must_be_finite_and_positive(field: str, value: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         check(**{field: value})
     assert raised.value.message == f"{field} is {value!r}"
@@ -58,12 +58,12 @@ def test_a_time_is_a_finite_number_above_0(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("field", WHOLE)
-def test_a_count_is_above_0(field: str) -> None:
+def test_a_count_must_be_positive(field: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{field} is 0"):
         check(**{field: 0})
 
 
-def test_every_topic_gets_room() -> None:
+def test_max_outstanding_must_cover_every_topic() -> None:
     with pytest.raises(ConfigurationError, match="max_outstanding is 2 for 3 topics"):
         check(3, max_outstanding=2)
 
@@ -79,7 +79,7 @@ async def test_the_bus_checks_before_anything_is_opened(broker_bus: Bus) -> None
 FIXED = MessageCapabilities(lease=LeaseMode.FIXED, lease_seconds=10)
 
 
-def test_a_policy_without_a_maximum_fits_a_lease_that_nobody_renews() -> None:
+def test_a_policy_without_a_maximum_fits_a_fixed_lease() -> None:
     fitting = fitting_retry(Retry(max_attempts=7), FIXED)
     assert (fitting.max_attempts, fitting.maximum, fitting.initial) == (7, 5.0, 0.5)
     assert fitting_retry(None, FIXED).longest <= longest_delay(ConsumerOptions(), FIXED) == 10
@@ -87,7 +87,7 @@ def test_a_policy_without_a_maximum_fits_a_lease_that_nobody_renews() -> None:
     assert fitting_retry(None, ABLE) == Retry()
 
 
-def test_a_maximum_beyond_a_lease_that_nobody_renews_is_refused() -> None:
+def test_a_maximum_beyond_a_fixed_lease_is_refused() -> None:
     with pytest.raises(ConfigurationError) as raised:
         check_options(ConsumerOptions(), 1, Retry(maximum=30), FIXED)
     assert raised.value.advice == "Lower Retry.maximum"

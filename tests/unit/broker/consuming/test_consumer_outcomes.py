@@ -1,4 +1,4 @@
-"""Idle, cancelled, closed, retriable and fatal are five different things, and none of them loses a message."""
+"""Idle, cancelled, closed, retriable and fatal are five outcomes; none of them loses a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.messages import Outcome, SettleState
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, until
 
 
-async def test_idle_is_an_answer() -> None:
+async def test_idle_returns_none() -> None:
     async with consuming(ScriptedSource()) as consumer:
         assert await consumer.next_message(timeout=0.01) is None
         assert len(await consumer.next_batch(timeout=0.01)) == 0
@@ -33,7 +33,7 @@ async def test_a_cancelled_waiter_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("steps", range(8))
-async def test_a_waiter_cancelled_at_any_step_hands_its_message_on(steps: int) -> None:
+async def test_a_waiter_cancelled_at_any_step_leaves_its_message_to_the_next(steps: int) -> None:
     source = ScriptedSource()
     async with consuming(source) as consumer:
         waiter = asyncio.create_task(consumer.next_message())
@@ -68,7 +68,7 @@ async def test_a_close_ends_iterations_and_wakes_waiters() -> None:
             await consumer.next_batch()
 
 
-async def test_a_retriable_error_is_an_event_and_the_fetch_goes_on() -> None:
+async def test_a_retriable_error_is_an_event_and_fetching_continues() -> None:
     source = ScriptedSource()
     events: list[Event] = []
     async with consuming(source, events=events) as consumer:
@@ -79,7 +79,7 @@ async def test_a_retriable_error_is_an_event_and_the_fetch_goes_on() -> None:
     assert [type(event) for event in events if isinstance(event, FetchFailed)] == [FetchFailed]
 
 
-async def test_a_fatal_error_is_raised_once_at_once_and_gives_back_the_buffer() -> None:
+async def test_a_fatal_error_is_raised_once_and_releases_the_buffer() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2")
     async with consuming(source) as consumer:
@@ -148,7 +148,7 @@ async def test_a_batch_larger_than_the_bound_is_refused() -> None:
             consumer.batches(0)
 
 
-async def test_a_call_before_the_open_says_how() -> None:
+async def test_a_call_before_the_open_raises_with_advice() -> None:
     source = ScriptedSource()
     async with consuming(source) as consumer:
         pass

@@ -1,4 +1,4 @@
-"""Retry, dead letters and poison."""
+"""Retries, dead letters and undecodable messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_failing_handler_is_retried_then_dead_lettered() -> None:
     assert [event.target for event in events if isinstance(event, DeadLettered)] == ["orders.dead"]
 
 
-async def test_a_block_that_raises_is_retried_and_the_loop_goes_on() -> None:
+async def test_a_block_that_raises_is_retried_and_the_loop_continues() -> None:
     source = ScriptedSource()
     source.add("1")
     tries = 0
@@ -87,7 +87,7 @@ async def test_a_failed_dead_letter_write_repeats_the_write_not_the_handler() ->
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_a_close_during_a_dead_letter_write_gives_the_original_back() -> None:
+async def test_a_close_during_a_dead_letter_write_releases_the_original() -> None:
     source = ScriptedSource(redelivers=False)
     letters = Letters()
     letters.failures = [ConnectionFailed("down")] * 1000
@@ -105,7 +105,7 @@ async def test_a_close_during_a_dead_letter_write_gives_the_original_back() -> N
     assert source.outcomes(Outcome.RELEASE) == ["1"]
 
 
-async def test_a_close_lets_a_dead_letter_write_that_is_under_way_end() -> None:
+async def test_a_close_waits_for_a_running_dead_letter_write() -> None:
     source = ScriptedSource(redelivers=False)
     letters = Letters()
     letters.gate.clear()
@@ -124,7 +124,7 @@ async def test_a_close_lets_a_dead_letter_write_that_is_under_way_end() -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_exceptions_that_are_never_retried_give_up_at_once() -> None:
+async def test_exceptions_in_never_are_not_retried() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1")
@@ -138,7 +138,7 @@ async def test_exceptions_that_are_never_retried_give_up_at_once() -> None:
     assert letters.written[0].attributes["dead-letter-reason"] == "ValueError is not retried"
 
 
-async def test_without_dead_letters_a_rejected_message_comes_back_at_the_longest_backoff() -> None:
+async def test_without_dead_letters_a_rejected_message_is_redelivered_at_the_longest_backoff() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     async with consuming(source, retry=Retry(initial=1, maximum=40)) as consumer:
@@ -149,7 +149,7 @@ async def test_without_dead_letters_a_rejected_message_comes_back_at_the_longest
     assert [(s.outcome, s.delay) for s in source.settled] == [(Outcome.NACK, 40)]
 
 
-async def test_drop_takes_an_explicit_word() -> None:
+async def test_only_an_explicit_drop_drops() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, drop=True) as consumer:
@@ -159,7 +159,7 @@ async def test_drop_takes_an_explicit_word() -> None:
     assert [(s.outcome, s.reason) for s in source.settled] == [(Outcome.REJECT, "unwanted")]
 
 
-async def test_an_undecodable_payload_is_a_dead_letter_not_a_crash() -> None:
+async def test_an_undecodable_payload_is_dead_lettered() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1", data=b"{")
@@ -173,7 +173,7 @@ async def test_an_undecodable_payload_is_a_dead_letter_not_a_crash() -> None:
     assert letters.written[0].attributes["dead-letter-reason"].startswith("cannot be decoded")
 
 
-async def test_a_message_that_kills_the_process_is_given_up_by_its_deliveries() -> None:
+async def test_max_deliveries_gives_up_a_message_that_kills_the_process() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1", attempt=31)
@@ -183,7 +183,7 @@ async def test_a_message_that_kills_the_process_is_given_up_by_its_deliveries() 
 
 
 @pytest.mark.parametrize("ordered_by_key", [False, True])
-async def test_the_last_delivery_is_given_up_though_nobody_asks_for_it(ordered_by_key: bool) -> None:
+async def test_the_last_delivery_is_given_up_without_a_waiting_reader(ordered_by_key: bool) -> None:
     source, letters = ScriptedSource(), Letters()
     source.add("1", key=b"k")
     source.add("2", attempt=10, key=b"k")
@@ -201,7 +201,7 @@ async def test_the_last_delivery_is_given_up_though_nobody_asks_for_it(ordered_b
     assert source.outcomes(Outcome.RELEASE) == []
 
 
-async def test_giving_back_does_not_burn_attempts() -> None:
+async def test_releasing_counts_no_attempt() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1", attempt=30)
@@ -224,7 +224,7 @@ async def test_giving_back_does_not_burn_attempts() -> None:
     assert letters.written == []
 
 
-def test_the_place_of_a_dead_letter_is_whole_or_not_there() -> None:
+def test_the_place_of_a_dead_letter_is_complete_or_absent() -> None:
     record: Record[bytes] = Record("orders", 12, 3456789, None, b"", Raw("1", None, 1, {}), VIEW)
     limits = Limits(message=2000)
     found: set[tuple[str | None, str | None]] = set()
@@ -238,7 +238,7 @@ def test_the_place_of_a_dead_letter_is_whole_or_not_there() -> None:
     assert found == {("12", "3456789"), ("12", None), (None, None)}
 
 
-def test_dead_letters_are_cut_to_the_limits() -> None:
+def test_dead_letters_are_truncated_to_the_limits() -> None:
     original = Message("orders", b"x" * 100, Raw("1", b"k", 1, {"mine": "v"}), VIEW)
     letter = make_dead_letter(
         original,

@@ -1,4 +1,4 @@
-"""Settling: states, cancellation, refusal, leases and flow."""
+"""Settling: states, cancellation, refused acks, leases and flow control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from broker.messages import Message, Outcome, SettleState
 from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
 
 
-async def test_twice_the_same_way_is_harmless_the_other_way_raises() -> None:
+async def test_settling_twice_alike_is_harmless_and_differently_raises() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
@@ -82,7 +82,7 @@ async def test_a_refused_ack_of_a_block_is_an_event_and_the_loop_goes_on() -> No
     assert source.outcomes(Outcome.ACK) == ["2"]
 
 
-async def test_no_answer_is_unknown_not_lost() -> None:
+async def test_an_unanswered_ack_leaves_the_state_unknown() -> None:
     source = ScriptedSource()
     source.add("1")
     source.refuse["1"] = OperationTimeout("no answer")
@@ -123,7 +123,7 @@ async def test_never_more_than_max_outstanding() -> None:
                 handled += 1
 
 
-async def test_never_more_than_max_bytes_but_by_one_message() -> None:
+async def test_max_bytes_is_exceeded_by_at_most_one_message() -> None:
     source = ScriptedSource()
     for number in range(50):
         source.add(str(number), data=b"x" * 100)
@@ -135,7 +135,7 @@ async def test_never_more_than_max_bytes_but_by_one_message() -> None:
         assert await consumer.next_message(timeout=5) is not None
 
 
-async def test_messages_forgotten_unsettled_are_named() -> None:
+async def test_forgotten_messages_are_reported() -> None:
     source = ScriptedSource()
     source.add("1", "2", "3")
     events: list[Event] = []
@@ -149,7 +149,7 @@ async def test_messages_forgotten_unsettled_are_named() -> None:
     assert [message.id for message in blocked[0].oldest] == ["1", "2"]
 
 
-async def test_leases_are_renewed_from_the_buffer_on() -> None:
+async def test_leases_are_renewed_from_the_fetch_on() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     async with consuming(source, lease_seconds=0.03) as consumer:
@@ -159,7 +159,7 @@ async def test_leases_are_renewed_from_the_buffer_on() -> None:
 
 
 class NotRenewing(ScriptedSource):
-    """Renews no lease, or not that of "1"."""
+    """Renews no lease, or all but that of "1"."""
 
     def __init__(self, failure: BaseException | None) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ async def test_leases_that_are_not_renewed_are_told_and_tried_again(
         assert not any(message.lease_lost for message in held)
 
 
-async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
+async def test_max_lease_starts_at_delivery_and_its_end_is_reported() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     events: list[Event] = []
@@ -209,7 +209,7 @@ async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
     assert source.outcomes(Outcome.NACK) == ["1"]
 
 
-async def test_extend_raises_max_lease() -> None:
+async def test_extend_exceeds_max_lease() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, max_lease=0.02, retry=Retry(maximum=1, initial=0)) as consumer:
@@ -220,7 +220,7 @@ async def test_extend_raises_max_lease() -> None:
         await message.ack()
 
 
-async def test_a_lease_that_the_broker_took_back_is_lost() -> None:
+async def test_a_lease_that_the_broker_ended_is_lost() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     async with consuming(source) as consumer:
@@ -232,7 +232,7 @@ async def test_a_lease_that_the_broker_took_back_is_lost() -> None:
             await message.ack()
 
 
-async def test_handlers_do_not_see_each_others_context() -> None:
+async def test_handlers_have_separate_contexts() -> None:
     variable: ContextVar[str] = ContextVar("variable", default="unset")
     source = ScriptedSource()
     source.add("1", "2", "3")
@@ -264,7 +264,7 @@ async def test_an_unconfirmed_ack_does_not_wait() -> None:
     assert message.state is SettleState.SETTLED
 
 
-async def test_a_delay_that_nobody_can_keep_is_refused() -> None:
+async def test_a_delay_beyond_broker_and_lease_is_refused() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, native_delay=1.0, max_lease=5.0, retry=Retry(initial=0, maximum=1)) as consumer:
@@ -275,7 +275,7 @@ async def test_a_delay_that_nobody_can_keep_is_refused() -> None:
         await message.ack()
 
 
-async def test_without_leases_any_delay_is_held() -> None:
+async def test_without_leases_any_delay_is_kept_in_memory() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, native_delay=0.0, lease=LeaseMode.NONE) as consumer:
@@ -289,7 +289,7 @@ async def test_without_leases_any_delay_is_held() -> None:
 
 
 @pytest.mark.parametrize("confirmed", ConfirmedAck)
-async def test_a_reject_that_is_not_settled_behind_its_letter_raises(confirmed: ConfirmedAck) -> None:
+async def test_a_reject_whose_settlement_fails_after_its_letter_raises(confirmed: ConfirmedAck) -> None:
     source, letters = ScriptedSource(), Letters()
     events: list[Event] = []
     source.add("1")
@@ -303,7 +303,7 @@ async def test_a_reject_that_is_not_settled_behind_its_letter_raises(confirmed: 
     assert len([event for event in events if isinstance(event, SettleFailed)]) == 1
 
 
-async def test_a_lease_that_is_lost_while_a_letter_is_written_is_told() -> None:
+async def test_a_lease_lost_while_a_letter_is_written_is_reported() -> None:
     source, letters = ScriptedSource(redelivers=False), Letters()
     events: list[Event] = []
     source.add("1")
@@ -322,7 +322,7 @@ async def test_a_lease_that_is_lost_while_a_letter_is_written_is_told() -> None:
     assert [event.message for event in events if isinstance(event, SettleFailed)] == [message]
 
 
-async def test_what_was_lost_while_it_waited_for_its_next_try_is_forgotten() -> None:
+async def test_a_message_lost_during_its_backoff_is_dropped() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     async with consuming(source, native_delay=0.0) as consumer:

@@ -1,4 +1,4 @@
-"""A consumer of several topics: each comes into its own, and a batch of all is acked by source."""
+"""A consumer of several topics: fair shares, and acks of a batch per source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def filled(*names: str, count: int) -> list[ScriptedSource]:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_a_topic_with_a_backlog_keeps_no_other_waiting(ordered: bool) -> None:
+async def test_a_topic_with_a_backlog_does_not_block_others(ordered: bool) -> None:
     sources = filled("one", "two", count=500)
     came: Counter[str] = Counter()
     async with consuming(*sources, ordered_by_key=ordered) as consumer:
@@ -31,7 +31,7 @@ async def test_a_topic_with_a_backlog_keeps_no_other_waiting(ordered: bool) -> N
             came[message.id.partition("-")[0]] += 1
             if came.total() == 100:
                 consumer.stop()
-            # Time for the pumps: the buffer never runs empty.
+            # Let the fetch loops run: the buffer never runs empty.
             for _ in range(5):
                 await asyncio.sleep(0)
 
@@ -39,7 +39,7 @@ async def test_a_topic_with_a_backlog_keeps_no_other_waiting(ordered: bool) -> N
     assert min(came["one"], came["two"]) >= 30
 
 
-async def test_batches_begin_with_each_topic_in_turn() -> None:
+async def test_batches_start_with_each_topic_in_turn() -> None:
     sources = filled("one", "two", count=500)
     came: Counter[str] = Counter()
     async with consuming(*sources) as consumer:

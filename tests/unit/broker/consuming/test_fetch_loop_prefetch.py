@@ -1,4 +1,4 @@
-"""About two seconds of measured throughput are held ready."""
+"""The prefetch is about two seconds of measured throughput."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def drive(rate: float, seconds: float, limit: int = 10_000) -> Prefetch:
     return prefetch
 
 
-def test_a_slow_consumer_holds_little() -> None:
+def test_a_slow_consumer_prefetches_little() -> None:
     assert drive(1, 20).target <= 3
 
 
-def test_a_fast_consumer_holds_about_two_seconds() -> None:
+def test_a_fast_consumer_prefetches_two_seconds() -> None:
     assert 1500 <= drive(1000, 10).target <= 2500
 
 
-def test_the_limit_holds() -> None:
+def test_the_prefetch_is_limited() -> None:
     assert drive(1_000_000, 3, limit=500).target == 500
 
 
@@ -39,7 +39,7 @@ def test_it_starts_at_one_and_at_most_doubles() -> None:
     assert prefetch.update(0.003) == 4
 
 
-def test_the_first_messages_of_idle_workers_prove_nothing() -> None:
+def test_first_messages_of_idle_workers_do_not_count() -> None:
     prefetch = Prefetch(1000)
     prefetch.update(0.0)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Key-ordered hand-over."""
+"""Delivery in order by key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(id: str, key: bytes | None) -> Message:
 
 
 class LanesMachine(RuleBasedStateMachine):
-    """Against a broker that delivers in order per key, and what was given back again from its first message on."""
+    """Against a broker that delivers in order by key, and redelivers a key from its first released message on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,14 +161,14 @@ LanesMachine.TestCase.settings = settings(max_examples=75, stateful_step_count=4
 TestLanes = LanesMachine.TestCase
 
 
-def test_a_hot_key_holds_no_more_than_its_share() -> None:
+def test_a_hot_key_is_limited_to_its_share() -> None:
     lanes = Lanes(2, lambda: 0.0)
     refused = lanes.put_all([make(str(n), b"hot") for n in range(10)])
     assert [message.id for message, _ in refused] == [str(n) for n in range(2, 10)]
     assert list(lanes.put_all([make("cold", b"cold")])) == []
 
 
-def test_what_was_given_back_and_never_comes_again_does_not_block_its_key_for_ever() -> None:
+def test_a_released_message_that_is_not_redelivered_unblocks_its_key_after_a_while() -> None:
     now = 0.0
     lanes = Lanes(1, lambda: now)
     lanes.put_all([make("1", b"k")])
@@ -181,7 +181,7 @@ def test_what_was_given_back_and_never_comes_again_does_not_block_its_key_for_ev
     assert lanes.put_all([make("3", b"k")]) == []
 
 
-def test_what_could_not_be_handed_over_in_time_and_never_comes_again_is_waited_for_like_any_other() -> None:
+def test_an_expired_message_that_is_not_redelivered_unblocks_its_key_after_a_while() -> None:
     now = 0.0
     lanes = Lanes(None, lambda: now)
     lanes.expired([make("1", b"k"), make("none", None)])
@@ -191,7 +191,7 @@ def test_what_could_not_be_handed_over_in_time_and_never_comes_again_is_waited_f
     assert lanes.put_all([make("2", b"k")]) == []
 
 
-def test_what_waited_behind_its_key_does_not_queue_again_behind_all_others() -> None:
+def test_a_message_that_waited_for_its_key_keeps_its_turn() -> None:
     lanes = Lanes(None, lambda: 0.0)
     lanes.put_all([make(f"first-{n}", b"first") for n in range(5)])
     lanes.put_all([make(str(n), b"%d" % n) for n in range(1000)])
@@ -202,7 +202,7 @@ def test_what_waited_behind_its_key_does_not_queue_again_behind_all_others() -> 
     assert [order.index(f"first-{n}") for n in range(5)] == [0, 1, 3, 5, 7]
 
 
-def test_of_all_that_waited_behind_their_keys_the_oldest_comes_first() -> None:
+def test_the_oldest_message_that_waited_for_its_key_comes_first() -> None:
     lanes = Lanes(None, lambda: 0.0)
     lanes.put_all([make(f"{key}-{n}", key.encode()) for n in range(3) for key in ("a", "b", "c")])
     heads = {message.id[0]: message for message in (lanes.take(), lanes.take(), lanes.take()) if message is not None}
@@ -259,7 +259,7 @@ async def test_keys_run_in_parallel_each_in_order() -> None:
     assert sum(map(len, seen.values())) == 60
 
 
-async def test_a_failed_head_is_retried_in_process_and_blocks_only_its_key() -> None:
+async def test_a_failed_message_is_retried_in_memory_and_blocks_only_its_key() -> None:
     source = ScriptedSource()
     letters = Letters()
     source.add("1", "2", key=b"bad")
@@ -302,7 +302,7 @@ async def test_a_handler_that_settles_early_keeps_its_key(
                 order.append(message.id)
                 await settle(message)
                 await until(lambda: "3" in order)
-                # Longer than anything else would need to begin.
+                # Longer than another handler would need to start.
                 for _ in range(100):
                     await asyncio.sleep(0)
             else:
@@ -332,7 +332,7 @@ async def test_a_batch_that_is_acked_early_keeps_its_keys() -> None:
     assert steps == ["1 begins", "1 ends", "2 begins", "2 ends"]
 
 
-async def test_a_message_settled_by_hand_lets_the_next_of_its_key_follow_at_once() -> None:
+async def test_settling_by_hand_releases_the_next_message_of_the_key() -> None:
     source = ScriptedSource()
     source.add("1", "2", "3", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
@@ -350,7 +350,7 @@ async def test_a_message_settled_by_hand_lets_the_next_of_its_key_follow_at_once
         assert third.id == "3"
 
 
-async def test_a_receive_cancelled_after_an_early_ack_leaves_its_key_free() -> None:
+async def test_a_receive_cancelled_after_an_early_ack_frees_its_key() -> None:
     source = ScriptedSource()
     source.add("1", "2", key=b"k")
     acked = asyncio.Event()
@@ -370,7 +370,7 @@ async def test_a_receive_cancelled_after_an_early_ack_leaves_its_key_free() -> N
         assert following.id == "2"
 
 
-async def test_a_lost_head_gives_its_whole_lane_back() -> None:
+async def test_a_lost_lease_releases_all_messages_of_its_key() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2", "3", key=b"k")
     source.add("4", key=b"other")

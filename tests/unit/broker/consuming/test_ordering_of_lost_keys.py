@@ -13,11 +13,11 @@ def make(id: str, key: bytes | None) -> Message:
     return Message("orders", b"", Raw(id, key, 1, NONE), VIEW)
 
 
-def test_lanes_of_what_went_to_another_consumer_are_forgotten_after_a_while() -> None:
+def test_lanes_of_messages_that_moved_to_another_consumer_are_dropped() -> None:
     now = 0.0
     lanes = Lanes(1, lambda: now)
     for number in range(50_000):
-        # Two of each key come, of which one is given back and never seen again.
+        # Two messages of each key arrive; one is released and not redelivered.
         key = b"%d" % number
         assert len(lanes.put_all([make(f"{number}-{copy}", key) for copy in range(2)])) == 1
         message = lanes.take()
@@ -27,7 +27,7 @@ def test_lanes_of_what_went_to_another_consumer_are_forgotten_after_a_while() ->
     assert lanes.kept <= 700
 
 
-def test_a_lane_whose_handler_works_or_which_is_still_given_back_is_not_forgotten() -> None:
+def test_a_lane_with_a_running_handler_or_a_pending_release_is_kept() -> None:
     now = 0.0
     lanes = Lanes(1, lambda: now)
     lanes.put_all([make("1", b"worked on"), make("2", b"worked on"), make("3", b"seen"), make("4", b"seen")])
@@ -46,7 +46,7 @@ def test_a_lane_whose_handler_works_or_which_is_still_given_back_is_not_forgotte
     assert lanes.kept == 0
 
 
-def test_a_second_copy_of_a_settled_message_is_not_waited_for() -> None:
+def test_a_key_does_not_wait_for_a_copy_of_a_settled_message() -> None:
     lanes = Lanes(2, lambda: 0.0)
     lanes.put_all([make("1", b"k"), make("2", b"k")])
     first = lanes.take()
@@ -55,7 +55,7 @@ def test_a_second_copy_of_a_settled_message_is_not_waited_for() -> None:
     assert len(lanes.put_all([make("1", b"k")])) == 1
     lanes.done(first)
     assert lanes.put_all([make("3", b"k")]) == []
-    # What was on its way when 2 was settled is not waited for either.
+    # Nor does it wait for a copy that was in flight when 2 was settled.
     second = lanes.take()
     assert second is not None
     lanes.done(second)
@@ -70,18 +70,18 @@ def test_a_second_copy_of_a_settled_message_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("lease", "waits"), [(None, 60.0), (30.0, 60.0), (300.0, 310.0)])
-def test_a_key_waits_for_a_message_as_long_as_its_lease_may_run(lease: float | None, waits: float) -> None:
+def test_a_key_waits_for_a_message_until_its_lease_ends(lease: float | None, waits: float) -> None:
     now = 0.0
     lanes = Lanes(4, lambda: now, lease)
     lanes.put_all([make("1", b"k"), make("2", b"k")])
     head = lanes.take()
     assert head is not None
-    # The connection broke: the broker has the lease of 1, and gives out 2 at once.
+    # The connection broke: the broker keeps the lease of 1, and delivers 2 at once.
     assert [message.id for message in lanes.abandon(head)] == ["2"]
     now = waits - 0.1
     assert len(lanes.put_all([make("2", b"k")])) == 1
     now = waits
-    # 1 was acked after all, or went to another consumer.
+    # 1 was acked after all, or moved to another consumer.
     assert lanes.put_all([make("2", b"k")]) == []
 
 
@@ -94,7 +94,7 @@ def test_a_key_waits_for_a_message_as_long_as_its_lease_may_run(lease: float | N
         (False, SettleState.UNKNOWN, True),
     ],
 )
-def test_where_order_holds_a_follower_tells_that_an_unanswered_ack_was_carried_out(
+def test_with_ordered_delivery_a_follower_proves_an_unanswered_ack(
     in_order: bool, state: SettleState, waits: bool
 ) -> None:
     lanes = Lanes(None, lambda: 0.0)
@@ -110,7 +110,7 @@ def test_where_order_holds_a_follower_tells_that_an_unanswered_ack_was_carried_o
     assert bool(lanes.put_all([make("3", b"k")])) == waits
 
 
-def test_a_new_message_tells_that_an_unanswered_ack_of_the_last_was_carried_out() -> None:
+def test_a_new_message_proves_the_unanswered_ack_of_the_last() -> None:
     lanes = Lanes(None, lambda: 0.0)
     lanes.in_order = True
     lanes.put_all([make("1", b"k")])
@@ -121,7 +121,7 @@ def test_a_new_message_tells_that_an_unanswered_ack_of_the_last_was_carried_out(
     assert lanes.put_all([make("2", b"k")]) == []
 
 
-def test_what_waits_for_one_that_does_not_come_is_given_back_ever_more_seldom() -> None:
+def test_followers_of_a_missing_message_are_released_less_and_less_often() -> None:
     now = 0.0
     lanes = Lanes(100, lambda: now)
     lanes.put_all([make("1", b"k"), make("2", b"k")])

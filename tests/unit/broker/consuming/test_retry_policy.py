@@ -1,4 +1,4 @@
-"""What a retry policy takes, its backoff, and the counts of attempts."""
+"""Options of a retry policy, its backoff, and the count of attempts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_backoff_grows_to_its_maximum() -> None:
     ("field", "value"),
     [("max_attempts", 0), ("initial", -1.0), ("multiplier", 0.5), ("maximum", 0.1), ("jitter", 1.0), ("timeout", 0.0)],
 )
-def test_a_policy_that_makes_no_sense_names_the_field(field: str, value: float) -> None:
+def test_an_invalid_policy_names_the_field(field: str, value: float) -> None:
     with pytest.raises(InvalidSetting, match=field):
         Retry(**{field: value})  # type: ignore[arg-type]
 
@@ -51,14 +51,14 @@ def test_a_policy_that_makes_no_sense_names_the_field(field: str, value: float) 
         ("never", None, "tuple of exception classes"),
     ],
 )
-def test_a_policy_of_the_wrong_types_names_field_value_and_what_it_takes(field: str, value: object, takes: str) -> None:
+def test_a_wrong_type_names_field_value_and_accepted_values(field: str, value: object, takes: str) -> None:
     with pytest.raises(InvalidSetting) as raised:
         Retry(**{field: value})  # type: ignore[arg-type]
     assert raised.value.message == f"Retry.{field} is {value!r}"
     assert takes in raised.value.advice
 
 
-def test_attempts_are_forgotten_when_done() -> None:
+def test_attempts_of_settled_messages_are_dropped() -> None:
     attempts = Attempts()
     message = named("orders", "a")
     assert not attempts
@@ -69,7 +69,7 @@ def test_attempts_are_forgotten_when_done() -> None:
     assert not attempts
 
 
-def test_equal_ids_of_two_topics_are_two_messages() -> None:
+def test_equal_ids_of_two_topics_are_counted_as_two_messages() -> None:
     attempts = Attempts()
     order, bill = named("orders", "a"), named("bills", "a")
     assert [attempts.failed(order), attempts.failed(bill), attempts.failed(order)] == [1, 1, 2]

@@ -1,4 +1,4 @@
-"""Retry topics, on the in-memory broker and in a time that jumps."""
+"""Retry topics, on the in-memory broker with simulated time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_each_failure_waits_longer_and_the_last_is_dead_lettered_with_its_origin
     warped(test)
 
 
-def test_a_waiting_message_holds_up_nobody() -> None:
+def test_a_waiting_message_blocks_no_other() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await ready(bus, partitions=1)
@@ -104,7 +104,7 @@ def test_a_waiting_message_holds_up_nobody() -> None:
     warped(test)
 
 
-def test_messages_of_a_retry_topic_come_in_order_when_they_are_due_and_not_before() -> None:
+def test_messages_of_a_retry_topic_are_delivered_in_order_when_due() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await ready(bus, partitions=1)
@@ -186,7 +186,7 @@ def test_nacks_use_up_deliveries_and_no_failures() -> None:
     warped(test)
 
 
-def test_a_round_may_have_several_tries_in_place() -> None:
+def test_a_retry_round_may_have_several_attempts_in_memory() -> None:
     async def test(server: Broker) -> None:
         topics = RetryTopics((30,))
         async with connect(server) as bus:
@@ -212,7 +212,7 @@ def test_a_round_may_have_several_tries_in_place() -> None:
     warped(test)
 
 
-def test_what_is_not_retried_goes_to_the_dead_letters_at_once() -> None:
+def test_a_message_that_is_not_retried_is_dead_lettered_at_once() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await ready(bus)
@@ -231,7 +231,7 @@ def test_what_is_not_retried_goes_to_the_dead_letters_at_once() -> None:
     warped(test)
 
 
-def test_without_dead_letters_it_comes_back_by_the_last_topic() -> None:
+def test_without_dead_letters_the_last_retry_topic_repeats() -> None:
     async def test(server: Broker) -> None:
         topics = RetryTopics((5, 20))
         async with connect(server) as bus:
@@ -251,7 +251,7 @@ def test_without_dead_letters_it_comes_back_by_the_last_topic() -> None:
     warped(test)
 
 
-def test_several_topics_have_retry_topics_of_their_own() -> None:
+def test_each_topic_has_its_own_retry_topics() -> None:
     async def test(server: Broker) -> None:
         topics = RetryTopics((5,))
         async with connect(server) as bus:
@@ -274,7 +274,7 @@ def test_several_topics_have_retry_topics_of_their_own() -> None:
     warped(test)
 
 
-def test_missing_topics_are_told_before_anything_is_handled() -> None:
+def test_missing_retry_topics_raise_before_anything_is_handled() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await bus.admin.ensure_topic("orders")
@@ -306,6 +306,6 @@ async def test_options_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("delays", [(), (0,), (-1,), (5, 4), (float("inf"),), (True,), ("5",), 5, [5, 60]])
-def test_delays_that_cannot_be_are_refused(delays: Any) -> None:
+def test_invalid_delays_are_refused(delays: Any) -> None:
     with pytest.raises(InvalidSetting, match="delays"):
         RetryTopics(delays)

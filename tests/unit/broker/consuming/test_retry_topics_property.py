@@ -27,7 +27,7 @@ TOLERANCE = 0.001
 
 @dataclass
 class Story:
-    """What the handlers of all consumers saw."""
+    """The calls of all handlers."""
 
     failures: list[int]
     tries: defaultdict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -100,7 +100,7 @@ async def play(server: Broker, story: Story, lives: list[float], partitions: int
     partitions=st.integers(1, 3),
     concurrency=st.integers(1, 4),
 )
-def test_nothing_is_lost_whoever_dies(
+def test_nothing_is_lost_when_consumers_die(
     failures: list[int], lives: list[float], partitions: int, concurrency: int
 ) -> None:
     story = Story(failures)
@@ -110,7 +110,7 @@ def test_nothing_is_lost_whoever_dies(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(failures=st.lists(st.integers(0, 4), min_size=1, max_size=25))
-def test_without_a_death_each_try_is_made_once_and_in_the_order_of_the_one_before(failures: list[int]) -> None:
+def test_without_crashes_each_attempt_happens_once_in_order(failures: list[int]) -> None:
     story = Story(failures)
     warped(lambda server: play(server, story, [], 1, 1))
     assert len(story.calls) == len(set(story.calls)) == sum(min(3, failed + 1) for failed in failures)

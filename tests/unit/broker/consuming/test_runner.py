@@ -45,7 +45,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_running_handler_finish_and_gives_the_rest_back(number: signal.Signals) -> None:
+def test_a_signal_lets_running_handlers_finish_and_releases_the_rest(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
@@ -91,7 +91,7 @@ with broker.blocking.connect("inmem:") as bus:
 
 
 @pytest.mark.parametrize("surface", list(STUCK))
-def test_a_handler_that_never_returns_does_not_keep_the_process(surface: str) -> None:
+def test_a_handler_that_never_returns_does_not_keep_the_process_alive(surface: str) -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK[surface]], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
@@ -123,7 +123,7 @@ print("returned", flush=True)
 """
 
 
-def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process() -> None:
+def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process_alive() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -145,7 +145,7 @@ def _service() -> Any:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("services", [(), (5,), (None,)])
-async def test_only_services_are_run(services: tuple[Any, ...]) -> None:
+async def test_run_refuses_anything_but_services(services: tuple[Any, ...]) -> None:
     for start in (broker.run, broker.blocking.run):
         with pytest.raises(ConfigurationError, match="serv"):
             start(*services)
@@ -154,7 +154,7 @@ async def test_only_services_are_run(services: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_run_in_a_running_loop_or_in_another_thread_says_what_to_do_instead() -> None:
+async def test_run_in_a_running_loop_or_another_thread_raises_with_advice() -> None:
     with pytest.raises(ConfigurationError, match=r"await broker\.serve"):
         broker.run(_service())
     with pytest.raises(ConfigurationError, match="main thread"):
@@ -180,17 +180,27 @@ async def test_one_failing_service_stops_the_others_and_is_raised() -> None:
 
 @pytest.mark.parametrize("by", ["receive", "receive_batches"])
 async def test_a_consumer_that_was_stopped_before_it_opened_handles_nothing(by: str) -> None:
+    handled: list[object] = []
+
+    async def handle(messages: object) -> None:
+        handled.append(messages)
+
     async with broker.connect("inmem:") as bus:
         await bus.admin.ensure_topic("orders")
+        await bus.topic("orders").publish(b"x")
         inbox = bus.messages("orders", subscription="billing")
         inbox.stop()
         async with inbox, asyncio.timeout(5):
-            await getattr(inbox, by)(_nothing)
+            await getattr(inbox, by)(handle)
+    assert handled == []
 
 
 def test_a_consumer_of_threads_that_was_stopped_before_it_opened_handles_nothing() -> None:
     with broker.blocking.connect("inmem:") as bus:
         bus.admin.ensure_topic("orders")
-        service = bus.messages("orders", subscription="billing").handled_by(print)
+        bus.topic("orders").publish(b"x")
+        handled: list[object] = []
+        service = bus.messages("orders", subscription="billing").handled_by(handled.append)
         service.consumer.stop()
         service.serve()
+    assert handled == []

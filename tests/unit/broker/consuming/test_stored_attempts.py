@@ -15,7 +15,7 @@ from tests.unit.broker.consuming.scripted_source import ScriptedSource, consumin
 
 
 class KeepingSource(ScriptedSource):
-    """Notes what waits, and answers when `answers` is set, and tries that begin when `begins` is set too.
+    """Notes stored retries; answers when `answers` is set, and attempts that start when `begins` is set too.
 
     :ivar noted: the id, the tries from memory and the delay of each.
     """
@@ -41,7 +41,7 @@ class KeepingSource(ScriptedSource):
 
 
 @pytest.mark.parametrize(("confirmed", "waits"), [(ConfirmedAck.ALWAYS, True), (ConfirmedAck.OPTIONAL, False)])
-async def test_a_nack_waits_until_it_is_kept_where_acks_are_confirmed(confirmed: ConfirmedAck, waits: bool) -> None:
+async def test_a_nack_waits_until_it_is_stored_if_acks_are_confirmed(confirmed: ConfirmedAck, waits: bool) -> None:
     source = KeepingSource()
     source.add("1", key=b"k")
     source.answers.clear()
@@ -56,7 +56,7 @@ async def test_a_nack_waits_until_it_is_kept_where_acks_are_confirmed(confirmed:
         await nacking
 
 
-async def test_a_delivery_from_memory_is_written_down_before_it_is_handed_over() -> None:
+async def test_a_retry_from_memory_is_stored_before_its_delivery() -> None:
     source = KeepingSource()
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
@@ -74,7 +74,7 @@ async def test_a_delivery_from_memory_is_written_down_before_it_is_handed_over()
 
 
 @pytest.mark.parametrize("failure", [ConnectionFailed("away"), RuntimeError("odd")], ids=repr)
-async def test_what_may_not_be_written_is_told_and_comes_again_all_the_same(failure: BrokerError | Exception) -> None:
+async def test_a_failed_store_is_reported_and_the_retry_is_delivered(failure: BrokerError | Exception) -> None:
     source, events = KeepingSource(), list[Event]()
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True, events=events) as consumer:
@@ -89,7 +89,7 @@ async def test_what_may_not_be_written_is_told_and_comes_again_all_the_same(fail
     assert [each.id for each in event.messages] == ["1"]
 
 
-async def test_what_is_lost_by_then_is_not_handed_over_again() -> None:
+async def test_a_message_lost_by_then_is_not_delivered_again() -> None:
     source = KeepingSource()
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
@@ -98,7 +98,7 @@ async def test_what_is_lost_by_then_is_not_handed_over_again() -> None:
         with pytest.raises(LeaseLost):
             await message.nack(delay=0.001)
         assert await consumer.next_message(timeout=0.02) is None
-        # Its key is free for what the broker sends again.
+        # Its key is free for the redelivery by the broker.
         source.add("1", key=b"k", attempt=2)
         again = await taken(consumer)
         assert again.delivery_attempt == 2
@@ -106,7 +106,7 @@ async def test_what_is_lost_by_then_is_not_handed_over_again() -> None:
     assert source.outcomes(Outcome.RELEASE) == []
 
 
-async def test_a_handler_does_not_wait_for_the_writing_of_its_failure() -> None:
+async def test_a_handler_does_not_wait_until_its_failure_is_stored() -> None:
     source = KeepingSource()
     source.add("1", key=b"k")
     source.add("2", key=b"other")
@@ -128,7 +128,7 @@ async def test_a_handler_does_not_wait_for_the_writing_of_its_failure() -> None:
     assert [note[:2] for note in source.noted] == [("1", 0), ("1", 1)]
 
 
-async def test_a_close_lets_tries_be_written_and_gives_the_message_back() -> None:
+async def test_a_close_waits_for_stores_and_releases_the_message() -> None:
     source = KeepingSource()
     source.add("1", key=b"k")
     source.answers.clear()

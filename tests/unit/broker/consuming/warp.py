@@ -1,4 +1,4 @@
-"""An event loop for tests whose time jumps ahead as soon as everybody waits, and the in-memory broker in that time."""
+"""An event loop with simulated time, which jumps to the next timer when all tasks wait, and an in-memory broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker_inmem.clock import SystemClock, Timer
 
 
 class WarpSelector(selectors.DefaultSelector):
-    """Never waits for a timer; what comes from a socket is waited for where nothing else can come."""
+    """Never waits for a timer, and for a socket only if there is no timer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class WarpSelector(selectors.DefaultSelector):
 
 
 class WarpLoop(asyncio.SelectorEventLoop):
-    """Its `time`, and `time.time` while it runs by `warped`, go by jumps only, however long the work takes."""
+    """`time()`, and `time.time` inside `warped`, advance by jumps only, not with the work."""
 
     def __init__(self) -> None:
         self.selector = WarpSelector()
@@ -46,7 +46,7 @@ class WarpLoop(asyncio.SelectorEventLoop):
 
 
 class WarpClock(SystemClock):
-    """The clock of a broker in the loop's time."""
+    """A broker clock in the loop's time."""
 
     def __init__(self, loop: WarpLoop) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def in_jumping_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
 
 
 def warped(test: Callable[[Broker], Awaitable[None]]) -> None:
-    """Run a test in a loop whose time jumps, with a broker of its own."""
+    """Run a test in simulated time, with its own broker."""
     with asyncio.Runner(loop_factory=WarpLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, WarpLoop)

@@ -19,7 +19,7 @@ from tests.unit.broker.reading.as_messages_bench import ACK, NACK, P0, REJECT, R
 from tests.unit.broker.reading.record_fakes import FakeBackend
 
 
-async def test_a_record_shows_all_of_itself_as_a_message() -> None:
+async def test_a_message_has_all_fields_of_its_record() -> None:
     b = await bench()
     _typed: MessageSource = b.messages
     b.records.append(7)
@@ -67,7 +67,7 @@ async def test_commits_are_sent_after_the_interval() -> None:
     assert len(b.records.commits) == 1
 
 
-async def test_a_nacked_record_comes_again_before_new_ones_and_counts() -> None:
+async def test_a_nacked_record_is_redelivered_before_new_ones_and_counted() -> None:
     b = await bench()
     b.records.append(1, 2)
     one, two = await b.fetch()
@@ -87,7 +87,7 @@ async def test_a_nacked_record_comes_again_before_new_ones_and_counts() -> None:
     await b.stored(3)
 
 
-async def test_giving_back_unhandled_counts_no_attempt() -> None:
+async def test_releasing_unhandled_counts_no_attempt() -> None:
     b = await bench()
     b.records.append(1)
     (message,) = await b.fetch()
@@ -97,7 +97,7 @@ async def test_giving_back_unhandled_counts_no_attempt() -> None:
         assert message.delivery_attempt == 1
 
 
-async def test_a_nack_ends_a_fetch_that_waits() -> None:
+async def test_a_nack_wakes_a_waiting_fetch() -> None:
     b = await bench()
     b.records.append(1)
     (message,) = await b.fetch()
@@ -132,7 +132,7 @@ async def test_a_delayed_record_waits_and_ends_the_fetch_when_it_is_due() -> Non
     assert offsets(await b.fetch(wait=30)) == [1]
 
 
-async def test_redelivery_keeps_to_what_was_asked_for() -> None:
+async def test_redelivery_respects_max_messages() -> None:
     b = await bench()
     b.records.append(*range(10))
     messages = await b.fetch()
@@ -161,7 +161,7 @@ async def test_a_partition_behind_a_stuck_record_is_paused_and_resumed() -> None
     await b.stored(30)
 
 
-async def test_records_that_wait_for_their_next_try_are_bounded_as_well() -> None:
+async def test_records_in_backoff_are_bounded() -> None:
     b = await bench(max_gap=5)
     b.records.append(*range(10))
     messages = await b.fetch()
@@ -175,7 +175,7 @@ async def test_records_that_wait_for_their_next_try_are_bounded_as_well() -> Non
     await b.stored(10)
 
 
-async def test_a_record_that_the_source_repeats_is_delivered_once() -> None:
+async def test_a_record_repeated_by_the_source_is_delivered_once() -> None:
     b = await bench()
     b.records.append(1, 2)
     messages = await b.fetch()
@@ -195,7 +195,7 @@ async def test_settling_twice_is_harmless() -> None:
     assert await b.fetch(wait=0.01) == []
 
 
-async def test_a_commit_that_fails_for_a_while_is_repeated() -> None:
+async def test_a_failed_commit_is_retried() -> None:
     b = await bench(commit_interval=0.01)
     b.records.commit_errors.append(ConnectionFailed("cut"))
     b.records.append(1)
@@ -205,7 +205,7 @@ async def test_a_commit_that_fails_for_a_while_is_repeated() -> None:
     assert len(b.ears.of(Warned)) == 1
 
 
-async def test_a_commit_that_is_refused_for_good_ends_the_fetching() -> None:
+async def test_a_fatally_refused_commit_ends_the_fetches() -> None:
     b = await bench()
     b.records.commit_errors.append(NotAuthorized("no"))
     b.records.append(1)
@@ -218,7 +218,7 @@ async def test_a_commit_that_is_refused_for_good_ends_the_fetching() -> None:
         await b.fetch()
 
 
-async def test_close_commits_what_is_contiguous_and_then_leaves() -> None:
+async def test_close_commits_the_contiguous_position_and_then_leaves() -> None:
     b = await bench(commit_every=1000, commit_interval=60)
     b.records.append(1, 2, 3)
     one, _, three = await b.fetch()
@@ -233,7 +233,7 @@ async def test_close_commits_what_is_contiguous_and_then_leaves() -> None:
         await b.settle(ACK, three)
 
 
-async def test_close_leaves_although_the_commit_fails() -> None:
+async def test_close_leaves_even_if_the_commit_fails() -> None:
     b = await bench(commit_every=1000, commit_interval=60)
     b.records.append(1)
     await b.settle(ACK, *await b.fetch())
@@ -243,7 +243,7 @@ async def test_close_leaves_although_the_commit_fails() -> None:
     assert len(b.ears.of(Warned)) == 1
 
 
-async def test_an_interrupted_fetch_ends_with_nothing() -> None:
+async def test_an_interrupted_fetch_returns_nothing() -> None:
     b = await bench()
     fetching = asyncio.create_task(b.fetch(wait=30))
     await turns()
@@ -252,7 +252,7 @@ async def test_an_interrupted_fetch_ends_with_nothing() -> None:
     assert await b.messages.extend([]) == []
 
 
-def test_capabilities_say_that_there_is_no_lease_and_no_confirmation() -> None:
+def test_capabilities_have_neither_leases_nor_confirmed_acks() -> None:
     backend = FakeBackend()
     made = message_capabilities(backend.capabilities)
     assert made.lease is LeaseMode.NONE
@@ -265,7 +265,7 @@ def test_capabilities_say_that_there_is_no_lease_and_no_confirmation() -> None:
         message_capabilities(replace(backend.capabilities, records=None))
 
 
-async def test_thousands_above_a_stuck_record_cost_microseconds_each() -> None:
+async def test_thousands_of_acks_above_a_stuck_record_stay_cheap() -> None:
     b = await bench(max_gap=1_000_000, commit_every=1000)
     count = 50_000
     b.records.append(*range(count))

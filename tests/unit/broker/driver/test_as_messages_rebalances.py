@@ -1,4 +1,4 @@
-"""Records served as messages while partitions come and go: nothing is committed that is not done."""
+"""Records served as messages during rebalances: no unfinished record is committed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.hooks import PartitionsAssigned, PartitionsLost, PartitionsRevoked
 from tests.unit.broker.reading.as_messages_bench import ACK, NACK, P0, P1, bench, offsets, turns
 
 
-async def test_a_revocation_waits_for_what_is_out_and_commits_it() -> None:
+async def test_a_revocation_waits_for_delivered_messages_and_commits_them() -> None:
     b = await bench(0, 1)
     b.records.append(1, 2)
     b.records.append(8, partition=1)
@@ -30,7 +30,7 @@ async def test_a_revocation_waits_for_what_is_out_and_commits_it() -> None:
     await b.stored(9, P1)
 
 
-async def test_what_nobody_has_begun_does_not_hold_up_a_revocation() -> None:
+async def test_undelivered_records_do_not_delay_a_revocation() -> None:
     b = await bench()
     b.records.append(1, 2, 3)
     one, two, three = await b.fetch()
@@ -41,7 +41,7 @@ async def test_what_nobody_has_begun_does_not_hold_up_a_revocation() -> None:
     assert b.records.stored == {P0: 2}
 
 
-async def test_what_is_not_done_at_the_deadline_is_lost_and_not_committed() -> None:
+async def test_unfinished_records_at_the_deadline_are_lost_and_not_committed() -> None:
     b = await bench()
     b.records.append(1, 2, 3)
     one, two, three = await b.hand_over()
@@ -53,7 +53,7 @@ async def test_what_is_not_done_at_the_deadline_is_lost_and_not_committed() -> N
     assert isinstance(error, LeaseLost)
 
 
-async def test_nothing_is_delivered_again_of_a_partition_that_goes() -> None:
+async def test_a_partition_being_revoked_redelivers_nothing() -> None:
     b = await bench()
     b.records.append(1, 2)
     one, two = await b.hand_over()
@@ -68,7 +68,7 @@ async def test_nothing_is_delivered_again_of_a_partition_that_goes() -> None:
     assert offsets(await b.fetch()) == [1, 2]
 
 
-async def test_a_lost_partition_takes_its_messages_along() -> None:
+async def test_messages_of_a_lost_partition_are_lost() -> None:
     b = await bench(0, 1)
     b.records.append(1)
     b.records.append(1, partition=1)

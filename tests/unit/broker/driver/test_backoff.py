@@ -1,4 +1,4 @@
-"""Pauses have a chance of their own."""
+"""Backoff has its own source of randomness."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from broker.consuming.retry.policy import Retry
 
 
-def test_pauses_leave_the_chance_of_the_application_alone() -> None:
+def test_backoff_does_not_use_the_random_state_of_the_application() -> None:
     before = random.getstate()
     assert Retry(jitter=0.5).delay(1) != Retry(jitter=0.5).delay(1)
     assert random.getstate() == before

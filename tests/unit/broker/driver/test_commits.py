@@ -1,4 +1,4 @@
-"""Commits of the record consumer: what they settle, and what becomes of them when partitions move."""
+"""Commits of the record consumer: what they settle, and what happens to them in a rebalance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_commit_settles_all_lower_offsets_of_its_partition_only() -> Non
         assert b.source.stored == {P0: 10, P1: 9}
 
 
-async def test_commit_without_records_is_everything_handed_over() -> None:
+async def test_commit_without_records_covers_all_delivered_ones() -> None:
     async with bench(0, 1) as b:
         await b.consumer.commit()
         assert b.source.commits == []
@@ -41,7 +41,7 @@ async def test_commit_without_records_is_everything_handed_over() -> None:
         assert len(b.source.commits) == 1, "nothing new to commit"
 
 
-async def test_a_position_never_falls() -> None:
+async def test_a_position_never_goes_back() -> None:
     async with bench() as b:
         b.source.append(1, 2, 3)
         await b.buffered(3)
@@ -53,7 +53,7 @@ async def test_a_position_never_falls() -> None:
         assert (await b.consumer.committed())[P0] == 4
 
 
-async def test_records_given_in_any_order_commit_the_highest() -> None:
+async def test_records_in_any_order_commit_the_highest() -> None:
     async with bench() as b:
         b.source.append(1, 2, 3)
         await b.buffered(3)
@@ -62,7 +62,7 @@ async def test_records_given_in_any_order_commit_the_highest() -> None:
         assert b.source.stored == {P0: 4}
 
 
-async def test_overlapping_commits_are_joined_and_reach_the_broker_in_rising_order() -> None:
+async def test_concurrent_commits_are_merged_and_sent_in_ascending_order() -> None:
     async with bench() as b:
         b.source.append(*range(10))
         await b.buffered(10)
@@ -79,7 +79,7 @@ async def test_overlapping_commits_are_joined_and_reach_the_broker_in_rising_ord
         assert len(sent) <= 2
 
 
-async def test_a_commit_goes_on_when_its_caller_is_cancelled_and_close_waits_for_it() -> None:
+async def test_a_commit_survives_the_cancellation_of_its_caller_and_close_waits_for_it() -> None:
     async with bench() as b:
         call, answer = await b.commit_under_way()
         call.cancel()
@@ -109,7 +109,7 @@ async def test_a_refused_commit_raises_and_can_be_repeated() -> None:
         assert b.source.commits[1] == {P1: 2}, "what was stored is not sent again"
 
 
-async def test_a_failed_commit_that_nobody_awaits_is_a_warning() -> None:
+async def test_a_failed_commit_without_a_waiting_caller_is_a_warning() -> None:
     async with bench() as b:
         b.source.commit_errors.append(ConnectionFailed("cut"))
         call, answer = await b.commit_under_way()
@@ -161,7 +161,7 @@ async def test_revoked_partitions_leave_the_buffer_and_stay_committable_until_re
         assert [type(e) for e in b.events][:2] == [PartitionsAssigned, PartitionsAssigned]
 
 
-async def test_a_revocation_waits_for_a_commit_on_its_way() -> None:
+async def test_a_revocation_waits_for_a_running_commit() -> None:
     async with bench() as b:
         call, answer = await b.commit_under_way()
         revoking = asyncio.create_task(b.source.revoke(0))
@@ -183,7 +183,7 @@ async def test_work_on_revocation_is_cut_off_at_the_deadline() -> None:
         assert len(b.of(Warned)) == 1
 
 
-async def test_lost_partitions_refuse_commits_and_are_told() -> None:
+async def test_lost_partitions_refuse_commits_and_are_reported() -> None:
     async with bench(0, 1) as b:
         b.source.append(1, 2)
         b.source.append(1, partition=1)
@@ -200,7 +200,7 @@ async def test_lost_partitions_refuse_commits_and_are_told() -> None:
         assert b.source.stored == {P1: 2}, "the others of the same commit were carried out"
 
 
-async def test_commit_of_everything_tells_once_that_a_part_was_lost() -> None:
+async def test_commit_raises_once_for_a_lost_partition() -> None:
     async with bench(0, 1) as b:
         b.source.append(1)
         b.source.append(1, partition=1)
@@ -246,7 +246,7 @@ async def test_a_record_of_another_consumer_cannot_be_committed() -> None:
         assert former.source.stored == {P0: 4, P1: 8}
 
 
-async def test_records_of_a_lost_partition_that_a_fetch_still_brings_are_dropped() -> None:
+async def test_records_of_a_lost_partition_from_a_running_fetch_are_dropped() -> None:
     async with bench(0, 1) as b:
         b.consumer._assignments.give_up(b.consumer._assignments.begin_revoke([P0]))
         b.source.append(1)

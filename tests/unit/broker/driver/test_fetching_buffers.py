@@ -1,4 +1,4 @@
-"""What a source takes from its buffer."""
+"""Taking records from the buffer of a source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.broker.consuming.scripted_source import NONE, VIEW, Raw
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(1, 10), st.integers(1, 100))
-def test_the_first_are_taken_within_both_bounds_and_one_in_any_case(
+def test_take_respects_both_bounds_and_returns_at_least_one(
     sizes: list[int], max_messages: int, max_bytes: int
 ) -> None:
     messages = [Message("orders", None, Raw("1", None, 1, NONE), VIEW, None, size) for size in sizes]

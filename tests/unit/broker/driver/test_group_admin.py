@@ -44,7 +44,7 @@ def facade(spi: object, capabilities: Capabilities = CAPABLE) -> AdminFacade:
     return AdminFacade(cast("RedriveBus", bus))
 
 
-async def test_what_is_asked_reaches_the_backend():
+async def test_calls_reach_the_backend():
     spi = ScriptedGroups()
     admin = facade(spi)
     assert [group.name for group in await admin.groups()] == ["left", "right"]
@@ -78,7 +78,7 @@ async def test_what_is_asked_reaches_the_backend():
         ({"to": 1, "topics": "orders"}, "topics is 'orders'.*a list of topics"),
     ],
 )
-async def test_a_reset_that_means_nothing_is_refused(values: Any, text: str):
+async def test_an_invalid_reset_is_refused(values: Any, text: str):
     spi = ScriptedGroups()
     with pytest.raises(ConfigurationError, match=text):
         await facade(spi).reset_group("billing", **values)
@@ -97,7 +97,7 @@ async def test_names_are_checked():
             await call
 
 
-async def test_a_backend_without_it_refuses():
+async def test_a_backend_without_group_administration_raises():
     incapable = replace(CAPABLE, records=RecordCapabilities())
     without = replace(CAPABLE, records=None)
     for admin in (facade(ScriptedGroups(), incapable), facade(object()), facade(ScriptedGroups(), without)):

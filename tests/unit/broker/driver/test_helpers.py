@@ -37,14 +37,21 @@ def test_two_backoffs_differ() -> None:
 
 async def test_a_pause_ends_when_stopped() -> None:
     stopped = asyncio.Event()
-    asyncio.get_running_loop().call_soon(stopped.set)
+    pausing = asyncio.create_task(pause(60, stopped))
+    await asyncio.sleep(0)
+    assert not pausing.done()
+    stopped.set()
     async with asyncio.timeout(5):
-        await pause(60, stopped)
-    stopped.clear()
+        await pausing
+
+
+async def test_a_pause_ends_after_its_time() -> None:
+    stopped = asyncio.Event()
     await pause(0.001, stopped)
+    assert not stopped.is_set()
 
 
-async def test_a_task_set_reports_failures_and_forgets_what_ended() -> None:
+async def test_a_task_set_reports_failures_and_drops_finished_tasks() -> None:
     failures: list[Exception] = []
     tasks = TaskSet("test", failures.append)
 

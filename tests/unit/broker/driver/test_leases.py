@@ -1,4 +1,4 @@
-"""What a source holds between fetches keeps its lease."""
+"""The leases of messages that wait in a source are renewed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def message() -> Message[Any]:
 
 
 def in_warp(test: Callable[[], Awaitable[None]]) -> None:
-    """Run it in a loop whose time jumps."""
+    """Run the test in simulated time."""
 
     async def run() -> None:
         await test()
@@ -49,7 +49,7 @@ def in_warp(test: Callable[[], Awaitable[None]]) -> None:
         runner.run(run())
 
 
-def test_it_is_renewed_each_third_of_a_lease_while_anything_waits():
+def test_waiting_messages_are_renewed_each_third_of_a_lease():
     async def test() -> None:
         source = Renewed()
         source.waiting += [message(), message()]
@@ -65,7 +65,7 @@ def test_it_is_renewed_each_third_of_a_lease_while_anything_waits():
     in_warp(test)
 
 
-def test_what_comes_later_is_renewed_too():
+def test_later_messages_are_renewed_too():
     async def test() -> None:
         source = Renewed()
         source.leases.watch()
@@ -80,9 +80,7 @@ def test_what_comes_later_is_renewed_too():
 
 
 @pytest.mark.parametrize("answer", [ConnectionFailed("away"), ValueError("a defect")])
-def test_a_renewal_that_fails_is_logged_and_tried_again(
-    answer: BrokerError | Exception, caplog: pytest.LogCaptureFixture
-):
+def test_a_failed_renewal_is_logged_and_retried(answer: BrokerError | Exception, caplog: pytest.LogCaptureFixture):
     async def test() -> None:
         source = Renewed()
         source.answers.append(answer)
@@ -109,7 +107,7 @@ def test_nothing_is_renewed_after_a_close():
     in_warp(test)
 
 
-def test_a_close_ends_a_renewal_that_is_under_way():
+def test_a_close_cancels_a_running_renewal():
     async def test() -> None:
         begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -124,14 +122,17 @@ def test_a_close_ends_a_renewal_that_is_under_way():
         leases = LeaseRenewer("Queue 'q'", LEASE, lambda: [message()], extend)
         leases.watch()
         await begun.wait()
+        assert not ended.is_set()
         leases.close()
         await ended.wait()
+        begun.clear()
         await asyncio.sleep(10 * LEASE)
+        assert not begun.is_set()
 
     in_warp(test)
 
 
-def test_what_is_never_taken_back_needs_no_renewal():
+def test_without_leases_nothing_is_renewed():
     async def test() -> None:
         source = Renewed(lease=math.inf)
         source.waiting.append(message())

@@ -1,4 +1,4 @@
-"""What is refused before it is sent, and how the refusal reads."""
+"""Limits that are checked before sending, and their errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_refusal_names_field_actual_and_allowed(
         (OutboundMessage(b"", partition=0), "partitions"),
     ],
 )
-def test_wish_that_the_backend_cannot_honour_is_refused_never_ignored(message: OutboundMessage, ability: str) -> None:
+def test_an_option_that_the_backend_lacks_is_refused(message: OutboundMessage, ability: str) -> None:
     with pytest.raises(Unsupported, match=ability.rstrip("s")):
         limits_of().check(message)
     assert limits_of(ability=ability).check(message) == 0
@@ -85,6 +85,6 @@ def test_a_refusal_names_the_setting_that_causes_it() -> None:
     assert "shared" not in raised.value.message
 
 
-def test_no_limits_take_anything() -> None:
+def test_without_limits_everything_passes() -> None:
     message = OutboundMessage(b"x" * 100_000, "k" * 1000, {str(n): "v" * 100 for n in range(100)}, "i" * 1000)
     assert limits_of(Limits()).check(message) == message_size(message) > 111_000

@@ -40,7 +40,7 @@ def test_position_is_one_above_the_highest_contiguous_offset_of_a_sparse_log() -
     assert tracker.first_unfinished is None
 
 
-def test_a_lower_commit_does_not_take_back_a_higher_one() -> None:
+def test_a_lower_commit_does_not_undo_a_higher_one() -> None:
     tracker = OffsetTracker()
     tracker.started(3)
     tracker.finished(3)
@@ -125,7 +125,7 @@ def test_restarts_lose_nothing(offsets: list[int], data: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(stuck=st.integers(0, 5))
-def test_thousands_above_a_stuck_offset_stay_cheap(stuck: int) -> None:
+def test_thousands_of_offsets_above_a_stuck_one_stay_cheap(stuck: int) -> None:
     tracker = OffsetTracker()
     count = 50_000
     for offset in range(count):

@@ -17,7 +17,7 @@ from tests.unit.broker.consuming.retry_bench import DELAYS, GROUP, all_of, conne
 from tests.unit.broker.consuming.warp import warped
 
 
-def test_the_original_is_settled_when_its_copy_is_on_the_broker_and_not_before() -> None:
+def test_the_original_is_settled_after_its_copy_is_stored() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await ready(bus)
@@ -47,7 +47,7 @@ def test_the_original_is_settled_when_its_copy_is_on_the_broker_and_not_before()
     warped(test)
 
 
-def test_a_letter_that_the_broker_refuses_is_a_dead_letter() -> None:
+def test_a_refused_retry_message_is_dead_lettered() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await ready(bus)
@@ -69,7 +69,7 @@ def test_a_letter_that_the_broker_refuses_is_a_dead_letter() -> None:
     warped(test)
 
 
-def test_what_waits_outlives_the_process_and_is_still_due_when_it_was() -> None:
+def test_waiting_messages_survive_the_process_and_keep_their_due_time() -> None:
     async def test(server: Broker) -> None:
         failed = 0.0
         async with connect(server) as bus:
@@ -97,7 +97,7 @@ def test_what_waits_outlives_the_process_and_is_still_due_when_it_was() -> None:
     warped(test)
 
 
-def test_a_group_that_begins_at_the_end_reads_its_retry_topics_whole() -> None:
+def test_a_group_with_start_latest_reads_its_retry_topics_from_the_start() -> None:
     async def test(server: Broker) -> None:
         async with connect(server) as bus:
             await ready(bus)
@@ -114,7 +114,7 @@ def test_a_group_that_begins_at_the_end_reads_its_retry_topics_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["due", "attempts", "failures", "step"])
-def test_a_letter_that_cannot_be_read_is_a_strangers(name: str) -> None:
+def test_an_invalid_retry_message_is_treated_as_foreign(name: str) -> None:
     good = {"topic": "orders", "id": "1", "due": "2026-01-01T00:00:00+00:00", "attempts": "1", "failures": "1"}
     letter = {f"retry-letter-{key}": value for key, value in (good | {"step": "1"}).items()}
     assert read_retry_letter(letter) is not None
@@ -123,6 +123,6 @@ def test_a_letter_that_cannot_be_read_is_a_strangers(name: str) -> None:
     assert read_retry_letter(letter) is None
 
 
-def test_attributes_of_retry_letters_are_reserved() -> None:
+def test_retry_attributes_are_reserved() -> None:
     with pytest.raises(InvalidMessage, match="retry-letter-"):
         OutboundMessage(b"x", attributes={"retry-letter-due": "soon"})

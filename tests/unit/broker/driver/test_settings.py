@@ -100,12 +100,12 @@ def test_a_bare_scheme_is_all_defaults():
         ("ports=1,x", "It takes a list split by commas, each a whole number"),
     ],
 )
-def test_a_malformed_value_is_named_with_what_is_accepted(query: str, says: str):
+def test_a_malformed_value_is_reported_with_the_accepted_ones(query: str, says: str):
     with pytest.raises(InvalidSetting, match=says):
         ShopSettings.from_url(f"shop:?{query}")
 
 
-def test_an_unknown_parameter_names_the_nearest():
+def test_an_unknown_parameter_suggests_the_nearest():
     with pytest.raises(UnknownSetting, match=r"'sise' .from url.. Did you mean 'size'\?"):
         ShopSettings.from_url("shop:?sise=3")
 
@@ -128,7 +128,7 @@ def test_a_missing_setting_says_how_to_give_it():
         PlainSettings.from_url("plain:")
 
 
-def test_settings_that_do_not_fit_together_say_why():
+def test_contradicting_settings_say_why():
     with pytest.raises(InvalidSetting, match="do not fit together: root needs a password"):
         ShopSettings.from_url("shop://root@h")
 
@@ -138,20 +138,20 @@ def test_a_foreign_scheme_is_refused():
         ShopSettings.from_url("plain:")
 
 
-def test_a_part_that_means_nothing_is_refused():
+def test_an_unused_url_part_is_refused():
     with pytest.raises(InvalidSetting, match="takes no path, but '/x' is given"):
         ShopSettings.from_url("shop://h/x")
     with pytest.raises(InvalidSetting, match=r"takes no password, but \*\*\*"):
         PlainSettings.from_url("plain://:hidden@h?needed=1")
 
 
-def test_the_same_setting_in_two_places_is_refused():
+def test_a_setting_given_twice_is_refused():
     with pytest.raises(InvalidSetting, match="'user' is given by the parameter and by another part") as caught:
         ShopSettings.from_url("shop://ann:hidden@h?user=bob")
     assert "hidden" not in str(caught.value)
 
 
-def test_the_environment_fills_what_the_url_leaves_open(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_provides_what_the_url_omits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BROKER_SHOP_SIZE", "7")
     monkeypatch.setenv("broker_shop_mode", "fast")
     monkeypatch.setenv("BROKER_SHOP_PORTS", "5, 6")
@@ -171,7 +171,7 @@ def test_a_malformed_environment_variable_is_named(monkeypatch: pytest.MonkeyPat
         ShopSettings.from_url("shop:")
 
 
-def test_a_file_gives_way_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_overrides_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "shop.toml"
     file.write_text('size = 4\nmode = "fast"\nservers = ["a:1", "b:2"]\npassword = "pw"\n')
     monkeypatch.setenv("BROKER_SHOP_SIZE", "9")
@@ -246,7 +246,7 @@ def test_an_unknown_name_has_no_origin():
         ShopSettings().origin("sizes")
 
 
-def test_what_has_its_form_is_taken():
+def test_values_that_match_a_pattern_are_accepted():
     assert ShopSettings.from_url("shop:?place=a:1").place == "a:1"
     assert ShopSettings().place is None
     (accepts,) = (info.accepts for info in ShopSettings().explain() if info.name == "place")
@@ -254,6 +254,6 @@ def test_what_has_its_form_is_taken():
 
 
 @pytest.mark.parametrize("scheme", ["inmem", "kafka", "nats", "pubsub", "pulsar", "servicebus"])
-def test_no_backend_tells_of_a_pattern(scheme: str):
+def test_no_backend_shows_a_pattern(scheme: str):
     for field in load_backend(scheme).settings_type.model_fields.values():
         assert not any(getattr(constraint, "pattern", None) for constraint in field.metadata)

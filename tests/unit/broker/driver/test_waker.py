@@ -1,4 +1,4 @@
-"""What a source's `fetch` waits on."""
+"""The waker on which a source's `fetch` waits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ async def test_a_wait_ends_when_it_is_woken_and_only_then():
     assert waker.waiter is None
 
 
-async def test_a_wait_ends_with_its_time():
-    await Waker().wait(0.001)
+async def test_a_wait_ends_at_its_timeout():
+    waker = Waker()
+    await waker.wait(0.001)
+    assert waker.waiter is None
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind():

@@ -54,7 +54,7 @@ async def test_batches_of_a_caller_that_fills_the_pipeline_are_whole() -> None:
     assert target.bodies == [b"%d" % number for number in range(100)]
 
 
-async def test_what_a_cancelled_caller_lets_in_leaves_at_once() -> None:
+async def test_messages_admitted_by_a_cancelled_caller_are_sent_at_once() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(max_bytes=10))
     target.gate.clear()
@@ -71,7 +71,7 @@ async def test_what_a_cancelled_caller_lets_in_leaves_at_once() -> None:
     await (await small)
 
 
-async def test_what_comes_after_a_flush_began_is_not_waited_for() -> None:
+async def test_flush_does_not_wait_for_later_messages() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(in_flight=1))
     await topic.enqueue(b"1")
@@ -85,7 +85,7 @@ async def test_what_comes_after_a_flush_began_is_not_waited_for() -> None:
     await later
 
 
-async def test_nothing_comes_in_once_the_close_has_begun() -> None:
+async def test_nothing_is_admitted_once_the_close_has_begun() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     await topic.enqueue(b"1")
@@ -97,7 +97,7 @@ async def test_nothing_comes_in_once_the_close_has_begun() -> None:
     assert target.bodies == [b"1"]
 
 
-async def test_a_broken_call_harms_no_message_that_was_let_in_beside_it() -> None:
+async def test_a_failed_call_does_not_affect_messages_admitted_with_it() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, able=capabilities(ordered_calls=True))
     target.answer = lambda message: ConnectionFailed("gone") if message.data == b"1" and len(target.calls) < 3 else None
@@ -122,7 +122,7 @@ async def test_a_caller_cancelled_behind_a_full_batch_has_queued_its_message() -
     assert target.bodies == [b"1", b"2", b"3"]
 
 
-async def test_the_failure_of_what_was_let_in_as_its_caller_was_cancelled_is_told() -> None:
+async def test_the_failure_of_a_message_whose_caller_was_cancelled_is_reported() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(max_messages=1))
     target.answer = lambda message: MessageTooLarge("refused") if message.data == b"2" else None

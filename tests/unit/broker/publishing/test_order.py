@@ -1,4 +1,4 @@
-"""Random keys, bounds and latencies: every enqueued message arrives once, and in the order of its key."""
+"""Random keys, bounds and latencies: every enqueued message arrives once, in order by key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDERED = capabilities(ordered_calls=True)
     bounds=st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(1, 4)),
     latencies=st.lists(st.integers(0, 3), min_size=1, max_size=9),
 )
-def test_every_message_arrives_once_and_in_the_order_of_its_key(
+def test_every_message_arrives_once_in_order_by_key(
     messages: list[tuple[bytes | None, int]], bounds: tuple[int, int, int], latencies: list[int]
 ) -> None:
     max_messages, max_batch, in_flight = bounds
@@ -83,7 +83,7 @@ async def test_messages_that_waited_for_their_key_go_before_those_that_came_late
     assert [body for body in target.bodies if body != b"b1"] == [b"a1", b"a2", b"a3", b"a4"]
 
 
-async def test_key_stays_closed_to_later_messages_while_one_of_its_batch_is_sent_again() -> None:
+async def test_later_messages_of_a_key_wait_while_its_batch_is_retried() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" and len(target.calls) < 3 else None
@@ -98,7 +98,7 @@ async def test_key_stays_closed_to_later_messages_while_one_of_its_batch_is_sent
 
 
 class InOrder(ScriptedTarget):
-    """Carries calls out in their order, however many run at once; an answer takes as many turns as `turns` says."""
+    """Carries out concurrent calls in order; an answer takes `turns` turns of the loop."""
 
     def __init__(self, turns: Sequence[int] = (0,)) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class InOrder(ScriptedTarget):
     latencies=st.lists(st.integers(0, 60), min_size=1, max_size=9),
     failing=st.sets(st.integers(0, 100), max_size=10),
 )
-def test_where_calls_keep_their_order_a_key_does_not_wait_and_nothing_is_reordered(
+def test_with_ordered_calls_a_key_does_not_wait_and_nothing_is_reordered(
     messages: list[tuple[bytes | None, int]],
     bounds: tuple[int, int, int],
     latencies: list[int],
@@ -160,13 +160,13 @@ def test_where_calls_keep_their_order_a_key_does_not_wait_and_nothing_is_reorder
     for key in (b"a", b"b", b"c"):
         numbers = [int(message.data or b"") for message in target.published if message.key == key]
         assert numbers == sorted(numbers)
-    # Without a key, or with no later message of it, there is no reason to give up.
+    # Without a key, or without later messages of it, the retry continues.
     last = {key: number for number, (key, _) in enumerate(messages)}
     given_up = {number for number, future in enumerate(futures) if future.exception() is not None}
     assert not given_up & {number for number, (key, _) in enumerate(messages) if key is None or last[key] == number}
 
 
-async def test_where_calls_keep_their_order_messages_of_a_key_are_on_their_way_together() -> None:
+async def test_with_ordered_calls_messages_of_a_key_are_in_flight_together() -> None:
     target = InOrder()
     topic = topic_of(target, able=ORDERED, pipeline=PipelineSettings(max_batch=1, in_flight=3))
     target.gate.clear()
@@ -179,7 +179,7 @@ async def test_where_calls_keep_their_order_messages_of_a_key_are_on_their_way_t
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
-async def test_a_call_without_an_answer_holds_back_its_keys_after_a_while(overtaken: bool) -> None:
+async def test_an_unanswered_call_holds_back_its_keys_after_a_while(overtaken: bool) -> None:
     answered = asyncio.Event()
     target = ScriptedTarget()
 
@@ -201,6 +201,6 @@ async def test_a_call_without_an_answer_holds_back_its_keys_after_a_while(overta
     assert not later.done()
     answered.set()
     await asyncio.wait((stuck, later))
-    # It is sent again only where nothing of its key is on the broker already, and then before what comes later.
+    # It is retried only if no later message of its key is on the broker, and then before later ones.
     assert (stuck.exception() is not None) is overtaken
     assert target.bodies[-2:] == [b"b20" if overtaken else b"stuck", b"later"]

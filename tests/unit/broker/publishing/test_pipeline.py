@@ -1,4 +1,4 @@
-"""What `topic.enqueue` promises: order per key, bounds, a future each, no failure unseen, no caller hurt by another."""
+"""`topic.enqueue`: order per key, bounds, futures, reported failures, isolated callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from broker.receipts import Receipt
 from tests.unit.broker.consuming.scripted_target import ScriptedTarget, capabilities, topic_of
 
 
-async def test_what_gathers_during_one_turn_of_the_loop_goes_as_one_batch() -> None:
+async def test_messages_of_one_turn_of_the_loop_are_one_batch() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     futures = [await topic.enqueue(b"%d" % n) for n in range(100)]
@@ -31,7 +31,7 @@ async def test_what_gathers_during_one_turn_of_the_loop_goes_as_one_batch() -> N
     assert [len(call) for call in target.calls] == [100]
 
 
-async def test_what_gathers_while_calls_run_goes_as_the_next_batch() -> None:
+async def test_messages_that_arrive_while_calls_run_are_the_next_batch() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(in_flight=2))
     target.gate.clear()
@@ -59,7 +59,7 @@ async def test_batches_are_bounded_by_messages_and_by_bytes() -> None:
     assert sorted(len(call) for call in target.calls) == [1, 3, 3]
 
 
-async def test_caller_that_never_suspends_does_not_keep_full_batches_from_leaving() -> None:
+async def test_full_batches_are_sent_although_the_caller_never_suspends() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(max_batch=10, max_messages=1000))
     for n in range(100):
@@ -67,7 +67,7 @@ async def test_caller_that_never_suspends_does_not_keep_full_batches_from_leavin
     assert len(target.published) >= 80
 
 
-async def test_later_messages_of_a_key_in_flight_wait_and_others_pass() -> None:
+async def test_later_messages_of_a_key_in_flight_wait_and_other_keys_pass() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.gate.clear()
@@ -84,7 +84,7 @@ async def test_later_messages_of_a_key_in_flight_wait_and_others_pass() -> None:
     assert len(target.published) == 5
 
 
-async def test_full_pipeline_lets_callers_wait_and_in_by_their_turn() -> None:
+async def test_full_pipeline_admits_waiting_callers_in_turn() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(max_messages=3))
     target.gate.clear()
@@ -116,7 +116,7 @@ async def test_bytes_bound_the_pipeline_and_a_larger_message_goes_alone() -> Non
     assert [[len(message.data or b"") for message in call] for call in target.calls] == [[6], [100], [1]]
 
 
-async def test_caller_cancelled_while_it_waits_has_queued_nothing_and_harms_no_other() -> None:
+async def test_caller_cancelled_while_it_waits_has_queued_nothing() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(max_messages=1))
     target.gate.clear()
@@ -133,7 +133,7 @@ async def test_caller_cancelled_while_it_waits_has_queued_nothing_and_harms_no_o
     assert target.bodies == [b"1", b"3"]
 
 
-async def test_cancelled_head_of_the_line_lets_the_next_that_fits_in() -> None:
+async def test_cancelling_the_first_waiting_caller_admits_the_next() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, pipeline=PipelineSettings(max_bytes=10))
     target.gate.clear()
@@ -150,7 +150,7 @@ async def test_cancelled_head_of_the_line_lets_the_next_that_fits_in() -> None:
     assert sorted(len(body or b"") for body in target.bodies) == [2, 6]
 
 
-async def test_cancelled_future_withdraws_nothing_and_harms_no_other() -> None:
+async def test_cancelled_future_withdraws_nothing() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     first, second = await topic.enqueue(b"1"), await topic.enqueue(b"2")
@@ -175,7 +175,7 @@ async def test_flush_waits_only_for_what_was_enqueued_before_it() -> None:
     await second
 
 
-async def test_failure_that_somebody_looked_at_is_not_raised_again() -> None:
+async def test_retrieved_failure_is_not_raised_again() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda _: InvalidMessage("refused")
@@ -188,7 +188,7 @@ async def test_failure_that_somebody_looked_at_is_not_raised_again() -> None:
     await topic.close()
 
 
-async def test_task_that_awaits_its_future_looks_at_it_before_flush_does() -> None:
+async def test_task_that_awaits_its_future_retrieves_the_failure_before_flush() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda _: InvalidMessage("refused")
@@ -204,7 +204,7 @@ async def test_task_that_awaits_its_future_looks_at_it_before_flush_does() -> No
         tasks.create_task(topic.flush())
 
 
-async def test_task_that_is_about_to_look_does_so_before_flush_does() -> None:
+async def test_task_that_is_about_to_await_retrieves_the_failure_before_flush() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda _: InvalidMessage("refused")
@@ -223,7 +223,7 @@ async def test_task_that_is_about_to_look_does_so_before_flush_does() -> None:
 
 
 @pytest.mark.parametrize("how", ["flush", "close"])
-async def test_failure_that_nobody_looked_at_is_raised_once(how: str) -> None:
+async def test_unretrieved_failure_is_raised_once(how: str) -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda message: InvalidMessage("refused") if message.data != b"good" else None
@@ -238,7 +238,7 @@ async def test_failure_that_nobody_looked_at_is_raised_once(how: str) -> None:
     assert target.closed == 1
 
 
-async def test_one_failure_fails_no_other() -> None:
+async def test_one_failure_does_not_fail_others() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda message: InvalidMessage("refused") if message.data == b"1" else None
@@ -246,7 +246,7 @@ async def test_one_failure_fails_no_other() -> None:
     assert [type(result) for result in results] == [Receipt, InvalidMessage, Receipt]
 
 
-async def test_retriable_failure_is_sent_again_as_the_same_message_before_later_ones_of_its_key() -> None:
+async def test_retriable_failure_is_retried_before_later_messages_of_its_key() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     failures = 2
@@ -274,7 +274,7 @@ async def test_retriable_failure_is_sent_again_as_the_same_message_before_later_
     assert target.bodies.index(b"b2") < target.bodies.index(b"a1"), "another key must not wait for the retry"
 
 
-async def test_broken_call_is_sent_again_whole() -> None:
+async def test_failed_call_is_retried_as_a_whole() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.error = ConnectionFailed("gone")
@@ -301,7 +301,7 @@ async def test_retrying_ends_with_the_last_error() -> None:
 @pytest.mark.parametrize(
     ("deduplication", "id", "calls"), [(False, None, 1), (False, "x", 1), (True, None, 1), (True, "x", 2)]
 )
-async def test_unknown_outcome_is_sent_again_only_where_it_cannot_duplicate(
+async def test_unknown_outcome_is_retried_only_with_deduplication(
     deduplication: bool, id: str | None, calls: int
 ) -> None:
     target = ScriptedTarget()
@@ -313,7 +313,7 @@ async def test_unknown_outcome_is_sent_again_only_where_it_cannot_duplicate(
     assert isinstance(future.exception(), OperationTimeout) is (calls == 1)
 
 
-async def test_failure_that_a_later_message_of_its_key_overtook_is_not_sent_again() -> None:
+async def test_failure_overtaken_by_a_later_message_of_its_key_is_not_retried() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda message: (
@@ -357,7 +357,7 @@ async def test_close_fails_what_it_could_not_send_in_time() -> None:
     assert target.closed == 1
 
 
-async def test_close_in_the_middle_of_retries_reports_the_error_of_the_last_try() -> None:
+async def test_close_during_retries_reports_the_last_error() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.answer = lambda _: ConnectionFailed("gone")
@@ -367,7 +367,7 @@ async def test_close_in_the_middle_of_retries_reports_the_error_of_the_last_try(
     assert isinstance(future.exception(), ConnectionFailed)
 
 
-async def test_error_outside_the_contract_fails_its_batch_and_nothing_else() -> None:
+async def test_error_outside_the_contract_fails_only_its_batch() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     reported: list[object] = []

@@ -1,4 +1,4 @@
-"""What `bus.topic(...)` promises of publishing one message and a batch."""
+"""`bus.topic(...)`: publishing one message, or a batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_facade_is_a_topic_and_returns_the_receipt() -> None:
     assert (message.data, message.key, dict(message.attributes)) == (b"body", b"42", {"type": "created"})
 
 
-async def test_outbound_message_goes_as_it_is() -> None:
+async def test_outbound_message_is_published_unchanged() -> None:
     target = ScriptedTarget()
     message = OutboundMessage(b"body", key=b"", id="order-1")
     assert (await topic_of(target).publish(message)).id == "order-1"
@@ -110,7 +110,7 @@ async def test_payload_that_the_codec_cannot_encode_is_an_invalid_message() -> N
     assert not target.calls
 
 
-async def test_what_the_backend_cannot_carry_is_refused_before_sending() -> None:
+async def test_unsupported_messages_are_refused_before_sending() -> None:
     target = ScriptedTarget()
     topic = topic_of(target, able=capabilities(Limits(body=3)))
     for publish in (topic.publish, topic.enqueue):
@@ -123,7 +123,7 @@ async def test_what_the_backend_cannot_carry_is_refused_before_sending() -> None
     assert not target.calls
 
 
-async def test_errors_of_the_backend_come_as_they_are() -> None:
+async def test_errors_of_the_backend_are_raised_unchanged() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     refused = InvalidMessage("no")
@@ -157,7 +157,7 @@ async def test_batch_keeps_order_and_returns_a_receipt_each() -> None:
     assert await topic_of(target).publish_batch([]) == []
 
 
-async def test_bad_messages_do_not_take_the_rest_of_the_batch_with_them() -> None:
+async def test_invalid_messages_do_not_fail_the_rest_of_the_batch() -> None:
     target = ScriptedTarget()
     topic: TopicFacade[Any] = topic_of(target, able=capabilities(Limits(body=3)))
     target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
@@ -190,7 +190,7 @@ async def test_without_receipts_failures_are_told_all_the_same() -> None:
     assert receipts_of_calls == [False, False]
 
 
-async def test_a_backend_may_give_receipts_that_nobody_asked_for() -> None:
+async def test_a_backend_may_return_receipts_that_were_not_requested() -> None:
     target = ScriptedTarget()
     await topic_of(target).publish_batch([b"0", b"1"], receipts=False)
     target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
@@ -220,7 +220,7 @@ async def test_batch_of_bad_messages_only_sends_nothing() -> None:
     ],
     ids=lambda batch: type(batch).__name__,
 )
-async def test_what_is_no_list_of_messages_is_refused_as_a_whole(batch: Any) -> None:
+async def test_anything_but_a_list_of_messages_is_refused(batch: Any) -> None:
     target = ScriptedTarget()
     with pytest.raises(InvalidMessage, match="It takes a list of messages") as raised:
         await topic_of(target).publish_batch(batch)
@@ -229,7 +229,7 @@ async def test_what_is_no_list_of_messages_is_refused_as_a_whole(batch: Any) -> 
     assert not target.calls
 
 
-async def test_backend_that_miscounts_is_told_so() -> None:
+async def test_backend_that_returns_too_few_outcomes_raises() -> None:
     class Forgetful(ScriptedTarget):
         async def publish(
             self, messages: Sequence[OutboundMessage], *, receipts: bool = True
@@ -240,7 +240,7 @@ async def test_backend_that_miscounts_is_told_so() -> None:
         await topic_of(Forgetful()).publish_batch([b"1", b"2"])
 
 
-async def test_publish_goes_behind_what_was_enqueued_before_it() -> None:
+async def test_publish_follows_messages_enqueued_before_it() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     for n in range(3):
@@ -296,7 +296,7 @@ async def test_close_does_not_wait_beyond_its_timeout() -> None:
         await call
 
 
-async def test_cancelling_one_publish_disturbs_no_other() -> None:
+async def test_cancelling_one_publish_does_not_affect_others() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     target.gate.clear()
@@ -354,7 +354,7 @@ async def test_batch_is_intercepted_as_a_whole() -> None:
     assert target.bodies == [b"1", b"2", b"3", b"4", b"6"]
 
 
-async def test_failing_interceptor_does_not_keep_the_message_from_going(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_interceptor_does_not_stop_the_message(caplog: pytest.LogCaptureFixture) -> None:
     hooks, target = Hooks(), ScriptedTarget()
     hooks.on_publish(lambda _, __: [])
     await topic_of(target, hooks=hooks).publish(b"1")
@@ -362,7 +362,7 @@ async def test_failing_interceptor_does_not_keep_the_message_from_going(caplog: 
     assert "interceptor failed on topic 'orders'" in caplog.text
 
 
-async def test_every_call_to_the_backend_is_an_event_when_somebody_listens() -> None:
+async def test_every_call_to_the_backend_is_an_event_with_a_listener() -> None:
     hooks, target = Hooks(), ScriptedTarget()
     events: list[Event] = []
     topic = topic_of(target, hooks=hooks)

@@ -1,4 +1,4 @@
-"""Transactions that fail, are cancelled or lose their partitions: what is undone, rewound and raised."""
+"""Transactions that fail, are cancelled or lose their partitions: abort, rewind and errors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.unit.broker.publishing.transaction_bench import P0, P1, Bench, bench
 
 
 async def one_record_and(b: Bench, step: str, error: Exception) -> None:
-    """A transaction with one record in it, a step of which fails."""
+    """A transaction with one record, a step of which fails."""
     b.source.append(1)
     b.producer.errors[step] = error
     async with b.publisher.transaction(b.consumer):
         await b.take(1)
 
 
-async def test_an_exception_aborts_rewinds_and_is_raised_further() -> None:
+async def test_an_exception_aborts_rewinds_and_is_raised_again() -> None:
     async with bench() as b:
         b.source.append(1, 2, 3)
         b.source.append(9, partition=1)
@@ -89,7 +89,7 @@ async def test_a_commit_of_unknown_outcome_is_fatal() -> None:
                 pass
 
 
-async def test_a_fenced_publisher_is_dead() -> None:
+async def test_a_fenced_publisher_cannot_be_used() -> None:
     async with bench() as b:
         with pytest.raises(TransactionFatal, match="fenced"):
             await one_record_and(b, "commit", TransactionFatal("fenced"))
@@ -102,7 +102,7 @@ async def test_a_fenced_publisher_is_dead() -> None:
         await b.consumer.commit()
 
 
-async def test_what_could_not_be_published_aborts_even_if_it_was_caught() -> None:
+async def test_a_failed_publish_aborts_even_if_it_was_caught() -> None:
     async with bench() as b:
         b.producer.refuse.append(NotAuthorized("no"))
         with pytest.raises(TransactionAborted, match="no"):
@@ -113,7 +113,7 @@ async def test_what_could_not_be_published_aborts_even_if_it_was_caught() -> Non
         assert b.producer.calls[-1] == "abort"
 
 
-async def test_errors_of_one_message_are_raised_as_they_are() -> None:
+async def test_errors_of_one_message_are_raised_unchanged() -> None:
     async with bench() as b:
         b.producer.refuse.append(NotAuthorized("no"))
         with pytest.raises(NotAuthorized):
@@ -129,7 +129,7 @@ async def test_errors_of_one_message_are_raised_as_they_are() -> None:
                 await tx.publish("out.topic", b"1")
 
 
-async def test_partitions_that_moved_abort_the_transaction() -> None:
+async def test_lost_partitions_abort_the_transaction() -> None:
     async with bench() as b:
         b.source.append(1)
         b.source.append(1, partition=1)
@@ -149,7 +149,7 @@ async def test_a_refused_position_aborts_the_transaction() -> None:
         assert b.producer.calls[-1] == "abort"
 
 
-async def test_a_revocation_waits_for_the_transaction_that_its_records_ride_in() -> None:
+async def test_a_revocation_waits_for_the_transaction_of_its_records() -> None:
     async with bench() as b:
         b.source.append(1)
         async with b.publisher.transaction(b.consumer):
@@ -197,7 +197,7 @@ async def test_cancellation_inside_the_block_aborts() -> None:
 
 
 @pytest.mark.parametrize("step", ["begin", "publish", "commit"])
-async def test_a_cancelled_step_is_carried_out_and_then_ended(step: str) -> None:
+async def test_a_cancelled_step_is_completed_before_the_abort(step: str) -> None:
     async with bench() as b:
         gate = b.producer.gates[step] = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Messages that a transaction acks: when, what they are meanwhile, and what becomes of them when it is undone."""
+"""Messages acked in a transaction: their state until the commit, and after an abort."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.broker.publishing.transaction_bench import FakeProducer
 
 
 class AckingProducer(FakeProducer):
-    """Takes acks too, but for those of messages that it is to say are lost."""
+    """Also takes acks; refuses those of messages in `lost`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def source_of(*ids: str) -> ScriptedSource:
     return source
 
 
-async def test_the_commit_acks_and_the_acks_are_written_last(
+async def test_the_commit_acks_and_acks_are_written_last(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     source = source_of("1", "2", "3")
@@ -96,9 +96,7 @@ async def test_the_commit_acks_and_the_acks_are_written_last(
     assert source.outcomes(Outcome.RELEASE) == ["4"]
 
 
-async def test_an_abort_leaves_messages_as_they_were(
-    producer: AckingProducer, publisher: TransactionalPublisherFacade
-) -> None:
+async def test_an_abort_keeps_messages_open(producer: AckingProducer, publisher: TransactionalPublisherFacade) -> None:
     source = source_of("1", "2")
     async with consuming(source) as consumer:
         messages = [await taken(consumer), await taken(consumer)]
@@ -114,7 +112,7 @@ async def test_an_abort_leaves_messages_as_they_were(
     assert (source.outcomes(Outcome.NACK), producer.acked) == (["1"], ["2"])
 
 
-async def test_what_is_in_a_transaction_is_settled_in_no_other_way(publisher: TransactionalPublisherFacade) -> None:
+async def test_a_message_in_a_transaction_cannot_be_settled_otherwise(publisher: TransactionalPublisherFacade) -> None:
     source = source_of("1", "2", "3")
     async with consuming(source) as consumer:
         messages = [await taken(consumer) for _ in range(3)]
@@ -144,7 +142,7 @@ async def test_what_is_in_a_transaction_is_settled_in_no_other_way(publisher: Tr
     assert source.outcomes(Outcome.ACK) == ["2"]
 
 
-async def test_what_cannot_be_acked_is_told_at_the_call(
+async def test_an_impossible_ack_raises_at_the_call(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     no_message: Any = object()
@@ -174,9 +172,10 @@ async def test_leases_are_renewed_until_the_commit(publisher: TransactionalPubli
         await tx.ack(await taken(consumer))
         before = len(source.extended)
         await until(lambda: len(source.extended) > before + 2)
+    assert set(source.extended) == {"1"}
 
 
-async def test_a_message_that_is_lost_meanwhile_keeps_its_transaction_from_committing(
+async def test_a_message_lost_before_the_commit_aborts_its_transaction(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     events: list[Event] = []
@@ -196,7 +195,7 @@ async def test_a_message_that_is_lost_meanwhile_keeps_its_transaction_from_commi
                 await tx.ack(lost)
 
 
-async def test_max_lease_bounds_what_waits_for_a_commit(
+async def test_max_lease_applies_to_messages_that_wait_for_a_commit(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     source = source_of("1")
@@ -210,7 +209,7 @@ async def test_max_lease_bounds_what_waits_for_a_commit(
     assert producer.acked == []
 
 
-async def test_an_ack_that_came_too_late_undoes_all_and_loses_only_its_message(
+async def test_a_late_ack_aborts_the_transaction_and_loses_only_its_message(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     events: list[Event] = []
@@ -237,7 +236,7 @@ async def test_an_ack_that_came_too_late_undoes_all_and_loses_only_its_message(
         ("commit", TransactionFatal("fenced"), TransactionFatal, SettleState.UNKNOWN),
     ],
 )
-async def test_what_is_known_of_a_message_is_what_is_known_of_its_transaction(
+async def test_the_state_of_a_message_follows_its_transaction(
     producer: AckingProducer,
     publisher: TransactionalPublisherFacade,
     where: str,
@@ -255,7 +254,7 @@ async def test_what_is_known_of_a_message_is_what_is_known_of_its_transaction(
         assert producer.held_again == (["1"] if state is SettleState.OPEN else [])
 
 
-async def test_a_commit_of_which_nobody_knows_leaves_the_message_unknown(
+async def test_a_commit_of_unknown_outcome_leaves_the_message_unknown(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     producer.errors |= {"commit": ConnectionFailed("gone"), "abort": ConnectionFailed("still gone")}
@@ -267,7 +266,7 @@ async def test_a_commit_of_which_nobody_knows_leaves_the_message_unknown(
         assert message.state is SettleState.UNKNOWN
 
 
-async def test_what_is_taken_back_while_it_commits_is_acked_all_the_same(
+async def test_a_message_lost_during_the_commit_is_acked(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     source = source_of("1")
@@ -310,7 +309,7 @@ async def test_a_handler_acks_in_a_transaction_and_fails_with_it(
     assert producer.acked == ["1"]
 
 
-async def test_what_its_handler_has_left_is_settled_by_the_policy_when_it_is_undone(
+async def test_after_an_abort_the_policy_settles_messages_whose_handler_returned(
     publisher: TransactionalPublisherFacade,
 ) -> None:
     source = source_of("1")
@@ -328,7 +327,7 @@ async def test_what_its_handler_has_left_is_settled_by_the_policy_when_it_is_und
         await until(lambda: source.outcomes(Outcome.NACK) == ["1"])
 
 
-async def test_a_close_gives_back_what_no_transaction_has_begun_to_commit(
+async def test_a_close_releases_messages_of_uncommitted_transactions(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     source = source_of("1")
@@ -341,7 +340,7 @@ async def test_a_close_gives_back_what_no_transaction_has_begun_to_commit(
     assert producer.calls == ["begin", "abort", "close"][:2]
 
 
-async def test_a_cancelled_block_gives_back_what_its_handler_had(
+async def test_a_cancelled_block_releases_the_message_of_its_handler(
     producer: AckingProducer, publisher: TransactionalPublisherFacade
 ) -> None:
     source = source_of("1")

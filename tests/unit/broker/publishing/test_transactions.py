@@ -1,4 +1,4 @@
-"""Transactions: what is committed together, what they refuse, and consume-process-produce on the in-memory broker."""
+"""Transactions: atomic commits, refusals, and consume-process-produce on the in-memory broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.broker.publishing.transaction_bench import P0, P1, FakeProducer,
 from tests.unit.broker.reading.record_fakes import FakeBackend
 
 
-async def test_what_is_published_and_the_positions_are_committed_together() -> None:
+async def test_messages_and_positions_are_committed_together() -> None:
     async with bench() as b:
         _typed: TransactionalPublisher = b.publisher
         b.source.append(1, 2)
@@ -72,7 +72,7 @@ async def test_without_a_consumer_only_messages_are_committed() -> None:
         assert b.producer.calls == ["begin", "publish", "commit"]
 
 
-async def test_positions_committed_before_do_not_ride_again() -> None:
+async def test_positions_committed_before_are_not_added_again() -> None:
     async with bench() as b:
         b.source.append(1, 2)
         for expected in ({P0: 2}, {P0: 3}):
@@ -84,7 +84,7 @@ async def test_positions_committed_before_do_not_ride_again() -> None:
         assert b.producer.calls[-2:] == ["begin", "commit"]
 
 
-async def test_a_message_that_is_refused_before_it_is_sent_does_not_spoil_the_transaction() -> None:
+async def test_a_message_refused_before_sending_does_not_abort_the_transaction() -> None:
     async with bench() as b:
         async with b.publisher.transaction() as tx:
             with pytest.raises(MessageTooLarge):
@@ -121,7 +121,7 @@ async def test_a_consumer_of_another_kind_is_refused() -> None:
             b.publisher.transaction(no_consumer)
 
 
-async def test_a_transaction_that_is_over_publishes_nothing() -> None:
+async def test_an_ended_transaction_publishes_nothing() -> None:
     async with bench() as b:
         async with b.publisher.transaction() as tx:
             pass
@@ -135,7 +135,7 @@ async def test_a_transaction_that_is_over_publishes_nothing() -> None:
                 pass
 
 
-async def test_a_failed_begin_leaves_the_consumer_free() -> None:
+async def test_a_failed_begin_releases_the_consumer() -> None:
     async with bench() as b:
         b.producer.errors["begin"] = ConnectionFailed("cut")
         with pytest.raises(ConnectionFailed):
@@ -145,7 +145,7 @@ async def test_a_failed_begin_leaves_the_consumer_free() -> None:
             pass
 
 
-async def test_hooks_see_and_change_what_is_published() -> None:
+async def test_hooks_see_and_change_the_published_messages() -> None:
     async with bench() as b:
         events: list[Any] = []
         b.hooks.listen(events.append)
@@ -161,7 +161,7 @@ async def test_hooks_see_and_change_what_is_published() -> None:
         assert [type(event) for event in events if isinstance(event, Published)] == [Published]
 
 
-async def test_the_next_one_waits_for_the_end_of_one_whose_block_was_cancelled() -> None:
+async def test_the_next_transaction_waits_for_the_end_of_a_cancelled_one() -> None:
     async with bench() as b:
         b.producer.gates["abort"] = asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_the_next_one_waits_for_the_end_of_one_whose_block_was_cancelled()
 
         cancelled = asyncio.ensure_future(block())
         await b.producer.begun["publish"].wait()
-        # Once in the block, and once more while that waits for its end.
+        # Once in the block, and once more during the abort.
         cancelled.cancel()
         await b.producer.begun["abort"].wait()
         cancelled.cancel()

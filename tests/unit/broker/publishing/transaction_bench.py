@@ -1,4 +1,4 @@
-"""A transactional publisher over a scripted producer, with a record consumer to ride along."""
+"""A transactional publisher over a scripted producer, with a record consumer."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PLENTY = 1 << 30
 
 
 class Ears:
-    """What a message consumer would hear."""
+    """The listener of the source, in place of a message consumer."""
 
     def __init__(self) -> None:
         self.gone: list[Message[Any]] = []
@@ -49,7 +49,7 @@ class Bench:
         return list(await self.messages.fetch(count, PLENTY, wait))
 
     async def hand_over(self) -> list[Message[Any]]:
-        """Fetch, and mark as a consumer does what it gives to a handler."""
+        """Fetch, and mark the messages as delivered, as a consumer does."""
         messages = await self.fetch()
         for message in messages:
             message.lease_ends = 1e9
@@ -79,6 +79,6 @@ def offsets(messages: Sequence[Message[Any]]) -> list[int]:
 
 
 async def turns(count: int = 20) -> None:
-    """Let the other tasks run so many times."""
+    """Let other tasks run for `count` turns of the loop."""
     for _ in range(count):
         await asyncio.sleep(0)

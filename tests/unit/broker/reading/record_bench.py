@@ -35,7 +35,7 @@ class Bench:
         return [event for event in self.events if type(event) is kind]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Let the loop run until the condition holds; each step is an event, not a pause."""
+        """Let the loop run until the condition holds, without sleeping."""
         async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0)
@@ -44,7 +44,7 @@ class Bench:
         await self.until(lambda: len(self.consumer._fetcher.buffer) == count)
 
     async def commit_under_way(self) -> tuple[asyncio.Task[None], asyncio.Event]:
-        """The commit of one more record, which the source has, and what lets the source answer."""
+        """A commit that has reached the source, and the event that lets the source answer."""
         self.source.append(1)
         record = await self.consumer.next_record()
         assert record is not None
@@ -72,11 +72,11 @@ async def bench(*partitions: int, records: RecordCapabilities | None = None, **o
 
 
 async def turns(count: int = 20) -> None:
-    """Let the other tasks run so many times."""
+    """Let other tasks run for `count` turns of the loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def drain(consumer: RecordConsumer[Any]) -> list[Any]:
-    """What an iteration of the consumer brings until it ends."""
+    """The records of an iteration until its end."""
     return [record async for record in consumer]

@@ -1,4 +1,4 @@
-"""A hand-written record source over lists, with every switch that the tests need; it holds to the SPI's contract."""
+"""A fake record source over lists, with the switches of the tests; it keeps the driver contract."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class FakeSource:
 
 
 class FakeTarget:
-    """A topic that keeps what it is given."""
+    """A publish target that keeps its messages."""
 
     def __init__(self) -> None:
         self.messages: list[OutboundMessage] = []
@@ -227,7 +227,7 @@ class FakeTarget:
 
 
 class FakeRun:
-    """A run of records that are copied each time they are made; `made` counts how often."""
+    """A run whose records are copied on each access; `made` counts the copies."""
 
     def __init__(self, records: Sequence[Record[Any]]) -> None:
         self.topic = records[0].topic
@@ -256,19 +256,19 @@ class FakeRun:
 
 
 def runs_of(records: Iterable[Record[Any]]) -> list[FakeRun]:
-    """The records, where neighbours of one partition are a run."""
+    """The records as runs of adjacent records of one partition."""
     return [FakeRun(list(run)) for _, run in groupby(records, lambda record: (record.topic, record.partition))]
 
 
 class RunSource(FakeSource):
-    """A source that leaves records to be made by who reads them."""
+    """A source that returns runs, which create records lazily."""
 
     async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[FakeRun]:
         return runs_of(await self.fetch(max_records, max_bytes, wait))
 
 
 class FakeBackend:
-    """As much of a backend as record consumers and transactions need."""
+    """The part of a backend that record consumers and transactions need."""
 
     def __init__(self, source: FakeSource | None = None, *, records: RecordCapabilities | None = None) -> None:
         self.source = source or FakeSource()

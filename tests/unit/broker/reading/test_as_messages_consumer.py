@@ -24,7 +24,7 @@ QUICK = Retry(max_attempts=3, initial=0.01, maximum=0.02)
 
 
 class FakeBus:
-    """As much of a bus as the factory of message consumers needs."""
+    """The part of a bus that the factory of message consumers needs."""
 
     def __init__(self) -> None:
         self.hooks = Hooks()
@@ -88,7 +88,7 @@ async def test_a_message_in_its_retry_pause_is_lost_with_its_partition() -> None
     assert source.stored == {P0: 2}
 
 
-async def test_a_key_is_not_blocked_by_what_another_member_finished() -> None:
+async def test_a_key_is_not_blocked_by_records_that_another_member_finished() -> None:
     source = FakeSource()
     async with scripted(source, Hooks()).as_messages(ordered_by_key=True) as inbox:
         source.append(1, 2)  # of one key
@@ -105,7 +105,7 @@ async def test_a_key_is_not_blocked_by_what_another_member_finished() -> None:
     assert source.stored == {P0: 4}
 
 
-async def test_an_ack_after_the_partition_was_lost_says_so() -> None:
+async def test_an_ack_after_the_partition_was_lost_raises() -> None:
     source = FakeSource()
     async with scripted(source, Hooks()).as_messages() as inbox:
         source.append(1)
@@ -131,7 +131,7 @@ async def test_a_revocation_lets_the_handler_end() -> None:
         assert source.stored == {P0: 2}
 
 
-def test_as_messages_takes_the_place_of_a_consumer_that_is_not_open() -> None:
+def test_as_messages_replaces_a_consumer_that_is_not_open() -> None:
     backend: Any = FakeBackend()
     subscription = RecordSubscription(topics=["orders"], group="g")
     with pytest.raises(Unsupported, match="without a bus"):
@@ -184,7 +184,7 @@ async def test_keys_keep_their_order_through_failures_in_memory() -> None:
         assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
-async def test_exhausted_and_undecodable_records_go_to_the_dead_letters_in_memory() -> None:
+async def test_exhausted_and_undecodable_records_are_dead_lettered_in_memory() -> None:
     topic, dead = name(), name()
     async with broker.connect("inmem:") as bus:
         await bus.admin.ensure_topic(dead)
@@ -209,7 +209,7 @@ async def test_exhausted_and_undecodable_records_go_to_the_dead_letters_in_memor
         assert (await bus.admin.lag(topic, "billing")).waiting == 0
 
 
-async def test_a_stuck_record_holds_the_position_and_the_rest_is_repeated_after_a_crash_in_memory() -> None:
+async def test_a_stuck_record_holds_the_position_and_a_crash_redelivers_the_rest_in_memory() -> None:
     topic = name()
     async with broker.connect("inmem:") as bus:
         await fill(bus, topic, 50, partitions=1)
@@ -227,7 +227,7 @@ async def test_a_stuck_record_holds_the_position_and_the_rest_is_repeated_after_
             assert [int(r.data or b"") async for r in rest] == list(range(10, 50))
 
 
-async def test_two_members_share_and_hand_over_without_loss_in_memory() -> None:
+async def test_two_members_share_and_rebalance_without_loss_in_memory() -> None:
     topic = name()
     async with broker.connect("inmem:") as bus, broker.connect("inmem:") as other:
         await fill(bus, topic, 400, partitions=4, keys=40)

@@ -25,7 +25,7 @@ async def test_payloads_are_decoded() -> None:
         assert b.consumer._codec is not None
 
 
-async def test_an_undecodable_record_raises_in_its_place_and_the_next_call_goes_on() -> None:
+async def test_an_undecodable_record_raises_in_its_place_and_the_next_call_continues() -> None:
     async with bench(codec=Json(int)) as b:
         b.source.append(1)
         b.source.append(2, data=b"{")
@@ -63,7 +63,7 @@ async def test_an_undecodable_record_goes_to_the_dead_letters_and_counts_as_done
         assert b.source.stored == {P0: 4}, "what was skipped behind it is done as well"
 
 
-async def test_a_dead_letter_topic_that_cannot_be_is_told_before_the_first_record() -> None:
+async def test_an_invalid_dead_letter_topic_raises_before_the_first_record() -> None:
     backend: Any = FakeBackend()
     backend.missing.add("orders.dead")
     subscription = RecordSubscription(topics=["orders"], group="g")
@@ -85,7 +85,7 @@ async def test_skipped_records_alone_are_committed_with_the_next_commit() -> Non
         assert b.source.stored == {P0: 2, P1: 2}
 
 
-async def test_a_failed_dead_letter_is_written_again_and_nothing_overtakes_it() -> None:
+async def test_a_failed_dead_letter_write_is_retried_and_nothing_overtakes_it() -> None:
     async with bench(codec=Json(int), on_decode_error="orders.dead") as b:
         target = b.backend.publish_target("orders.dead")
         target.errors.append(ConnectionFailed("cut"))
@@ -104,7 +104,7 @@ async def test_a_failed_dead_letter_is_written_again_and_nothing_overtakes_it() 
         assert len(b.of(DeadLetterFailed)) == 1
 
 
-async def test_losing_the_partition_ends_the_writing_of_its_dead_letter() -> None:
+async def test_losing_the_partition_ends_its_dead_letter_write() -> None:
     async with bench(codec=Json(int), on_decode_error="orders.dead") as b:
         target = b.backend.publish_target("orders.dead")
         target.errors += [ConnectionFailed("cut")] * 100

@@ -1,4 +1,4 @@
-"""The log reader's facade over a scripted log: what it checks, what it fills in, what it passes on."""
+"""The log reader's facade over a scripted log: checks, defaults and calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def offsets(reader: LogReaderFacade, *args: Any, **options: Any) -> list[l
     return [[r.offset for r in batch] async for batch in reader.read("orders", *args, **options)]
 
 
-async def test_without_bounds_it_reads_what_the_log_holds_now() -> None:
+async def test_without_bounds_it_reads_the_current_log() -> None:
     log = ScriptedLog()
     assert await offsets(LogReaderFacade(log), 0) == [[10, 12, 14, 16, 18]]
     assert log.reads == [(10, 19, 1000)]
@@ -63,7 +63,7 @@ async def test_start_is_included_and_stop_is_not() -> None:
     assert await offsets(LogReaderFacade(log), 0, 19) == []
 
 
-async def test_what_retention_removed_and_what_is_not_there_yet_raise() -> None:
+async def test_removed_and_future_positions_raise() -> None:
     reader = LogReaderFacade(ScriptedLog())
     for start, stop in ((3, None), (12, 40), (30, None), (None, 5)):
         with pytest.raises(OffsetOutOfRange):

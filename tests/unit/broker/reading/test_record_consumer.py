@@ -1,4 +1,4 @@
-"""The record consumer over a scripted source: what its calls answer, how it opens, fails and closes."""
+"""The record consumer over a scripted source: results of its calls, opening, failures and closing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_idle_is_none_or_an_empty_batch() -> None:
         assert record.offset == 4
 
 
-async def test_a_batch_has_what_is_there_and_never_more_than_asked() -> None:
+async def test_a_batch_has_the_available_records_up_to_the_maximum() -> None:
     async with bench() as b:
         b.source.append(*range(10))
         await b.buffered(10)
@@ -94,7 +94,7 @@ async def test_health_follows_the_fetches() -> None:
         assert not b.consumer.healthy
 
 
-async def test_pauses_grow_and_are_jittered() -> None:
+async def test_backoff_grows_with_jitter() -> None:
     async with bench() as b:
         for _ in range(3):
             b.source.fail(ConnectionFailed("cut"))
@@ -104,7 +104,7 @@ async def test_pauses_grow_and_are_jittered() -> None:
         assert 0.08 <= pauses[0] <= 0.12 < 0.16 <= pauses[1] <= 0.24 < 0.32 <= pauses[2] <= 0.48
 
 
-async def test_a_fatal_error_is_raised_once_after_what_came_before_it() -> None:
+async def test_a_fatal_error_is_raised_once_after_earlier_records() -> None:
     async with bench() as b:
         b.source.append(1, 2)
         await b.buffered(2)
@@ -118,7 +118,7 @@ async def test_a_fatal_error_is_raised_once_after_what_came_before_it() -> None:
         assert [r async for r in b.consumer] == []
 
 
-async def test_a_waiting_call_hears_of_a_fatal_error_at_once() -> None:
+async def test_a_waiting_call_raises_a_fatal_error_at_once() -> None:
     async with bench() as b:
         waiting = asyncio.create_task(b.consumer.next_record())
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def test_a_waiting_call_hears_of_a_fatal_error_at_once() -> None:
             await asyncio.wait_for(waiting, 5)
 
 
-async def test_a_mistake_of_the_backend_is_told_as_such() -> None:
+async def test_an_unexpected_error_of_the_backend_is_a_backend_error() -> None:
     async with bench() as b:
         b.source.fail(ZeroDivisionError("oops"))
         with pytest.raises(BackendError, match="oops") as caught:
@@ -153,7 +153,7 @@ async def test_calls_after_close_raise_closed_and_iterations_end() -> None:
         assert b.source.closed
 
 
-async def test_calls_before_open_say_how_to_open() -> None:
+async def test_calls_before_open_raise_with_advice() -> None:
     backend: Any = FakeBackend()
     consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
     with pytest.raises(Closed, match="async with"):
@@ -165,7 +165,7 @@ async def test_calls_before_open_say_how_to_open() -> None:
         await consumer.__aenter__()
 
 
-async def test_a_close_while_it_joins_leaves_the_group_again() -> None:
+async def test_a_close_during_the_join_leaves_the_group() -> None:
     backend: Any = FakeBackend()
     consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
 
@@ -181,7 +181,7 @@ async def test_a_close_while_it_joins_leaves_the_group_again() -> None:
     assert consumer.closed
 
 
-async def test_a_missing_topic_and_a_missing_family_show_at_open() -> None:
+async def test_a_missing_topic_or_family_raises_at_open() -> None:
     backend: Any = FakeBackend()
 
     async def refuse() -> None:
@@ -205,7 +205,7 @@ async def test_the_fetch_is_interrupted_and_never_cancelled() -> None:
     assert not b.source.fetch_cancelled
 
 
-async def test_close_returns_within_its_time_when_the_source_does_not_heed() -> None:
+async def test_close_returns_in_time_if_the_source_does_not_answer() -> None:
     async with bench(close_timeout=0.05) as b:
         b.source.deaf = True
         await turns()
@@ -215,7 +215,7 @@ async def test_close_returns_within_its_time_when_the_source_does_not_heed() -> 
         await b.consumer.close()
 
 
-async def test_a_cancelled_close_goes_on() -> None:
+async def test_a_cancelled_close_continues() -> None:
     async with bench() as b:
         call, answer = await b.commit_under_way()
         closing = asyncio.create_task(b.consumer.close())

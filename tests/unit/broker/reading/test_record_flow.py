@@ -37,7 +37,7 @@ async def test_stop_when_idle_ends_iterations_and_calls_without_a_timeout() -> N
         assert await b.consumer.next_record() is None
 
 
-async def test_joining_is_not_idleness_and_its_end_is_heard() -> None:
+async def test_joining_is_not_idleness() -> None:
     async with bench(stop_when_idle=0.02) as b:
         b.consumer._fetcher._idle_since = asyncio.get_running_loop().time() + 10
         iterating = asyncio.create_task(drain(b.consumer))
@@ -98,7 +98,7 @@ async def test_the_buffer_is_bounded_in_bytes() -> None:
         assert b.consumer._fetcher.buffer.size == 0
 
 
-async def test_a_consumer_that_never_waits_lets_others_run() -> None:
+async def test_a_consumer_that_never_waits_lets_other_tasks_run() -> None:
     async with bench() as b:
         b.source.append(*range(5000))
         await b.buffered(5000)

@@ -1,4 +1,4 @@
-"""Random histories of a record consumer and of records served as messages, against a model of what they promise."""
+"""Random histories of a record consumer and of records served as messages, against a model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OnALoop(RuleBasedStateMachine):
         return TopicPartition("orders", partition) in self.source.owned
 
     def begin(self) -> None:
-        """Something to do from the first step on."""
+        """Assign two partitions with records before the first step."""
         for partition in (0, 1):
             self.append(partition, [1, 2, 1, 3])
             self.assign(partition)
@@ -70,7 +70,7 @@ class OnALoop(RuleBasedStateMachine):
 
 
 class ConsumerMachine(OnALoop):
-    """Within an assignment records come in order and without a hole; a commit never covers what was not handed over."""
+    """Within an assignment records come in order without gaps; a commit never covers undelivered records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class ConsumerMachine(OnALoop):
     @rule(partition=PARTITIONS, data=st.data())
     def seek(self, partition: int, data: st.DataObject) -> None:
         key = TopicPartition("orders", partition)
-        # Forward of what was handed over a later commit would rightly cover the jump, which the model does not know.
+        # After a seek beyond the delivered records a commit may cover the jump, which the model does not know.
         position = data.draw(st.none() | st.integers(0, self.top.get(key, 0)))
         if self.owned(partition):
             self.run(self.consumer.seek({key: position}))

@@ -48,7 +48,7 @@ async def test_going_back_to_the_committed_position_keeps_it() -> None:
         assert b.source.stored == {P0: 3}
 
 
-async def test_a_seek_is_the_one_way_to_take_a_position_back() -> None:
+async def test_only_a_seek_moves_a_position_back() -> None:
     async with bench() as b:
         b.source.append(*range(4))
         await b.buffered(4)
@@ -60,7 +60,7 @@ async def test_a_seek_is_the_one_way_to_take_a_position_back() -> None:
         assert b.source.stored == {P0: 2}
 
 
-async def test_what_was_handed_over_below_a_sought_position_can_still_be_committed() -> None:
+async def test_records_delivered_before_a_seek_can_still_be_committed() -> None:
     async with bench() as b:
         b.source.append(*range(6))
         await b.buffered(6)
@@ -77,7 +77,7 @@ async def test_what_was_handed_over_below_a_sought_position_can_still_be_committ
         assert b.source.stored == {P0: 2}, "what a seek jumped over was not handed over"
 
 
-async def test_a_seek_that_cannot_be_is_refused() -> None:
+async def test_an_invalid_seek_is_refused() -> None:
     async with bench() as b:
         with pytest.raises(LeaseLost, match="not assigned"):
             await b.consumer.seek({("orders", 7): 1})
@@ -88,7 +88,7 @@ async def test_a_seek_that_cannot_be_is_refused() -> None:
             await b.consumer.seek({P0: 1})
 
 
-async def test_what_is_asked_of_a_partition_of_others_is_refused_and_changes_nothing() -> None:
+async def test_calls_for_unassigned_partitions_are_refused_and_change_nothing() -> None:
     async with bench(0, 1) as b:
         b.source.append(1)
         text = "Partition 7 of topic 'orders' is not assigned to this member of group 'audit', which has 'orders'.0., "
@@ -119,7 +119,7 @@ async def test_paused_partitions_keep_their_records_for_later() -> None:
         assert got == [1, 2, 3]
 
 
-async def test_a_waiter_gets_what_resume_lets_go() -> None:
+async def test_resume_wakes_a_waiting_call() -> None:
     async with bench() as b:
         b.source.append(1)
         await b.buffered(1)

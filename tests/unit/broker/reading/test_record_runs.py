@@ -35,7 +35,7 @@ for _module in (
     globals().update({name: test for name, test in vars(_module).items() if name.startswith("test_")})
 
 
-async def test_a_batch_makes_its_records_when_they_are_looked_at_and_once() -> None:
+async def test_a_batch_creates_its_records_once_on_access() -> None:
     async with bench(0, 1) as b:
         b.source.append(1, 2)
         b.source.append(5, 6, partition=1)
@@ -55,7 +55,7 @@ async def test_a_batch_makes_its_records_when_they_are_looked_at_and_once() -> N
         assert [run.made for run in runs] == [1, 1]
 
 
-async def test_rows_make_records_only_of_what_a_run_does_not_tell() -> None:
+async def test_rows_create_records_only_for_columns_that_a_run_lacks() -> None:
     async with bench(0, 1) as b:
         b.source.append(1, 2)
         b.source.append(5, 6, partition=1)
@@ -71,7 +71,7 @@ async def test_rows_make_records_only_of_what_a_run_does_not_tell() -> None:
         assert next(batch.rows("payload", "offset")) == (b"1", 1)
 
 
-def test_rows_of_records_and_of_nothing_and_of_what_is_not_there() -> None:
+def test_rows_of_records_of_an_empty_batch_and_of_unknown_columns() -> None:
     batch = RecordBatch([record(1), record(4, 1)])
     assert list(batch.rows("offset", "data", "attributes")) == [(1, b"1", {"n": "1"}), (4, b"4", {"n": "4"})]
     assert list(RecordBatch([]).rows("offset")) == []
@@ -82,7 +82,7 @@ def test_rows_of_records_and_of_nothing_and_of_what_is_not_there() -> None:
         batch.rows()
 
 
-async def test_one_record_and_batches_may_be_asked_for_in_turn() -> None:
+async def test_single_records_and_batches_may_alternate() -> None:
     async with bench() as b:
         b.source.append(*range(1, 8))
         await b.buffered(7)
@@ -99,7 +99,7 @@ async def test_one_record_and_batches_may_be_asked_for_in_turn() -> None:
         assert b.source.stored == {P0: 8}
 
 
-async def test_with_a_codec_they_are_made_before_they_are_handed_over() -> None:
+async def test_with_a_codec_records_are_created_before_their_delivery() -> None:
     async with bench(codec=Json(int)) as b:
         b.source.append(1, 2)
         await b.buffered(2)

@@ -1,4 +1,4 @@
-"""Messages and records that a test makes itself behave like those of a consumer."""
+"""Messages and records of `broker.testing` behave like those of a consumer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Order:
     amount: int
 
 
-async def test_a_message_shows_what_it_was_made_of_and_settles_itself() -> None:
+async def test_a_message_has_its_fields_and_settles_itself() -> None:
     message = make_message(b"one coffee", key="42", attributes={"type": "created"}, topic="orders", delivery_attempt=2)
     assert (message.topic, message.key, message.data, message.payload) == (
         "orders",
@@ -52,13 +52,13 @@ async def test_a_codec_gives_the_payload() -> None:
     await record.commit()
 
 
-def test_an_outbound_message_brings_its_own() -> None:
+def test_an_outbound_message_keeps_its_fields() -> None:
     outbound = broker.OutboundMessage(None, key=b"", id="order-1")
     for received in (make_message(outbound), make_record(outbound)):
         assert (received.data, received.key, received.id) == (None, b"", "order-1")
         assert received.native is outbound
 
 
-def test_what_could_not_be_published_cannot_be_made() -> None:
+def test_an_invalid_message_cannot_be_created() -> None:
     with pytest.raises(broker.InvalidMessage):
         make_message(b"1", attributes={"count": 3})  # pyright: ignore[reportArgumentType]

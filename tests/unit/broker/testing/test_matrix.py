@@ -1,4 +1,4 @@
-"""The matrix: what a run of the kit writes, and that the committed page speaks of every promise there is."""
+"""The matrix: what a run of the kit writes, and whether the committed page is current."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestIt(Outcomes):
 
 
 class Able(Harness):
-    """Can do whatever a test asks of a harness."""
+    """A harness that supports every operation."""
 
     def url(self, *, short_lease: bool = False) -> str:
         return ""
@@ -105,7 +105,7 @@ def test_page_is_current_and_has_no_empty_cell() -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_page_has_the_capabilities_of_today(column: str) -> None:
+def test_page_matches_current_capabilities(column: str) -> None:
     rows = dict(_rows(PAGE.read_text(encoding="utf-8")))
     capabilities = create_backend(COLUMNS[column], Hooks()).capabilities
     for test, promise in promises_of(ENGINES.get(column, Conformance)):
@@ -118,14 +118,14 @@ def test_page_has_the_capabilities_of_today(column: str) -> None:
 
 
 @pytest.mark.parametrize("column", ENGINES)
-def test_page_tells_what_runs_over_another_engine(column: str) -> None:
+def test_page_marks_promises_that_run_on_the_main_configuration_only(column: str) -> None:
     case = ENGINES[column]
     assert issubclass(case, ConformanceCase)
     left_out = cast("type[KafkaHarness]", case.harness_class).left_out
-    told = dict(_rows(PAGE.read_text(encoding="utf-8")))
+    reported = dict(_rows(PAGE.read_text(encoding="utf-8")))
     runs = {promise.name for _, promise in promises_of(case)} - left_out
     place = 1 + list(COLUMNS).index(column)
-    assert {p.name for _, p in promises_of(Conformance) if told[p.name][place] != "as kafka"} == runs
+    assert {p.name for _, p in promises_of(Conformance) if reported[p.name][place] != "as kafka"} == runs
 
 
 def test_page_lists_every_broken_variant() -> None:
@@ -137,16 +137,16 @@ def test_page_lists_every_broken_variant() -> None:
 
 
 @pytest.mark.parametrize("xdist", [(), ("-p", "xdist", "-n", "1")], ids=["without", "with"])
-def test_a_run_is_collected_with_and_without_xdist(
+def test_results_are_collected_with_and_without_xdist(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, xdist: tuple[str, ...]
 ) -> None:
-    # Each process would load more plugins than the rest takes.
+    # Loading plugins would take each process longer than the test.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]")
     pytester.makepyfile(test_one=KIT_MODULE.format(backend="one"))
     pytester.makepyfile(test_two=KIT_MODULE.format(backend="two"))
     plugins = ("-p", "pytest_asyncio.plugin", "-p", "broker.testing.matrix", *xdist)
-    ended = pytester.runpytest_subprocess(*plugins, "--conformance-write=page.md", "-k", "idle_is_an_answer")
+    ended = pytester.runpytest_subprocess(*plugins, "--conformance-write=page.md", "-k", "idle_returns_none")
     ended.assert_outcomes(passed=2)
     ended.stdout.fnmatch_lines(["*page.md was not written: * did not run*", "*two: 1 ok*"][:1])
     assert not (pytester.path / "page.md").exists(), "A page with empty cells was written"
@@ -157,7 +157,7 @@ def test_render_is_deterministic() -> None:
     assert first.render() == second.render()
     assert first.missing() == []
     assert "| `publishing.id-is-kept` | Consumers see the id that the publisher set. | ok | ok |" in first.render()
-    assert "| loses-it | It is lost. | `messages.arrive-equal` |" in first.render()
+    assert "| loses-it | It is lost. | `messages.arrive-unchanged` |" in first.render()
 
 
 def test_missing_cells_are_named() -> None:
@@ -197,7 +197,7 @@ def test_one_failure_outweighs_a_success() -> None:
 
 
 def _full(*, reverse: bool = False) -> Matrix:
-    matrix = Matrix(variants={"loses-it": ("It is lost.", "messages.arrive-equal")})
+    matrix = Matrix(variants={"loses-it": ("It is lost.", "messages.arrive-unchanged")})
     names = [promise.name for _, promises in areas() for promise in promises]
     for name in reversed(names) if reverse else names:
         for backend in ("two", "one") if reverse else ("one", "two"):
@@ -206,14 +206,14 @@ def _full(*, reverse: bool = False) -> Matrix:
 
 
 def _report(
-    outcome: Literal["passed", "failed", "skipped"], told: tuple[str, int, str] | None = None
+    outcome: Literal["passed", "failed", "skipped"], reported: tuple[str, int, str] | None = None
 ) -> pytest.TestReport:
     return pytest.TestReport(
         nodeid="test",
         location=("", 0, ""),
         keywords={},
         outcome=outcome,
-        longrepr=told,
+        longrepr=reported,
         when="call",
         user_properties=[("conformance", ("one", "publishing.id-is-kept"))],
     )

@@ -1,4 +1,4 @@
-"""Tests of the conformance kit that share a restart: one restart for all, and each its own outcome."""
+"""Conformance tests that share a restart: one restart for all, and one outcome each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance.inmem_harness import InmemHarness
 
 
 class SharedHarness(InmemHarness):
-    """All of them on one server."""
+    """Harnesses that share one server."""
 
     in_matrix = False
     shares_restarts = True
@@ -66,17 +66,17 @@ async def test_all_restart_once(harness_class: type[SharedHarness]) -> None:
     assert harness_class.restarts == 2
 
 
-async def test_a_failure_is_told_by_its_own_test_and_holds_up_no_other(harness_class: type[SharedHarness]) -> None:
+async def test_a_failure_is_raised_by_its_own_test_and_blocks_no_other(harness_class: type[SharedHarness]) -> None:
     class Case(ConformanceCase):
         @shares_restart
         @requires("harness.restart")
-        @promise("some.fails", "It fails before it asks for a restart.")
+        @promise("some.fails", "It fails before its restart.")
         async def test_fails(self, harness: Harness) -> None:
             pytest.fail("as it must")
 
         @shares_restart
-        @promise("some.asks-twice", "It asks for two restarts.")
-        async def test_asks_twice(self, harness: Harness) -> None:
+        @promise("some.restarts-twice", "It restarts twice.")
+        async def test_restarts_twice(self, harness: Harness) -> None:
             await harness.restart()
             await harness.restart()
 
@@ -85,18 +85,18 @@ async def test_a_failure_is_told_by_its_own_test_and_holds_up_no_other(harness_c
         async def test_passes(self, harness: Harness) -> None:
             topic = await harness.topic()
             await harness.restart()
-            await (await harness.bus()).topic(topic).publish(b"after")
+            assert (await (await harness.bus()).topic(topic).publish(b"after")).id
 
         @shares_restart
-        @requires("nothing_that_there_is")
-        @promise("some.needs", "It needs what is not there.")
+        @requires("missing_capability")
+        @promise("some.needs", "It needs a missing capability.")
         async def test_needs(self, harness: Harness) -> None:
             await asyncio.Event().wait()
 
     await run(Case, "test_passes", harness_class())
     with pytest.raises(pytest.fail.Exception, match="as it must"):
         await run(Case, "test_fails", harness_class())
-    await run(Case, "test_asks_twice", harness_class())
+    await run(Case, "test_restarts_twice", harness_class())
     assert harness_class.restarts == 2
 
 
@@ -113,7 +113,7 @@ async def test_a_restart_that_fails_fails_all(harness_class: type[SharedHarness]
             await run(Case, name, Broken())
 
 
-async def test_where_a_restart_costs_little_each_has_its_own() -> None:
+async def test_without_sharing_each_test_restarts() -> None:
     harness = InmemHarness()
     await run(Reconnecting, "test_positions_survive", harness)
     assert not harness.shares_restarts

@@ -1,0 +1,493 @@
+"""Messages without `await`: `MessageConsumer`, the messages that it delivers, and `run` for consuming processes.
+
+*Concurrency.* Any number of threads may share a consumer; one thread at a time uses a message. Reading an attribute is
+direct; settling is a round trip to the loop of the bus.
+
+*Cancellation.* KeyboardInterrupt in a waiting call releases undelivered messages. In `receive` it waits for running
+handlers, settles their messages and releases the others; a second KeyboardInterrupt ends `receive` at once. The
+consumer stays usable. Interrupting a call that settles does not stop the settlement.
+
+*Failure.* A retriable error is an event, a fatal error is raised once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Generic, Self, overload
+
+from typing_extensions import TypeVar
+
+from broker.blocking.handler_threads import HandlerExit, HandlerThreads
+from broker.blocking.portal import Call, Portal
+from broker.consuming import consumer as asynchronous
+from broker.consuming.runner import check_services
+from broker.errors import Closed, ConfigurationError, SettleError
+from broker.hooks import Hooks
+from broker.messages import Message, MessageBatch, Outcome, SettleState
+
+__all__ = ["BatchHandler", "BlockingMessage", "BlockingMessageBatch", "Handler", "MessageConsumer", "Service", "run"]
+
+T = TypeVar("T", default=bytes)
+
+logger = logging.getLogger("broker")
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_GLANCE: Final = 0.5
+"""Seconds between wake-ups of a waiting thread: some platforms deliver signals only then."""
+_MISSING: Final = object()
+
+
+class BlockingMessage(Generic[T]):
+    """A delivered message, settled on its own; see `broker.Message`.
+
+    A `with message:` block acks the message at its end. If the block raises an `Exception`, the retry policy settles
+    the message, and the exception is an event, not raised. KeyboardInterrupt and the like release the message and are
+    raised.
+    """
+
+    __slots__ = ("_context", "_hooks", "_message", "_portal", "_tokens")
+
+    def __init__(self, message: Message[T], portal: Portal, hooks: Hooks) -> None:
+        self._message = message
+        self._portal = portal
+        self._hooks = hooks
+        self._context: contextvars.Context | None = None
+        self._tokens: list[contextvars.Token[Any]] = []
+
+    @property
+    def topic(self) -> str:
+        return self._message.topic
+
+    @property
+    def data(self) -> bytes | None:
+        return self._message.data
+
+    @property
+    def payload(self) -> T:
+        """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
+        return self._message.payload
+
+    @property
+    def id(self) -> str:
+        """The publisher's id, otherwise the broker's; the same on every redelivery."""
+        return self._message.id
+
+    @property
+    def key(self) -> bytes | None:
+        return self._message.key
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        return self._message.attributes
+
+    @property
+    def publish_time(self) -> datetime | None:
+        """The producer's clock, UTC."""
+        return self._message.publish_time
+
+    @property
+    def broker_time(self) -> datetime | None:
+        """The broker's clock, UTC."""
+        return self._message.broker_time
+
+    @property
+    def delivery_attempt(self) -> int | None:
+        """Number of deliveries, including this one and retries from memory; None if the broker does not count."""
+        return self._message.delivery_attempt
+
+    @property
+    def native(self) -> Any:
+        """The client library's own object; it belongs to the loop of the bus."""
+        return self._message.native
+
+    @property
+    def asynchronous(self) -> Message[T]:
+        """The `broker.Message`, to be used only on the loop of the bus."""
+        return self._message
+
+    @property
+    def state(self) -> SettleState:
+        """The state of the message."""
+        return self._message.state
+
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another consumer may have the message: stop the work, an ack will fail."""
+        return self._message.lease_lost
+
+    def ack(self) -> None:
+        """Acknowledge the message as handled. A second ack does nothing.
+
+        :raises LeaseLost: the lease ended, or the broker refused the ack; the message is redelivered.
+        :raises AlreadySettled: the message was settled differently.
+        :raises SettleError: the broker did not confirm the ack (only with confirmed acks).
+        """
+        self._portal.call(self._message.ack)
+
+    def nack(self, delay: float | None = None) -> None:
+        """Have the message redelivered.
+
+        :param delay: seconds until redelivery; None is the first delay of the retry policy.
+        :raises Unsupported: the delay exceeds the longest one that the broker or the lease supports.
+        :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
+        """
+        self._portal.call(self._message.nack, delay)
+
+    def reject(self, reason: str = "rejected") -> None:
+        """Dead-letter the message with this reason. Returns when the letter is written and the message settled.
+
+        :raises ConfigurationError: the reason is not a str.
+        :raises LeaseLost: the lease ended; the message is redelivered, even if its letter was already written.
+        :raises AlreadySettled: the message was settled differently.
+        :raises SettleError: the letter is written but the message may be redelivered, or the consumer closed first.
+        """
+        self._portal.call(self._message.reject, reason)
+
+    def extend(self, seconds: float) -> None:
+        """Renew the lease until `seconds` from now, even beyond `max_lease`.
+
+        :raises LeaseLost: the lease has already ended.
+        :raises Unsupported: leases cannot be renewed (`capabilities.messages.lease` is "fixed").
+        """
+        self._portal.call(self._message.extend, seconds)
+
+    def __enter__(self) -> Self:
+        if not self._hooks.handling:
+            # Without interceptors this only sets a flag, which needs no round trip.
+            self._message.in_use = True
+            return self
+        self._context = contextvars.copy_context()
+        self._portal.wait(Call(self._message.__aenter__, context=self._context))
+        # Context variables that interceptors set, such as the current trace, apply to the block in this thread.
+        for variable, value in self._context.items():
+            if variable.get(_MISSING) is not value:
+                self._tokens.append(variable.set(value))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        tokens, self._tokens = self._tokens, []
+        for token in reversed(tokens):
+            token.var.reset(token)
+        context, self._context = self._context, None
+        return self._portal.wait(Call(self._message.__aexit__, (kind, error, trace), context=context))
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+
+class BlockingMessageBatch(Sequence[BlockingMessage[T]], Generic[T]):
+    """Messages delivered together, to be settled together or one by one."""
+
+    __slots__ = ("_batch", "_hooks", "_portal")
+
+    def __init__(self, batch: MessageBatch[T], portal: Portal, hooks: Hooks) -> None:
+        self._batch = batch
+        self._portal = portal
+        self._hooks = hooks
+
+    @overload
+    def __getitem__(self, index: int) -> BlockingMessage[T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[BlockingMessage[T]]: ...
+    def __getitem__(self, index: int | slice) -> BlockingMessage[T] | Sequence[BlockingMessage[T]]:
+        if isinstance(index, slice):
+            return [BlockingMessage(message, self._portal, self._hooks) for message in self._batch[index]]
+        return BlockingMessage(self._batch[index], self._portal, self._hooks)
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __iter__(self) -> Iterator[BlockingMessage[T]]:
+        for message in self._batch:
+            yield BlockingMessage(message, self._portal, self._hooks)
+
+    def ack(self) -> None:
+        """Ack the messages that are still open.
+
+        :raises SettleError: the first failure, after all messages were tried; `state` has the result of each.
+        """
+        self._portal.call(self._batch.ack)
+
+    def nack(self, delay: float | None = None) -> None:
+        """Have the messages that are still open redelivered after `delay` seconds.
+
+        :raises SettleError: the first failure, after all messages were tried.
+        """
+        self._portal.call(self._batch.nack, delay)
+
+    def __repr__(self) -> str:
+        return repr(self._batch)
+
+
+Handler = Callable[[BlockingMessage[T]], object]
+"""Handles one message in a thread. Returning acks the message; raising settles it by the retry policy."""
+BatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException | None] | None"]
+"""Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
+
+
+class MessageConsumer(Generic[T]):
+    """Created by `bus.messages(...)`; opened and closed by `with`."""
+
+    def __init__(self, consumer: asynchronous.MessageConsumer[T], portal: Portal, hooks: Hooks) -> None:
+        self._consumer = consumer
+        self._portal = portal
+        self._hooks = hooks
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._consumer.closed
+
+    def open(self) -> None:
+        """Subscribe and start to fetch; `with` calls this.
+
+        :raises NotFound: the topic, or with `create=False` the subscription, does not exist.
+        :raises Unsupported: the broker does not support an option.
+        """
+        self._portal.call(self._consumer.open)
+
+    def stop(self) -> None:
+        """Stop delivering: iterations end, and `receive` returns after its running handlers. Never waits.
+
+        May be called in a signal handler.
+        """
+        self._portal.call_soon(self._consumer.stop)
+
+    def close(self) -> None:
+        """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
+
+        Never deletes a subscription. May be called twice.
+        """
+        if self._portal.running:
+            self._portal.call(self._consumer.close)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- one by one --------------------------------------------------------------------------------------
+
+    def next_message(self, timeout: float | None = None) -> BlockingMessage[T] | None:
+        """The next message, or None after `timeout` idle seconds or when `stop_when_idle` ended the consumer.
+
+        :raises Closed: the consumer was closed.
+        :raises BrokerError: a fatal error, raised once.
+        """
+        message = self._portal.wait(Call(self._consumer.next_message, (timeout,), undelivered=_release_one))
+        return None if message is None else BlockingMessage(message, self._portal, self._hooks)
+
+    def __iter__(self) -> Iterator[BlockingMessage[T]]:
+        """Iterate over messages until the consumer is stopped, closed or idle. Leaving the loop loses no message."""
+        messages = aiter(self._consumer)
+        while True:
+            message = self._portal.wait(Call(anext, (messages, None), undelivered=_release_one))
+            if message is None:
+                return
+            yield BlockingMessage(message, self._portal, self._hooks)
+
+    # -- by batch ----------------------------------------------------------------------------------------
+
+    def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> BlockingMessageBatch[T]:
+        """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds.
+
+        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        :raises Closed: the consumer was closed.
+        """
+        call = Call(self._consumer.next_batch, (max_messages, timeout), undelivered=_release)
+        return BlockingMessageBatch(self._portal.wait(call), self._portal, self._hooks)
+
+    def batches(self, max_messages: int = 100) -> Iterator[BlockingMessageBatch[T]]:
+        """Iterate over batches of at least one message: `for batch in consumer.batches():`.
+
+        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        """
+        return self._iterate_batches(self._consumer.batches(max_messages))
+
+    def _iterate_batches(self, batches: Any) -> Iterator[BlockingMessageBatch[T]]:
+        while True:
+            batch = self._portal.wait(Call(anext, (batches, None), undelivered=_release))
+            if batch is None:
+                return
+            yield BlockingMessageBatch(batch, self._portal, self._hooks)
+
+    # -- by handler --------------------------------------------------------------------------------------
+
+    def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
+        """Call the handler with every message, in `concurrency` threads, until the consumer is stopped, closed or idle.
+
+        Returning acks the message; raising settles it by the retry policy; the handler may also settle it. After
+        `Retry(timeout=)` the message counts as failed and another thread continues; the late handler keeps running, and
+        its outcome is ignored.
+
+        :raises ConfigurationError: the handler is a coroutine function.
+        :raises BrokerError: a fatal error, raised once.
+        """
+        self._receive(handler, lambda receiving: self._consumer.receive(receiving.handle, concurrency=concurrency))
+
+    def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
+        """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
+
+        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        """
+        self._receive(
+            handler,
+            lambda receiving: self._consumer.receive_batches(
+                receiving.handle_batch, max_messages=max_messages, concurrency=concurrency
+            ),
+        )
+
+    def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
+        """This consumer and its handler, for `broker.blocking.run`."""
+        return Service(self, handler, concurrency)
+
+    def _receive(self, handler: Callable[[Any], Any], start: Callable[[_Receiving[T]], Any]) -> None:
+        if inspect.iscoroutinefunction(handler):
+            raise ConfigurationError(
+                "The handler is a coroutine function",
+                advice="Pass a plain function, or use the asynchronous broker.connect",
+            )
+        receiving = _Receiving[T](handler, self._portal, self._hooks)
+        try:
+            self._portal.wait(Call(receiving.run, (partial(start, receiving),), on_interrupt=receiving.interrupt))
+        except Closed:
+            if receiving.exit is None:
+                raise
+            raise receiving.exit from None
+
+
+class Service:
+    """A consumer bound to its handler; `broker.blocking.run` opens, serves and closes it."""
+
+    def __init__(self, consumer: MessageConsumer[Any], handler: Handler[Any], concurrency: int) -> None:
+        self.consumer = consumer
+        self._handler = handler
+        self._concurrency = concurrency
+
+    def serve(self) -> None:
+        """Open the consumer, receive until it is stopped, close it."""
+        with self.consumer:
+            self.consumer.receive(self._handler, concurrency=self._concurrency)
+
+
+def run(*services: Service) -> None:
+    """Run services until a signal arrives, all are idle or stopped, or one fails; then stop all of them.
+
+    SIGTERM and SIGINT stop the consumers: running handlers have `close_timeout` seconds to end, and other messages are
+    released. A second signal ends the process as usual.
+
+    `broker.blocking.run(bus.messages(...).handled_by(handle, concurrency=8))`, in the main thread.
+
+    :raises ConfigurationError: `services` is empty, or this is not the main thread.
+    :raises BrokerError: the error of the first service that failed, after the others were closed.
+    """
+    check_services(services, Service)
+    failures: list[BaseException] = []
+    before: dict[int, Any] = {}
+
+    def stop(*_: object) -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for service in services:
+            service.consumer.stop()
+
+    def serve(service: Service) -> None:
+        try:
+            service.serve()
+        except BaseException as error:
+            failures.append(error)
+            for other in services:
+                other.consumer.stop()
+
+    before.update((number, signal.signal(number, stop)) for number in _SIGNALS)
+    try:
+        threads = [threading.Thread(target=serve, args=(service,), daemon=True) for service in services]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_GLANCE)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if failures:
+        raise failures[0]
+
+
+class _Receiving(Generic[T]):
+    """A running `receive`. Runs on the loop of the bus, except for the handlers."""
+
+    def __init__(self, handler: Callable[[Any], Any], portal: Portal, hooks: Hooks) -> None:
+        self.exit: BaseException | None = None
+        self._handler = handler
+        self._portal = portal
+        self._hooks = hooks
+        self._threads = HandlerThreads("broker-handler")
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self, start: Callable[[], Any]) -> None:
+        self._task = asyncio.current_task()
+        try:
+            await start()
+        finally:
+            self._threads.close()
+
+    def interrupt(self, task: asyncio.Task[None]) -> None:
+        """Cancel, but wait for running handlers."""
+        self._threads.finish = True
+        task.cancel()
+
+    async def handle(self, message: Message[T]) -> None:
+        argument = BlockingMessage(message, self._portal, self._hooks)
+        await self._run(argument, lambda _, error: _finish_late((message,), [error]))
+
+    async def handle_batch(self, batch: MessageBatch[T]) -> Sequence[BaseException | None] | None:
+        argument = BlockingMessageBatch(batch, self._portal, self._hooks)
+        return await self._run(argument, lambda results, error: _finish_late(batch, results or [error] * len(batch)))
+
+    async def _run(self, argument: object, late: Callable[[Any, BaseException | None], Awaitable[object]]) -> Any:
+        try:
+            return await self._threads.run(partial(self._handler, argument), late=late)
+        except HandlerExit as raised:
+            # SystemExit and the like end `receive` in the calling thread.
+            self.exit = raised.error
+            if self._task is not None:
+                self.interrupt(self._task)
+            await asyncio.get_running_loop().create_future()
+
+
+async def _release_one(message: Message[Any] | None) -> None:
+    if message is not None:
+        await _release((message,))
+
+
+async def _release(messages: Sequence[Message[Any]] | None) -> None:
+    for message in messages or ():
+        if message.owner is not None and message.state is SettleState.OPEN:
+            await message.owner.settle(message, Outcome.RELEASE, None, "")
+
+
+async def _finish_late(messages: Sequence[Message[Any]], results: Sequence[BaseException | None]) -> None:
+    """Settle messages whose handler ended after `receive` was interrupted."""
+    for message, error in zip(messages, results, strict=False):
+        message.in_use = False
+        if message.owner is not None:
+            try:
+                await message.owner.finish(message, error)
+            except SettleError as refused:
+                logger.warning("Settling a message at the end of receive failed: %s", refused)
