@@ -104,7 +104,7 @@ class Retry:
 
 
 class Attempts:
-    """Failures and give-backs of each message, as far as this consumer saw them; the oldest are forgotten first.
+    """Failures and releases of each message, as far as this consumer saw them; the oldest are forgotten first.
 
     A message is identified by topic and id: topics may use the same ids.
     """
@@ -123,7 +123,7 @@ class Attempts:
         return self._failures.get((message.topic, message.id), 0)
 
     def released(self, message: Message[Any]) -> None:
-        """Count a give-back: the delivery that it used up was no attempt."""
+        """Count a release: the delivery that it used up was no attempt."""
         _count(self._releases, message)
 
     def releases(self, message: Message[Any]) -> int:
