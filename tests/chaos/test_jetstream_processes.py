@@ -198,7 +198,7 @@ async def test_a_frozen_member_continues_at_the_commits_of_the_group(
 
 async def unowned(backend: JetStreamBackend, topic: str) -> None:
     """Wait until no member is pinned to the topic's one partition."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = (await backend.admin().describe_subscription(topic, "audit")).native
             if not any(group.get("pinned_client_id") for group in found["priority_groups"]):
@@ -207,7 +207,7 @@ async def unowned(backend: JetStreamBackend, topic: str) -> None:
 
 
 async def all_committed(backend: JetStreamBackend, topic: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await backend.admin().lag(topic, "audit")).waiting:
             await asyncio.sleep(0.02)
 

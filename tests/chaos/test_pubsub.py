@@ -16,7 +16,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.pubsub import PubSubServer, need_emulator, shared_server
 
 pytestmark = pytest.mark.deep
-PATIENCE = 20.0
+PATIENCE = 60.0
 COUNT = 600
 
 

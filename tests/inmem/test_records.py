@@ -21,7 +21,7 @@ ALL = [TopicPartition("orders", number) for number in range(4)]
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Let the loop run until the condition holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 

@@ -198,7 +198,7 @@ def test_a_loop_closed_during_a_fetch_does_not_affect_others() -> None:
         await asyncio.sleep(0)
 
     async def go_on() -> None:
-        async with Client(broker) as client, asyncio.timeout(10):
+        async with Client(broker) as client, asyncio.timeout(60):
             source = await client.subscribe()
             sleeping = asyncio.create_task(take(source, wait=30))
             await asyncio.sleep(0)

@@ -347,7 +347,7 @@ async def test_a_forked_child_does_not_keep_the_lock(open_url: Open, topic: str,
         os._exit(0)
     try:
         await backend.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await open_url(url)).capabilities.durable
     finally:
         os.close(writer)

@@ -32,7 +32,7 @@ class CountingReader(JetStreamLogReader):
         return found
 
     async def until(self, answers: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.answers < answers:
                 await asyncio.sleep(0.005)
 
@@ -84,7 +84,7 @@ async def test_a_read_closed_early_leaves_no_task(backend: JetStreamBackend, top
             await reader.until(seen + 2)
         await chunks.aclose()
     assert await read(reader, topic, 0, 1, 51) == list(range(1, 51))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while asyncio.all_tasks() != before:
             await asyncio.sleep(0.005)
 

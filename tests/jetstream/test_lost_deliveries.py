@@ -39,7 +39,7 @@ def numbered(first: int, last: int) -> list[OutboundMessage]:
 async def until_cut(source: MessageSource, proxy: Proxy, number: int) -> list[Message[bytes]]:
     """Fetch until the connection breaks in the middle of `number` messages."""
     found: list[Message[bytes]] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not proxy.cuts:
             # The break itself raises an error.
             with contextlib.suppress(ConnectionFailed):

@@ -172,7 +172,7 @@ async def test_pulls_that_no_fetch_waits_for_are_cancelled(open_backend: Open, t
 
 async def until_pulls_wait(backend: JetStreamBackend, topic: str, number: int, subscription: str = "billing") -> None:
     """Wait until so many pull requests wait on the server."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             info = await backend.admin().describe_subscription(topic, subscription)
             if info.native["num_waiting"] == number:

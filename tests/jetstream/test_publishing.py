@@ -189,7 +189,7 @@ async def test_a_delivery_time_in_the_past_delivers_at_once(both_ways: JetStream
 async def test_time_to_live(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, OutboundMessage(b"short", ttl=0.5), OutboundMessage(b"long"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await backend.admin().describe_topic(topic)).messages != 1:
             await asyncio.sleep(0.05)
     (message,) = await receive(await subscribe(backend, topic), 2, 0.3)

@@ -11,7 +11,7 @@ from broker.outbound import OutboundMessage
 from broker.testing.waiting import take
 from tests.servers.nats import NatsServer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 TOPICS = RetryTopics((0.2, 0.4))
 
 

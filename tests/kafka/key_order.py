@@ -10,7 +10,7 @@ from broker.testing.waiting import take
 
 __all__ = ["handed_over"]
 
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 async def handed_over(

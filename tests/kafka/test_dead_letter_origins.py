@@ -11,7 +11,7 @@ from broker.testing.waiting import take
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.mark.parametrize("queue", ["offsets", "retry topics", "markers", "markers&marker_format=v1", "share"])

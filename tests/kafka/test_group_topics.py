@@ -97,7 +97,7 @@ async def test_a_rejected_commit_reports_the_deleted_topic_at_once(
         records = await take(consumer, 2)
         admin.delete_topic(topic)
         consumer.mark_all(records)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(TopicNotFound, match=topic):
                 await take(consumer, 1)
         assert consumer.closed

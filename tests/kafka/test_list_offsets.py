@@ -36,7 +36,7 @@ def server() -> Iterator[tuple[KafkaServer, Proxy]]:
 
 async def held(proxy: Proxy) -> None:
     """Until a question is on its way."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not proxy.held:
             await asyncio.sleep(0.001)
 

@@ -23,7 +23,7 @@ from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 FEW = 5
 
 

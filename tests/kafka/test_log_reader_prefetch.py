@@ -149,7 +149,7 @@ async def test_truncation_below_a_range_ends_the_read_with_an_error(
     (lost,) = [each for each, error in errors if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET]
     assert (len(records), lost.offset()) == (50, 100)
     place = TopicPartition(topic, 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         # What ends the range comes, and the next one has the error.
         thread._behind.extend([*records, lost])
         chunk = await thread.begin(place, 50, 100, 100)

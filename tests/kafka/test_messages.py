@@ -20,7 +20,7 @@ from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
 
 

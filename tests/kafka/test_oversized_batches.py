@@ -198,7 +198,7 @@ async def test_a_message_above_the_queue_size_fails_alone(
     kafka: KafkaServer, topic: str, receipts: bool, attributes: dict[str, str]
 ):
     fits, more = (OutboundMessage(bytes(500 * 1024 + more), attributes=attributes) for more in (0, 1))
-    async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus, asyncio.timeout(10):
+    async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus, asyncio.timeout(60):
         messages = [OutboundMessage(b"a", attributes=attributes), more, fits, more, OutboundMessage(b"b")]
         refused, _ = await asyncio.gather(
             bus.topic(topic).publish_batch(messages, receipts=receipts),
@@ -213,7 +213,7 @@ async def test_a_message_above_the_queue_size_fails_alone(
 
 
 async def test_every_message_above_the_queue_size_fails(kafka: KafkaServer, topic: str):
-    async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=1") as bus, asyncio.timeout(10):
+    async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=1") as bus, asyncio.timeout(60):
         outcomes = await outcomes_of(bus, topic, [bytes(100_000)] * 20)
         assert [type(outcome) for outcome in outcomes] == [MessageTooLarge] * 20
         await bus.topic(topic).publish(b"behind")
@@ -223,7 +223,7 @@ async def test_a_message_above_the_queue_size_aborts_its_transaction(kafka: Kafk
     async with (
         broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus,
         bus.transactional_publisher(f"tx-{topic}") as publisher,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
     ):
         with pytest.raises(TransactionAborted, match="the queue of the producer holds less"):
             async with publisher.transaction() as tx:

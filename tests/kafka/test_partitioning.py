@@ -92,7 +92,7 @@ async def test_a_partition_function_may_return_new_partitions(
     topic = make_topic(partitions=2)
     wanted = 1
     settings = KafkaSettings(servers=(kafka.bootstrap,), partition_function=lambda topic, key, partitions: wanted)
-    async with broker.connect(settings) as bus, asyncio.timeout(10):
+    async with broker.connect(settings) as bus, asyncio.timeout(60):
         await bus.topic(topic).publish(b"a")
         await asyncio.to_thread(admin.add_partitions, topic, 4)
         wanted = 3

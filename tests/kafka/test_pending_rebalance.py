@@ -23,7 +23,7 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 PROTOCOLS = {
     "eager": "partition_assignment_strategy=range&heartbeat_interval_ms=200",
     "cooperative": "partition_assignment_strategy=cooperative-sticky&heartbeat_interval_ms=200",

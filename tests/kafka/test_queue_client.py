@@ -25,7 +25,7 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, read_all
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 

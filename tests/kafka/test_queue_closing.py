@@ -17,7 +17,7 @@ from broker_kafka.records import KafkaRecordSource
 from tests.kafka.test_queue_failures import kinds_of
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 

@@ -22,7 +22,7 @@ from tests.kafka.v1_reader import END, FIELDS, KEEPALIVE, START, V1Reader, field
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce, read_all
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 

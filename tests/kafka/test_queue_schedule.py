@@ -18,7 +18,7 @@ from tests.kafka import group_members
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 

@@ -19,7 +19,7 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 EACH = 6_000
 """Records of a partition; those of two partitions are more than may be in flight to the source."""
 

@@ -25,7 +25,7 @@ from tests.kafka.raw_positions import store
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK: dict[str, Any] = {
     "session_timeout_ms": 2000,
     "heartbeat_interval_ms": 300,

@@ -24,7 +24,7 @@ from broker_kafka.offsets.protocol import failures
 from tests.kafka.group_members import take
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 OLD, NEW = 10, 30
 
 

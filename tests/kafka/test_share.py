@@ -34,7 +34,7 @@ from tests.servers.kafka import KafkaServer, make_id
 from tests.servers.kafka_client import RawAdmin, produce
 from tests.servers.kafka_jars import distribution
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 LOCK = 1.0
 
 

@@ -35,7 +35,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
 OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300"
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

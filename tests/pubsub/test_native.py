@@ -34,7 +34,7 @@ from broker.receipts import Receipt
 from broker.testing.waiting import bodies, eventually, log_time, nothing_more, numbered, once, take, until_seen
 from tests.pubsub.conftest import Connect
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Listener:

@@ -33,7 +33,7 @@ from tests.servers.pubsub import PROJECT, PubSubServer, shared_server
 
 pytestmark = pytest.mark.deep
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 PULL_SECONDS = 2.0
 """The emulator sends an empty answer a second before the deadline, pstest after half a second."""
 

@@ -23,7 +23,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest
 from tests.servers.pubsub import PubSubServer, shared_server
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 ANSWER = 100
 """Messages that the emulator puts into one answer at most."""
 

@@ -26,7 +26,7 @@ from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

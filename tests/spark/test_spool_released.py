@@ -21,7 +21,7 @@ from broker.testing.waiting import eventually
 from tests.servers import nats
 from tests.spark.support import copying, numbered, publish
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 LEASE = 120
 """Lease of messages that were not released, in seconds: longer than the tests wait for them."""
 HELD = 60

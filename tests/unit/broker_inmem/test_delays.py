@@ -13,7 +13,7 @@ from broker.errors import BrokerError
 from broker.hooks import DeadLettered, Event
 
 COUNT = 10
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @pytest.mark.parametrize("by", ["nack", "retry"])

@@ -64,7 +64,7 @@ async def test_messages_of_a_call_need_a_new_request():
     await seeking
     assert listener.messages == []
     receiver.request()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await listener.arrival.wait()
     assert listener.messages == ["after the seek"]
     connection = Connection(PulsarSettings(), Hooks())

@@ -152,7 +152,7 @@ class ScriptedSource:
 
 async def until(holds: Callable[[], object]) -> None:
     """Let the loop run until the condition holds; five seconds at most."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0)
 

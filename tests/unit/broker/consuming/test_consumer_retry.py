@@ -97,7 +97,7 @@ async def test_a_close_during_a_dead_letter_write_releases_the_original() -> Non
         assert message is not None
         rejecting = asyncio.create_task(message.reject("no"))
         await until(lambda: letters.tried)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await consumer.close()
         with pytest.raises(ConnectionFailed):
             await rejecting

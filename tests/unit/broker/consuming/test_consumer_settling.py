@@ -257,7 +257,7 @@ async def test_an_unconfirmed_ack_does_not_wait() -> None:
     source.settle_gate.clear()
     async with consuming(source, confirmed=ConfirmedAck.NEVER) as consumer:
         message = await taken(consumer)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await message.ack()
         assert message.state is SettleState.SETTLING
         source.settle_gate.set()

@@ -59,7 +59,7 @@ class Bench:
         return list(await self.messages.settle([Settlement(message, outcome, delay) for message in messages]))
 
     async def stored(self, position: int, partition: TopicPartition = P0) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.records.stored.get(partition) != position:
                 await asyncio.sleep(0)
 

@@ -124,7 +124,7 @@ async def test_a_waiting_call_raises_a_fatal_error_at_once() -> None:
         await asyncio.sleep(0)
         b.source.fail(NotAuthorized("no"))
         with pytest.raises(NotAuthorized):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 60)
 
 
 async def test_an_unexpected_error_of_the_backend_is_a_backend_error() -> None:

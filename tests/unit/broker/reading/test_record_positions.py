@@ -128,5 +128,5 @@ async def test_resume_wakes_a_waiting_call() -> None:
         await turns()
         assert not waiting.done()
         b.consumer.resume()
-        record = await asyncio.wait_for(waiting, 5)
+        record = await asyncio.wait_for(waiting, 60)
         assert record is not None
