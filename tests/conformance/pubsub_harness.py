@@ -14,11 +14,19 @@ from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest
-from tests.servers.pubsub import PubSubServer, shared_server
+from tests.servers.pubsub import PubSubServer, need_emulator
+from tests.servers.shared import Shared
+
+
+@Shared.in_groups
+def _kit_server() -> PubSubServer:
+    """An emulator of the kit's own, which its tests freeze."""
+    need_emulator()
+    return PubSubServer()
 
 
 class PubSubHarness(ServerHarness[PubSubServer]):
-    """One emulator for all tests of a process; topics have unique names."""
+    """One emulator for all tests of the kit; topics have unique names."""
 
     name = "pubsub"
     patience = 30.0
@@ -31,7 +39,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
     age = Harness.age
 
     def __init__(self) -> None:
-        super().__init__(shared_server())
+        super().__init__(_kit_server())
 
     def url(self, *, short_lease: bool = False) -> str:
         return f"{self.server.url}{self.options}{'&lease_seconds=2' if short_lease else ''}"

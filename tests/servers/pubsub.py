@@ -79,8 +79,8 @@ def need_emulator() -> None:
         pytest.skip(str(error))
 
 
-@Shared
+@Shared.by_all_workers
 def shared_server() -> PubSubServer:
-    """The emulator of this test process."""
+    """The emulator of the run: not to be stopped or frozen."""
     need_emulator()
     return PubSubServer()
