@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
 
 import pytest
 
 from broker.driver.contract import Settlement
-from broker.errors import Closed, LeaseLost, NotFound, SubscriptionNotFound, TopicNotFound, Unsupported
+from broker.errors import Closed, LeaseLost, NotFound, Unsupported
 from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL, native_name
 from broker.outbound import OutboundMessage
@@ -35,22 +34,6 @@ async def test_acked_messages_are_not_redelivered(both_ways: JetStreamBackend, t
     await both_ways.check_health()
     lag = await both_ways.admin().lag(topic, "billing")
     assert (lag.waiting, lag.unsettled) == (0, 0)
-
-
-async def test_nack_with_and_without_delay(both_ways: JetStreamBackend, topic: str) -> None:
-    await make_topic(both_ways, topic)
-    await publish(both_ways, topic, *bodies("now", "later"))
-    source = await subscribe(both_ways, topic)
-    now, later = await receive(source, 2)
-    begin = time.monotonic()
-    await source.settle([Settlement(now, Outcome.NACK), Settlement(later, Outcome.NACK, 1.0)])
-    # Before the delayed one, and long before the end of the lease.
-    (first,) = await receive(source, 1)
-    assert (first.data, first.delivery_attempt, first.id) == (b"now", 2, now.id)
-    await source.settle(settle_all([first], Outcome.ACK))
-    (second,) = await receive(source, 1)
-    assert (second.data, second.delivery_attempt) == (b"later", 2)
-    assert time.monotonic() - begin >= 1.0
 
 
 async def test_released_messages_are_redelivered_at_once_and_rejected_ones_never(
@@ -170,11 +153,11 @@ async def test_pulls_that_no_fetch_waits_for_are_cancelled(open_backend: Open, t
     assert len(await receive(busy, 100)) == 100
 
 
-async def until_pulls_wait(backend: JetStreamBackend, topic: str, number: int, subscription: str = "billing") -> None:
+async def until_pulls_wait(backend: JetStreamBackend, topic: str, number: int) -> None:
     """Wait until so many pull requests wait on the server."""
     async with asyncio.timeout(60):
         while True:
-            info = await backend.admin().describe_subscription(topic, subscription)
+            info = await backend.admin().describe_subscription(topic, "billing")
             if info.native["num_waiting"] == number:
                 return
             await asyncio.sleep(0.01)
@@ -216,46 +199,6 @@ async def test_close_releases_buffered_messages(open_backend: Open, topic: str, 
     with pytest.raises(Closed):
         await source.fetch(1, 1, 1)
     assert await backend.admin().list_subscriptions(topic) == ["billing"]
-
-
-async def test_consumers_share_a_subscription_and_subscriptions_get_copies(
-    both_ways: JetStreamBackend, topic: str
-) -> None:
-    await make_topic(both_ways, topic)
-    one, two, copy = [await subscribe(both_ways, topic, name) for name in ("same", "same", "copy")]
-    waiting = [asyncio.create_task(each.fetch(1, 1 << 20, 5)) for each in (one, two)]
-    await until_pulls_wait(both_ways, topic, 2, "same")
-    await publish(both_ways, topic, *bodies("a", "b"))
-    shared = [message.data or b"" for task in waiting for message in await task]
-    assert sorted(shared) == [b"a", b"b"]
-    assert [message.data for message in await receive(copy, 2)] == [b"a", b"b"]
-
-
-async def test_start_of_a_new_subscription(backend: JetStreamBackend, topic: str) -> None:
-    await make_topic(backend, topic)
-    await publish(backend, topic, *bodies("old"))
-    middle = datetime.now(UTC)
-    await publish(backend, topic, *bodies("middle"))
-    sources = {
-        name: await subscribe(backend, topic, f"sub-{name}", start=start)
-        for name, start in (("earliest", "earliest"), ("latest", "latest"), ("time", middle))
-    }
-    again = await subscribe(backend, topic, "sub-latest", start="earliest")
-    await publish(backend, topic, *bodies("new"))
-    assert [m.data for m in await receive(sources["earliest"], 3)] == [b"old", b"middle", b"new"]
-    assert [m.data for m in await receive(sources["latest"], 1)] == [b"new"]
-    assert [m.data for m in await receive(sources["time"], 2)] == [b"middle", b"new"]
-    assert await receive(again, 1, 0.2) == []
-
-
-async def test_missing_topics_and_subscriptions_are_reported(backend: JetStreamBackend, topic: str) -> None:
-    with pytest.raises(TopicNotFound):
-        await subscribe(backend, topic)
-    await make_topic(backend, topic)
-    with pytest.raises(SubscriptionNotFound):
-        await subscribe(backend, topic, create=False)
-    await backend.admin().ensure_subscription(topic, "billing", start="earliest", options={})
-    await subscribe(backend, topic, create=False)
 
 
 @pytest.mark.parametrize("what", ["subscription", "topic"])

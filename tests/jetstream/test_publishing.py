@@ -1,10 +1,9 @@
-"""Publishing: receipts, deduplication, batches, schedule, time to live, errors."""
+"""Publishing: receipts, deduplication, batches, schedule, errors."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -68,15 +67,6 @@ async def test_attributes_round_trip(both_ways: JetStreamBackend, topic: str) ->
     assert [dict(message.attributes) for message in found] == wanted
 
 
-@pytest.mark.parametrize("key", [None, b"", b"plain", b" ", b"x ", b"\x00\xff\r\n", bytes(range(256)), "ü🎉".encode()])
-@pytest.mark.parametrize("data", [None, b"", b"\x00", b"body"])
-async def test_key_and_body_round_trip(both_ways: JetStreamBackend, topic: str, key: Any, data: Any) -> None:
-    await make_topic(both_ways, topic)
-    await publish(both_ways, topic, OutboundMessage(data, key=key))
-    (message,) = await receive(await subscribe(both_ways, topic), 1)
-    assert (message.key, message.data) == (key, data)
-
-
 @pytest.mark.parametrize("bound", [{"max_messages": 3}, {"max_bytes": 2000}])
 async def test_a_full_topic_is_reported_and_not_retried(
     both_ways: JetStreamBackend, topic: str, bound: dict[str, int]
@@ -90,21 +80,6 @@ async def test_a_full_topic_is_reported_and_not_retried(
     assert topic in last.message
     assert "the topic is full" in last.message
     assert "max_messages" in last.advice
-
-
-async def test_publish_time_is_set_by_the_producer_and_broker_time_by_the_server(
-    both_ways: JetStreamBackend, topic: str
-) -> None:
-    await make_topic(both_ways, topic)
-    old = datetime(2001, 2, 3, 4, 5, 6, 789_012, tzinfo=UTC)
-    before = datetime.now(UTC)
-    await publish(both_ways, topic, OutboundMessage(b"x", publish_time=old), OutboundMessage(b"y"))
-    first, second = await receive(await subscribe(both_ways, topic), 2)
-    assert first.publish_time == old
-    assert first.broker_time is not None
-    assert second.publish_time is not None
-    assert before <= second.publish_time <= datetime.now(UTC)
-    assert before - timedelta(seconds=1) <= first.broker_time <= datetime.now(UTC) + timedelta(seconds=1)
 
 
 async def test_a_repeated_id_is_dropped_and_reported_as_duplicate(both_ways: JetStreamBackend, topic: str) -> None:
@@ -155,15 +130,6 @@ async def test_an_invalid_message_does_not_fail_its_batch(both_ways: JetStreamBa
     assert len(await receive(await subscribe(both_ways, topic), 3, 0.5)) == 2
 
 
-async def test_the_largest_body_fits(both_ways: JetStreamBackend, topic: str) -> None:
-    await make_topic(both_ways, topic)
-    limit = both_ways.capabilities.publish.limits.body
-    assert limit is not None
-    await publish(both_ways, topic, OutboundMessage(b"x" * limit))
-    (message,) = await receive(await subscribe(both_ways, topic), 1)
-    assert message.data == b"x" * limit
-
-
 async def test_scheduled_delivery(both_ways: JetStreamBackend, topic: str) -> None:
     await make_topic(both_ways, topic, partitions=2)
     at = datetime.now(UTC) + timedelta(seconds=1.2)
@@ -184,16 +150,6 @@ async def test_a_delivery_time_in_the_past_delivers_at_once(both_ways: JetStream
     await make_topic(both_ways, topic)
     await publish(both_ways, topic, OutboundMessage(b"x", deliver_at=datetime.now(UTC) - timedelta(seconds=5)))
     assert len(await receive(await subscribe(both_ways, topic), 1)) == 1
-
-
-async def test_time_to_live(backend: JetStreamBackend, topic: str) -> None:
-    await make_topic(backend, topic)
-    await publish(backend, topic, OutboundMessage(b"short", ttl=0.5), OutboundMessage(b"long"))
-    async with asyncio.timeout(60):
-        while (await backend.admin().describe_topic(topic)).messages != 1:
-            await asyncio.sleep(0.05)
-    (message,) = await receive(await subscribe(backend, topic), 2, 0.3)
-    assert message.data == b"long"
 
 
 async def test_a_missing_topic_is_reported(both_ways: JetStreamBackend, topic: str) -> None:

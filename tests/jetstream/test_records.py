@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.driver.contract import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
-from broker.errors import LeaseLost, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
+from broker.errors import LeaseLost, OffsetOutOfRange, SubscriptionNotFound
 from broker.names import EPHEMERAL, Ephemeral, native_name
 from broker.outbound import OutboundMessage
 from broker.records import Record
@@ -235,19 +235,6 @@ async def test_a_commit_of_an_unassigned_partition_is_refused(open_backend: Open
     assert first.assignment() == [TopicPartition(topic, 0)]
 
 
-async def test_several_topics_in_one_group(backend: JetStreamBackend, topic: str) -> None:
-    other = f"{topic}.other"
-    await make_topic(backend, topic, partitions=2)
-    await make_topic(backend, other)
-    await publish(backend, topic, *numbered(10))
-    await publish(backend, other, *numbered(10))
-    source = await join(backend, topic, other)
-    found = await read(source, 20)
-    assert sorted(values(found)) == sorted([*range(10), *range(10)])
-    assert {record.topic for record in found} == {topic, other}
-    await commit(source, found)
-
-
 async def test_an_ephemeral_group_is_deleted_at_close(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic, partitions=2)
     source = await join(backend, topic, group=EPHEMERAL, start="latest")
@@ -257,33 +244,6 @@ async def test_an_ephemeral_group_is_deleted_at_close(backend: JetStreamBackend,
     await source.close()
     stream = topic.replace(".", "=")
     assert not (await backend._connection.api(f"CONSUMER.NAMES.{stream}", {}, what="x"))["consumers"]
-
-
-async def test_a_missing_topic_is_reported(backend: JetStreamBackend, topic: str) -> None:
-    with pytest.raises(TopicNotFound):
-        await join(backend, topic)
-    reader = backend.log_reader()
-    with pytest.raises(TopicNotFound):
-        await reader.bounds(topic)
-
-
-async def test_interrupt_ends_a_fetch(backend: JetStreamBackend, topic: str) -> None:
-    await make_topic(backend, topic)
-    source = await join(backend, topic)
-    fetching = asyncio.create_task(source.fetch(1, 1, 30))
-    await asyncio.sleep(0)  # the fetch begins
-    source.interrupt()
-    assert await asyncio.wait_for(fetching, 60) == []
-
-
-async def test_a_fetch_is_bounded_in_bytes(backend: JetStreamBackend, topic: str) -> None:
-    await make_topic(backend, topic)
-    await publish(backend, topic, *(OutboundMessage(b"x" * 1000) for _ in range(20)))
-    source = await join(backend, topic)
-    await until(lambda: bool(source.assignment()))
-    assert len(await read(source, 1)) == 1
-    found = await source.fetch(20, 2500, 2)
-    assert 1 <= len(found) <= 2
 
 
 # The log reader.

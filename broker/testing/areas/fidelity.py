@@ -136,6 +136,7 @@ class Fidelity(ConformanceCase):
         for message in got.values():
             for moment in (message.publish_time, message.broker_time):
                 assert moment is None or moment.utcoffset() == timedelta(0)
+            assert message.broker_time is None or abs(message.broker_time - before) < timedelta(minutes=1)
         published = got[b"set"].publish_time
         assert published is not None
         assert abs(published - before) < timedelta(minutes=1)
