@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker import BrokerError, Closed, TopicPartition
 from broker_kafka.errors import is_partition_error, not_assigned, translate
 
-__all__ = ["Answer", "CommitQueue", "split_owned"]
+__all__ = ["Answer", "CommitQueue"]
 
 Answer = Mapping[TopicPartition, BrokerError | None]
 
@@ -116,7 +116,7 @@ class CommitQueue:
         :param owned: the assigned partitions, the others are refused; None for all.
         :param wait: return with the answer, as a callback of the client must.
         """
-        ours, refused = (offsets, {}) if owned is None else split_owned(offsets, owned, self._group)
+        ours, refused = (offsets, {}) if owned is None else _split_owned(offsets, owned, self._group)
         if not ours:
             self._answer(waiter, refused)
             return
@@ -278,7 +278,7 @@ class CommitQueue:
         return translate(error, f"Committing {at.offset} of {at.topic!r}[{at.partition}] for group {self._group!r}")
 
 
-def split_owned(
+def _split_owned(
     offsets: Iterable[NativePartition], owned: Container[tuple[str, int]], group: str
 ) -> tuple[list[NativePartition], dict[TopicPartition, BrokerError]]:
     """The assigned partitions of a commit, and the refusal of the others: brokers take any partition from a member."""

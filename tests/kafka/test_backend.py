@@ -37,13 +37,6 @@ async def test_closed_members_and_publishers_are_detached(kafka: KafkaServer, to
         assert await eventually(lambda: left() == [None, None, None])
 
 
-async def test_closing_the_bus_closes_what_is_open(kafka: KafkaServer, topic: str, group: str) -> None:
-    async with connect(kafka.url) as bus:
-        member = GroupConsumer(bus, topic, group=group)
-        await member.__aenter__()
-    assert member.closed
-
-
 async def test_duplicate_ids_are_kept_and_not_reported_as_duplicates(kafka: KafkaServer, topic: str) -> None:
     async with connect(kafka.url) as bus:
         able = bus.capabilities.publish

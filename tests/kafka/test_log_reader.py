@@ -82,35 +82,6 @@ def numbered(count: int, prefix: str = "") -> list[bytes]:
     return [f"{prefix}{number}".encode() for number in range(count)]
 
 
-async def test_reads_what_was_written_in_batches(reader: KafkaLogReader, kafka: KafkaServer, topic: str):
-    produce(kafka.bootstrap, topic, numbered(25), key=b"k", headers=[("color", b"red")])
-    assert await reader.bounds(topic) == {0: Bounds(0, 25)}
-    batches = [batch async for batch in reader.read(topic, 0, 3, 20, 4)]
-    assert max(map(len, batches)) <= 4
-    records = [record for batch in batches for record in batch]
-    assert [record.offset for record in records] == list(range(3, 20))
-    assert values(records) == numbered(25)[3:20]
-    first = records[0]
-    assert (first.topic, first.partition, first.key, first.size) == (topic, 0, b"k", 1)
-    assert first.attributes == {"color": "red"}
-    assert first.publish_time is not None
-    assert [batch async for batch in reader.read(topic, 0, 7, 7, 4)] == []
-
-
-async def test_an_empty_log(reader: KafkaLogReader, topic: str):
-    assert await reader.bounds(topic) == {0: Bounds(0, 0)}
-    assert await read_all(reader, topic) == []
-
-
-async def test_each_partition_is_read_alone(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
-    topic = make_topic(partitions=3)
-    for partition in range(3):
-        produce(kafka.bootstrap, topic, numbered(partition + 1, f"{partition}-"), partition=partition)
-    assert list(await reader.partitions(topic)) == [0, 1, 2]
-    found = await asyncio.gather(*(read_all(reader, topic, partition=partition) for partition in range(3)))
-    assert [values(records) for records in found] == [numbered(n + 1, f"{n}-") for n in range(3)]
-
-
 @pytest.mark.parametrize("ends", ["committed", "aborted", "aborted-only", "open", "many"])
 async def test_ends_at_transactions(
     reader: KafkaLogReader, admin: RawAdmin, topic: str, transactions: Transactions, ends: str

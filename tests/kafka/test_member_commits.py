@@ -10,25 +10,13 @@ from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError
-from confluent_kafka import TopicPartition as NativePartition
 
 from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, LeaseLost
-from broker_kafka.client.offset_commits import split_owned
 from broker_kafka.errors import translate
 from broker_kafka.group import commits as member_commits
 from broker_kafka.group.commits import MemberCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
-
-
-def test_commits_of_unassigned_partitions_fail_individually() -> None:
-    offsets = [NativePartition("orders", 0, 5), NativePartition("orders", 1, 6)]
-    ours, refused = split_owned(offsets, {("orders", 0)}, "billing")
-    assert ours == offsets[:1]
-    assert [*refused] == [TopicPartition("orders", 1)]
-    error = refused[TopicPartition("orders", 1)]
-    assert isinstance(error, LeaseLost)
-    assert "Partition 1 of topic 'orders' is not assigned to this member of group 'billing'" in str(error)
 
 
 async def test_a_partition_revoked_before_its_commit_is_rejected_by_the_store() -> None:

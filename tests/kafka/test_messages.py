@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.bus import Bus, connect
-from broker.errors import SubscriptionNotFound
 from broker.testing.waiting import eventually, take
 from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
 from broker_kafka.settings import KafkaSettings
@@ -166,17 +165,6 @@ async def test_metadata_is_shortened_for_a_broker_with_a_lower_limit(topic: str,
             seen = await rest_of(bus, topic, group)
     assert set(seen) >= set(range(0, 400, 3))
     assert 1 not in seen
-
-
-async def test_a_subscription_exists_once_it_is_open(bus: Bus, topic: str, group: str) -> None:
-    with pytest.raises(SubscriptionNotFound):
-        async with bus.messages(topic, subscription=group, create=False):
-            pass
-    async with bus.messages(topic, subscription=group):
-        pass
-    assert await bus.admin.subscriptions(topic) == [group]
-    async with bus.messages(topic, subscription=group, create=False):
-        pass
 
 
 async def test_settings_apply_to_the_members(kafka: KafkaServer, topic: str, group: str) -> None:

@@ -33,11 +33,6 @@ from tests.servers.kafka_client import RawAdmin
 RIGHT = {"message.timestamp.type": "LogAppendTime", "retention.bytes": "-1", "max.message.bytes": "2000000"}
 
 
-def test_names() -> None:
-    assert marker_topic_name("billing") == "billing.markers"
-    assert tracker_group("billing") == "billing.tracker"
-
-
 async def test_it_is_created_with_the_settings_that_trackers_need(
     connection: Connection, spi: KafkaAdmin, make_topic: MakeTopic, group: str
 ) -> None:

@@ -162,18 +162,6 @@ async def test_a_marker_with_invalid_names_blocks_nothing(connection: Connection
         assert tracker.counts.lateness.sum < 10
 
 
-@pytest.mark.deep
-async def test_an_unknown_marker_is_counted_and_skipped(connection: Connection, queue: Queue) -> None:
-    ids = await asyncio.to_thread(queue.send, 1)
-    server = queue.server.bootstrap
-    await asyncio.to_thread(produce, server, queue.markers, [b"", None, b"\xff\xff", b"{}"])
-    async with tracking(connection, queue) as tracker:
-        await asyncio.to_thread(queue.take, ids)
-        await asyncio.to_thread(queue.wait_for_again, 1, 1)
-        await eventually(lambda: tracker.counts.markers >= 6)
-        assert tracker.counts.unknown == 4
-
-
 async def test_markers_of_kafka_mq_go_name_no_topic(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     data = write_marker(Marker(kind=Kind.START, id=ids[0], after_ms=200), Content(key=b"q", value=b"m0"), v1=True)

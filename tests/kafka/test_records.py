@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -59,24 +58,6 @@ def bodies(count: int, prefix: str = "m") -> list[bytes]:
 
 def data_of(records: Sequence[Record[bytes]]) -> list[bytes | None]:
     return [record.data for record in records]
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_each_record_comes_once_and_in_order(
-    kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str, protocol: str
-) -> None:
-    topic = make_topic(partitions=3)
-    for partition in range(3):
-        produce(kafka.bootstrap, topic, bodies(5000, str(partition)), partition=partition)
-    bus = await open_bus(group_protocol=protocol)
-    seen: dict[int, list[bytes | None]] = {0: [], 1: [], 2: []}
-    async with bus.records(topic, group=group) as log:
-        while sum(map(len, seen.values())) < 15_000:
-            batch = await log.next_batch(700, timeout=PATIENCE)
-            assert batch
-            for record in batch:
-                seen[record.partition].append(record.data)
-    assert seen == {partition: bodies(5000, str(partition)) for partition in range(3)}
 
 
 async def test_a_position_below_the_log_start_is_an_error(
@@ -287,13 +268,6 @@ async def test_a_commit_of_an_unassigned_partition_is_rejected(kafka: KafkaServe
             assert await source.group_metadata([ours])
     finally:
         await backend.close()
-
-
-async def test_joining_a_missing_topic_leaves_no_thread(open_bus: Open, group: str) -> None:
-    bus = await open_bus()
-    with pytest.raises(TopicNotFound):
-        async with bus.records(f"missing-{uuid.uuid4().hex}", group=group):
-            pass
 
 
 async def test_a_seek_that_fails_for_one_partition_loses_no_records_of_others(

@@ -1,4 +1,4 @@
-"""Rejected connections and credentials: the error names the reason, and contradictory settings raise at once."""
+"""Rejected connections and credentials: the error names the reason."""
 
 from __future__ import annotations
 
@@ -69,16 +69,6 @@ async def test_a_dropped_connection_is_reported_with_the_protocol(
     assert isinstance(error, ConnectionFailed)
     protocol = values.get("security_protocol", "PLAINTEXT")
     assert f"security_protocol={protocol}: a listener that requires {wants} closes such connections" in error.advice
-
-
-async def test_half_of_a_client_certificate_is_a_settings_error(secure: SecureBroker) -> None:
-    known = secure.certificates
-    error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_key_location=known.client_key)
-    assert isinstance(error, InvalidSetting)
-    assert "a client key is given without its certificate" in str(error)
-    error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_certificate_location=known.client)
-    assert isinstance(error, InvalidSetting)
-    assert "a client certificate is given without its key" in str(error)
 
 
 @pytest.mark.parametrize("way", ["location", "pem"])

@@ -22,7 +22,6 @@ from broker.bus import Bus
 from broker.errors import (
     AuthenticationFailed,
     BrokerError,
-    ConfigurationError,
     ConnectionFailed,
     InvalidSetting,
     NotAuthorized,
@@ -347,17 +346,6 @@ async def test_a_transactional_id_of_another_user(secure: SecureBroker, topic: s
     with pytest.raises(NotAuthorized, match=group):
         async with ann.transactional_publisher(group) as publisher, publisher.transaction():
             pytest.fail("ann may not begin this")
-
-
-def test_contradictory_security_settings_fail_without_a_connection(secure: SecureBroker) -> None:
-    for values, named in (
-        ({"sasl_username": "ann"}, "sasl_password"),
-        ({"sasl_mechanism": "SCRAM-SHA-256"}, "sasl_username"),
-        ({"security_protocol": "SSL", "sasl_username": "ann", "sasl_password": "x"}, "security_protocol"),
-        ({"sasl_mechanism": "GSSAPI"}, "sasl_kerberos_service_name"),
-    ):
-        with pytest.raises(ConfigurationError, match=named):
-            at(secure, "TLS", **values)
 
 
 async def test_a_permission_granted_later_takes_effect(secure: SecureBroker, topic: str, ann: Bus) -> None:

@@ -220,21 +220,6 @@ async def test_a_zombie_is_fenced(kafka: KafkaServer, topic: str, name: str, ste
     assert bodies(kafka, topic) == [*([b"0", b"1", b"2"] if step == "begin" else []), b"newer"]
 
 
-async def test_a_new_publisher_aborts_the_transaction_of_a_dead_one(kafka: KafkaServer, topic: str, name: str) -> None:
-    backend, dead = await transaction_of(kafka, name)
-    await dead.begin()
-    await dead.publish(topic, numbered(3))
-    other, living = await transaction_of(kafka, name)
-    try:
-        await living.begin()
-        await living.publish(topic, [OutboundMessage(b"living")])
-        await living.commit()
-        assert bodies(kafka, topic) == [b"living"]
-    finally:
-        await other.close()
-        await backend.close()
-
-
 async def test_closing_aborts_an_open_transaction(kafka: KafkaServer, topic: str, name: str) -> None:
     backend, transaction = await transaction_of(kafka, name)
     await transaction.begin()

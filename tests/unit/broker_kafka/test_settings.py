@@ -106,7 +106,9 @@ class TestUrl:
         assert "needs acks=all" in refused("kafka://h?acks=1")
         assert "without sasl_password" in refused("kafka://user@h")
         assert "without sasl_username" in refused("kafka://h?sasl_password=x")
-        assert "sends none" in refused("kafka://u:p@h?security_protocol=PLAINTEXT")
+        assert "needs sasl_username" in refused("kafka://h?sasl_mechanism=SCRAM-SHA-256")
+        for protocol in ("PLAINTEXT", "SSL"):
+            assert "sends none" in refused(f"kafka://u:p@h?security_protocol={protocol}")
         assert "sasl_kerberos_service_name" in refused("kafka://h?sasl_mechanism=GSSAPI")
         assert "not below" in refused("kafka://h?heartbeat_interval_ms=5000&session_timeout_ms=5000")
         assert "max_poll_interval_ms 10 is below" in refused("kafka://h?max_poll_interval_ms=10")

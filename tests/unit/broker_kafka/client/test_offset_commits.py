@@ -228,7 +228,9 @@ def test_unassigned_partitions_are_rejected_with_the_answer() -> None:
     world.client.carry_out(0)
     world.go_on()
     assert world.answers[mixed][PLACES[0]] is None
-    assert isinstance(world.answers[mixed][PLACES[1]], LeaseLost)
+    error = world.answers[mixed][PLACES[1]]
+    assert isinstance(error, LeaseLost)
+    assert "Partition 1 of topic 'orders' is not assigned to this member of group" in str(error)
     assert world.client.stored == {0: mixed}
 
 
