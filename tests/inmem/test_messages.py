@@ -17,40 +17,9 @@ from broker.errors import (
     Unsupported,
 )
 from broker.messages import Outcome
-from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
 from broker_inmem import Broker, BrokerOptions, ManualClock
 from tests.inmem.clients import Client, bodies, published, settle, soon, take
-
-
-async def test_messages_arrive_unchanged(client: Client) -> None:
-    sent = OutboundMessage(b"\x00\xff", b"key", {"type": "created", "ü": "✓"}, id="first")
-    await client.publish([sent, OutboundMessage(None), OutboundMessage(b"", b"")])
-    source = await client.subscribe()
-    got = {message.data: message for message in await take(source)}
-    assert set(got) == {b"\x00\xff", None, b""}
-    first = got[b"\x00\xff"]
-    assert (first.key, first.attributes, first.id, first.delivery_attempt) == (b"key", sent.attributes, "first", 1)
-    assert first.publish_time is not None
-    assert first.publish_time == first.broker_time
-    assert got[None].key is None
-    assert got[b""].key == b""
-    assert first.native is first.lease
-
-
-async def test_the_receipt_has_the_id_that_consumers_see(client: Client) -> None:
-    receipts = await published(client, [b"a", b"b", OutboundMessage(b"c", id="mine")])
-    source = await client.subscribe()
-    ids = {message.data: message.id for message in await take(source)}
-    assert [receipt.id for receipt in receipts] == [ids[b"a"], ids[b"b"], "mine"]
-
-
-async def test_acked_messages_are_not_redelivered(client: Client, clock: ManualClock) -> None:
-    await client.publish([b"a", b"b"])
-    source = await client.subscribe()
-    assert await settle(source, await take(source)) == [None, None]
-    clock.advance(1000)
-    assert await take(source) == []
 
 
 async def test_an_expired_lease_redelivers_with_the_next_attempt(client: Client, clock: ManualClock) -> None:
@@ -107,15 +76,6 @@ async def test_a_delayed_nack_wakes_a_sleeping_fetch_when_due(client: Client, cl
     assert [m.delivery_attempt for m in await soon(fetching)] == [2]
 
 
-async def test_releasing_unhandled_is_no_attempt(client: Client) -> None:
-    await client.publish([b"a"])
-    source = await client.subscribe()
-    for _ in range(3):
-        [message] = await take(source)
-        assert message.delivery_attempt == 1
-        assert await settle(source, [message], Outcome.RELEASE) == [None]
-
-
 async def test_closing_releases_at_once_and_without_an_attempt(client: Client) -> None:
     await client.publish([b"a", b"b", b"c"])
     source = await client.subscribe()
@@ -127,14 +87,6 @@ async def test_closing_releases_at_once_and_without_an_attempt(client: Client) -
     assert {message.delivery_attempt for message in again} == {1}
     with pytest.raises(Closed):
         await take(source)
-
-
-async def test_a_rejected_message_is_not_redelivered(client: Client, clock: ManualClock) -> None:
-    await client.publish([b"a"])
-    source = await client.subscribe()
-    assert await settle(source, await take(source), Outcome.REJECT) == [None]
-    clock.advance(1000)
-    assert await take(source) == []
 
 
 async def test_settling_twice_alike_is_harmless_and_differently_refused(client: Client) -> None:
@@ -180,51 +132,6 @@ async def test_messages_expire_after_their_ttl(client: Client, clock: ManualCloc
     await client.publish([OutboundMessage(b"short", ttl=10), b"long"])
     clock.advance(10)
     assert bodies(await take(source)) == [b"long"]
-
-
-async def test_every_subscription_gets_every_message(client: Client) -> None:
-    one, two = await client.subscribe(subscription="one"), await client.subscribe(subscription="two")
-    await client.publish([b"a", b"b"])
-    assert sorted(bodies(await take(one))) == sorted(bodies(await take(two))) == [b"a", b"b"]
-
-
-async def test_consumers_of_a_subscription_share_it(client: Client) -> None:
-    one, two = await client.subscribe(), await client.subscribe()
-    await client.publish([b"a", b"b", b"c"])
-    assert len(await take(one, 2)) == 2
-    assert len(await take(two, 2)) == 1
-
-
-async def test_a_subscription_honours_its_start(client: Client, clock: ManualClock) -> None:
-    await client.publish([b"old"])
-    clock.advance(60)
-    middle = clock.now()
-    await client.publish([b"new"])
-    everything = await client.subscribe(subscription="everything")
-    since = await client.subscribe(subscription="since", start=middle)
-    latest = await client.subscribe(subscription="latest", start="latest")
-    await client.publish([b"next"])
-    assert sorted(bodies(await take(everything))) == [b"new", b"next", b"old"]
-    assert sorted(bodies(await take(since))) == [b"new", b"next"]
-    assert bodies(await take(latest)) == [b"next"]
-
-
-async def test_a_missing_topic_or_subscription_is_reported_at_open(client: Client) -> None:
-    with pytest.raises(TopicNotFound):
-        await client.subscribe("nowhere")
-    with pytest.raises(SubscriptionNotFound):
-        await client.subscribe(subscription="absent", create=False)
-    with pytest.raises(TopicNotFound):
-        await client.publish([b"a"], "nowhere")
-
-
-async def test_an_ephemeral_subscription_ends_with_its_consumer(client: Client) -> None:
-    source = await client.subscribe(subscription=EPHEMERAL, start="latest")
-    await client.publish([b"a"])
-    assert bodies(await take(source)) == [b"a"]
-    assert len(await client.backend.admin().list_subscriptions("orders")) == 1
-    await source.close()
-    assert await client.backend.admin().list_subscriptions("orders") == []
 
 
 async def test_deleting_a_subscription_ends_its_waiting_fetch(client: Client) -> None:

@@ -80,14 +80,6 @@ async def test_a_sleeping_fetch_is_woken_by_a_publish(client: Client) -> None:
     assert bodies(await soon(fetching)) == [b"a"]
 
 
-async def test_interrupt_ends_a_waiting_fetch(client: Client) -> None:
-    member = await client.join()
-    fetching = asyncio.create_task(read(member, wait=30))
-    await asyncio.sleep(0)
-    member.interrupt()
-    assert await soon(fetching) == []
-
-
 async def test_seek_and_pause(client: Client) -> None:
     await client.topic("log", partitions=2)
     await client.publish([OutboundMessage(bytes([65 + n]), partition=n % 2) for n in range(6)], "log")
@@ -171,16 +163,6 @@ class TestRebalance:
         assert sorted([*old.assignment(), *new.assignment()]) == ALL
         assert first.lost_partitions == []
         assert len(first.assigned_partitions) == 4
-
-    async def test_remaining_members_take_over_from_leaving_ones(self, client: Client) -> None:
-        members = [await client.join() for _ in range(4)]
-        await eventually(lambda: [len(member.assignment()) for member in members] == [1, 1, 1, 1])
-        for member in members[1:]:
-            await member.close()
-        await eventually(lambda: sorted(members[0].assignment()) == ALL)
-        assert [list(member.assignment()) for member in members[1:]] == [[], [], []]
-        await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
-        assert sorted(r.partition for r in await read(members[0])) == [0, 1, 2, 3]
 
     async def test_a_member_may_commit_until_the_release(self, client: Client) -> None:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
@@ -292,25 +274,6 @@ class TestLog:
     async def drain(self, client: Client, start: int, stop: int, size: int = 3) -> list[bytes]:
         reader = client.backend.log_reader()
         return [body async for batch in reader.read("log", 0, start, stop, size) for body in bodies(batch)]
-
-    async def test_the_reader_sees_the_log_and_its_bounds(self, client: Client, clock: ManualClock) -> None:
-        await client.topic("log", partitions=2)
-        reader = client.backend.log_reader()
-        assert list(await reader.partitions("log")) == [0, 1]
-        assert await reader.bounds("log") == {0: Bounds(0, 0), 1: Bounds(0, 0)}
-        assert await self.drain(client, 0, 0) == []
-        await client.publish([OutboundMessage(bytes([65 + n]), partition=0) for n in range(8)], "log")
-        clock.advance(60)
-        await client.publish([OutboundMessage(b"Z", partition=0)], "log")
-        assert (await reader.bounds("log"))[0] == Bounds(0, 9)
-        assert await self.drain(client, 0, 9) == [b"A", b"B", b"C", b"D", b"E", b"F", b"G", b"H", b"Z"]
-        assert await self.drain(client, 2, 4) == [b"C", b"D"]
-        assert await reader.position_at("log", clock.now()) == {0: 8, 1: 0}
-        assert await reader.position_at("log", clock.now() + timedelta(seconds=1)) == {0: 9, 1: 0}
-        with pytest.raises(OffsetOutOfRange):
-            await self.drain(client, 0, 10)
-        with pytest.raises(TopicNotFound):
-            await reader.bounds("nowhere")
 
     async def test_retention_by_time_moves_the_first_position(self, client: Client, clock: ManualClock) -> None:
         await client.topic("log", partitions=1, retention=timedelta(seconds=60))

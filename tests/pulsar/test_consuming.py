@@ -11,7 +11,6 @@ from datetime import timedelta
 import pytest
 
 import broker
-from broker import RetryTopics
 from broker.bus import Bus
 from broker.consuming.consumer import MessageConsumer
 from broker.driver.contract import TopicPartition
@@ -19,17 +18,11 @@ from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Warned
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
-from broker.testing.waiting import eventually, numbered, take
+from broker.testing.waiting import eventually, numbered
 from broker_pulsar.client import pulsar
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
-
-
-async def test_close_never_unsubscribes(bus: Bus, topic: str) -> None:
-    async with bus.messages(topic, subscription="billing"), bus.records(topic, group="audit"):
-        pass
-    assert await bus.admin.subscriptions(topic) == ["audit", "billing"]
 
 
 async def test_ephemeral_subscriptions_are_deleted_at_close(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
@@ -89,12 +82,6 @@ async def test_attempts_are_counted_per_consumer(bus: Bus, topic: str) -> None:
         assert message is not None
         assert message.delivery_attempt == 1
         await message.ack()
-
-
-async def test_acks_cannot_be_confirmed(bus: Bus, topic: str) -> None:
-    with pytest.raises(BrokerError, match="confirm"):
-        async with bus.messages(topic, subscription="billing", confirm_acks=True):
-            pass
 
 
 async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
@@ -176,22 +163,6 @@ async def test_a_log_without_retention_is_reported_once(bus: Bus, topic: str) ->
     (text,) = warned
     assert "no retention" in text and other in text
     await bus.admin.delete_topic(other)
-
-
-async def test_records_wait_on_retry_topics(bus: Bus, topic: str) -> None:
-    tries = RetryTopics((0.2, 0.4))
-    names = tries.names(topic, "billing")
-    for name in names:
-        await bus.admin.ensure_topic(name)
-    await bus.topic(topic).publish(OutboundMessage(b"body", "k", {"a": "1"}, id="order-1"))
-    async with bus.records(topic, group="billing").as_messages(retry_topics=tries) as inbox:
-        for attempt in (1, 2, 3):
-            (message,) = await take(inbox, 1, 20)
-            assert (message.topic, message.key, message.data, message.id) == (topic, b"k", b"body", "order-1")
-            assert (dict(message.attributes), message.delivery_attempt) == ({"a": "1"}, attempt)
-            await (message.nack() if attempt < 3 else message.ack())
-    for name in names:
-        await bus.admin.delete_topic(name)
 
 
 @pytest.mark.deep

@@ -15,7 +15,6 @@ from broker.errors import (
     Closed,
     ConnectionFailed,
     InvalidMessage,
-    MessageTooLarge,
     PublishError,
     Unsupported,
 )
@@ -64,15 +63,6 @@ async def test_a_large_message_is_published_in_chunks(pulsar_server: PulsarServe
         async with bus.messages(topic, subscription="readers") as inbox:
             seen = [await inbox.next_message(timeout=20) for _ in range(3)]
             assert [message.data for message in seen if message is not None] == [b"before", large, b"after"]
-
-
-async def test_a_message_that_is_too_large_fails_alone(bus: Bus, topic: str) -> None:
-    with pytest.raises(PublishError) as caught:
-        await bus.topic(topic).publish_batch([b"before", bytes(6_000_000), b"after"])
-    before, large, next_position = caught.value.outcomes
-    assert isinstance(large, MessageTooLarge)
-    assert isinstance(before, Receipt)
-    assert isinstance(next_position, Receipt)
 
 
 async def test_sequence_numbers_of_a_named_producer_deduplicate(
@@ -253,9 +243,3 @@ async def test_partitions_grow_and_are_addressed(bus: Bus, topic: str) -> None:
         assert record is not None
         assert (record.partition, record.data) == (2, b"new")
         await record.commit()
-
-
-async def test_transactions_are_refused_at_once(bus: Bus, topic: str) -> None:
-    with pytest.raises(Unsupported, match="transactions"):
-        async with bus.transactional_publisher("me"):
-            pass

@@ -265,20 +265,6 @@ async def test_refused_credentials_fail_a_publish(open_bus: Open, topic: str, do
     await bus.topic(topic).publish(b"x")
 
 
-async def test_a_closed_consumer_releases_prefetched_messages(open_bus: Open, topic: str):
-    """They are redelivered at once, and count as their first delivery."""
-    bus = await open_bus()
-    await bus.admin.ensure_topic(topic)
-    await bus.admin.ensure_subscription(topic, "billing")
-    await bus.topic(topic).publish_batch(numbered(50))
-    async with bus.messages(topic, subscription="billing", prefetch=50) as inbox:
-        await take(inbox, 1, SECONDS)
-    async with bus.messages(topic, subscription="billing") as inbox:
-        messages = await take(inbox, 50, SECONDS)
-        assert {message.delivery_attempt for message in messages} == {1}
-        assert sorted(message.data or b"" for message in messages) == numbered(50)
-
-
 async def test_a_dropped_connection_is_reported_as_connected_again(
     open_bus: Open, topic: str, double: ServiceBusDouble
 ):

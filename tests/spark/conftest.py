@@ -58,6 +58,11 @@ CONNECTOR = Path(__file__).with_name("connector.xml")
 
 MakeTopic = Callable[..., str]
 
+kafka_is_deep = pytest.mark.parametrize(
+    "url", ["jetstream", pytest.param("kafka", marks=pytest.mark.deep)], indirect=True
+)
+"""For tests of what no broker changes: `make test` runs them on JetStream only."""
+
 
 PROCESSES = frozenset({"test_cluster", "test_connect", "test_shipping", "test_spool_kills"})
 """Modules whose tests run Spark in processes of their own, not in the shared session."""

@@ -25,7 +25,7 @@ from broker_spark.common.options import SourceOptions
 from broker_spark.log.ranges import Range
 from broker_spark.log.reading import read_range
 from broker_spark.log.source import LogBatchReader, LogStreamReader
-from tests.spark.conftest import MakeTopic
+from tests.spark.conftest import MakeTopic, kafka_is_deep
 from tests.spark.support import numbered, publish, read, rows_of, values
 
 
@@ -106,6 +106,7 @@ def test_several_topics_and_patterns(spark: SparkSession, url: str, bus: Bus, ma
     assert nothing.load().collect() == []
 
 
+@kafka_is_deep
 def test_offsets_of_a_topic_outside_the_pattern(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic()
     publish(bus, topic, numbered(4))
@@ -164,6 +165,7 @@ def test_a_range_that_the_log_does_not_reach_raises(url: str, bus: Bus, make_top
         rows_of(options, wanted)
 
 
+@kafka_is_deep
 def test_the_largest_value(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     source, target = make_topic(partitions=1), make_topic(partitions=1)
     most = bus.capabilities.publish.limits.body

@@ -22,7 +22,7 @@ from broker_spark.common.topics import chosen_topics
 from broker_spark.log import source as log_source
 from broker_spark.log.ranges import Range
 from broker_spark.log.source import LogBatchReader, LogStreamReader
-from tests.spark.conftest import MakeTopic
+from tests.spark.conftest import MakeTopic, kafka_is_deep
 from tests.spark.support import numbered, publish, rows_of
 
 Offsets = dict[str, Any]
@@ -248,6 +248,7 @@ def test_a_log_that_ends_below_the_checkpoint_raises(url: str, bus: Bus, make_to
         query.batch()
 
 
+@kafka_is_deep
 def test_few_rows_wait_for_more(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=1)
     query = Query(url, topic, minRows=10, maxDelay=3600)

@@ -143,7 +143,7 @@ def test_spark_copies_a_log_of_pulsar(
     assert sorted(values(read(spark, url, target, tasksPerPartition=2))) == sorted(numbered(60))
 
 
-@pytest.mark.parametrize("url", ["pubsub", "servicebus"], indirect=True)
+@pytest.mark.parametrize("url", ["pubsub", pytest.param("servicebus", marks=pytest.mark.deep)], indirect=True)
 def test_a_broker_without_a_log_is_streamed_as_a_queue(url: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
     with pytest.raises(Unsupported, match="Stream it with options subscription and spool"):
@@ -188,6 +188,9 @@ def test_a_queue_is_drained_once(url: str, bus: Bus, make_topic: MakeTopic, tmp_
         query.reader.stop()
 
 
+@pytest.mark.parametrize(
+    "url", ["pubsub", *(pytest.param(each, marks=pytest.mark.deep) for each in ("pulsar", "servicebus"))], indirect=True
+)
 def test_rows_arrive_with_their_columns(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic()
     bus.admin.ensure_subscription(topic, "reader")
@@ -236,7 +239,7 @@ def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: B
     pytest.fail("no write was done before its row was due")
 
 
-@pytest.mark.parametrize("url", ["kafka", "pubsub"], indirect=True)
+@pytest.mark.parametrize("url", ["kafka", pytest.param("pubsub", marks=pytest.mark.deep)], indirect=True)
 def test_delayed_rows_are_refused_where_the_broker_does_not_schedule(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic
 ) -> None:

@@ -13,10 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from broker.blocking import Bus
 from broker_spark.sink.sink import SinkOptions, _publish
-from tests.spark.conftest import MakeTopic
+from tests.spark.conftest import MakeTopic, kafka_is_deep
 from tests.spark.support import log, numbered, publish, read, values
 
 
+@kafka_is_deep
 def test_every_column_arrives(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     one, two = make_topic(partitions=1), make_topic(partitions=2)
     # Kafka's retention goes by this time, so it lies within that.

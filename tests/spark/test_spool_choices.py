@@ -68,6 +68,7 @@ def sizes(batches: Sequence[Sequence[bytes]]) -> list[int]:
     return [sum(map(len, batch)) for batch in batches]
 
 
+@pytest.mark.parametrize("url", ["jetstream", pytest.param("markers", marks=pytest.mark.deep)], indirect=True)
 def test_a_pattern_takes_the_topics_whose_whole_names_match(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
 ) -> None:

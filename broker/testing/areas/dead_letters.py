@@ -30,6 +30,8 @@ class DeadLetters(ConformanceCase):
     )
     async def test_carry_the_original(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
 
         async def handle(_: Message[bytes]) -> None:
             raise ValueError("raised by the test")
@@ -44,6 +46,7 @@ class DeadLetters(ConformanceCase):
             (letter,) = await take(letters, 1, harness.patience)
             await inbox.close()
             await work
+            assert [event.target for event in events if isinstance(event, DeadLettered)] == [dead]
             attributes = dict(letter.attributes)
             fields = {name: attributes.pop(f"dead-letter-{name}") for name in _FIELDS}
             place = {name: attributes.pop(f"dead-letter-{name}", None) for name in ("partition", "offset")}

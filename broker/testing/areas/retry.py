@@ -152,9 +152,14 @@ class Retrying(ConformanceCase):
         ):
             await bus.topic(topic).publish_batch([b"key", b"type", b"index"])
             work = asyncio.ensure_future(inbox.receive(handle))
-            await until_seen(letters, [b"key", b"type", b"index"], harness.patience)
+            seen = await until_seen(letters, [b"key", b"type", b"index"], harness.patience)
             await inbox.close()
             await work
+        assert {letter.data: letter.attributes["dead-letter-reason"] for letter in seen} == {
+            b"key": "failed 3 times",
+            b"type": "TypeError is not retried",
+            b"index": "IndexError is not retried",
+        }
         assert {body: calls.count(body) for body in calls} == {b"key": 3, b"type": 1, b"index": 1}
 
     @promise(

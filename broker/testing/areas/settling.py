@@ -119,6 +119,8 @@ class Settling(ConformanceCase):
                     await message.ack()
                     with pytest.raises(AlreadySettled):
                         await message.nack()
+                    with pytest.raises(AlreadySettled):
+                        await message.reject()
                 else:
                     await message.nack(delay=0)
                     await message.nack(delay=0)

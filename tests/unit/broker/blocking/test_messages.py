@@ -229,22 +229,6 @@ def test_exit_of_a_handler_ends_receive_where_it_was_called(bus: broker.blocking
     assert waiting(bus) == (3, 0)
 
 
-def test_several_threads_share_a_consumer_and_each_message_goes_to_one(bus: broker.blocking.Bus) -> None:
-    publish(bus, 200)
-    seen: list[bytes | None] = []
-
-    def drain() -> None:
-        while (message := inbox.next_message(timeout=0.3)) is not None:
-            with message:
-                seen.append(message.data)
-
-    with bus.messages(TOPIC, subscription="billing") as inbox, ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(drain) for _ in range(4)]:
-            future.result()
-    assert sorted(int(body or b"") for body in seen) == list(range(200))
-    assert waiting(bus) == (0, 0)
-
-
 def test_context_of_interceptors_applies_to_the_block_only(bus: broker.blocking.Bus) -> None:
     current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default="none")
 

@@ -73,7 +73,6 @@ class ScriptedSource:
         self.settle_gate = asyncio.Event()
         self.settle_gate.set()
         self.fetched = 0
-        self.largest_fetch = 0
         self.closed = False
         self.listener: SourceListener | None = None
         self._arrived = asyncio.Event()
@@ -115,7 +114,6 @@ class ScriptedSource:
             batch.append(self.waiting.pop(0))
             max_bytes -= batch[-1].size
         self.fetched += len(batch)
-        self.largest_fetch = max(self.largest_fetch, len(batch))
         return batch
 
     def interrupt(self) -> None:

@@ -53,32 +53,6 @@ async def test_close_waits_for_a_running_block() -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_close_returns_at_its_deadline_despite_a_stuck_handler() -> None:
-    source = ScriptedSource(redelivers=False)
-    source.add("1")
-    stubborn = asyncio.Event()
-    never = asyncio.Event()
-    started = asyncio.Event()
-    async with consuming(source, close_timeout=0.1) as consumer:
-
-        async def handle(message: Message) -> None:
-            started.set()
-            while not never.is_set():
-                try:
-                    await never.wait()
-                except asyncio.CancelledError:
-                    stubborn.set()
-
-        receiving = asyncio.create_task(consumer.receive(handle))
-        await started.wait()
-        async with asyncio.timeout(60):
-            await consumer.close()
-        assert stubborn.is_set()
-        assert source.outcomes(Outcome.RELEASE) == ["1"]
-        never.set()
-        await asyncio.gather(receiving, return_exceptions=True)
-
-
 async def test_a_handler_may_close_its_own_consumer() -> None:
     source = ScriptedSource()
     source.add("1", "2")

@@ -30,21 +30,6 @@ async def test_a_handler_that_exceeds_its_timeout_fails() -> None:
     assert error == "TimeoutError: the handler ran for more than 0.01 s"
 
 
-async def test_a_batch_handler_settles_each_by_its_result() -> None:
-    source = ScriptedSource()
-    letters = Letters()
-    source.add("1", "2", "3")
-    once = Retry(max_attempts=1, initial=0, maximum=0)
-    async with consuming(source, retry=once, letters=letters, stop_when_idle=0.05) as consumer:
-
-        async def handle(batch: MessageBatch) -> list[BaseException | None]:
-            return [RuntimeError("two") if message.id == "2" else None for message in batch]
-
-        await consumer.receive_batches(handle)
-    assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["2"]
-    assert sorted(source.outcomes(Outcome.ACK)) == ["1", "2", "3"]
-
-
 async def test_a_cancelled_receive_reports_the_handler_error(caplog: pytest.LogCaptureFixture) -> None:
     class Boom(BaseException):
         pass

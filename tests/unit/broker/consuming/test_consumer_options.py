@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from broker.bus import Bus
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.consuming.options import ConsumerOptions, check_options, fitting_retry, longest_delay
 from broker.consuming.retry.policy import Retry
@@ -66,14 +65,6 @@ def test_a_count_must_be_positive(field: str) -> None:
 def test_max_outstanding_must_cover_every_topic() -> None:
     with pytest.raises(ConfigurationError, match="max_outstanding is 2 for 3 topics"):
         check(3, max_outstanding=2)
-
-
-async def test_the_bus_checks_before_anything_is_opened(broker_bus: Bus) -> None:
-    await broker_bus.admin.ensure_topic("orders")
-    with pytest.raises(ConfigurationError, match="prefetch is '5'"):
-        async with broker_bus.messages("orders", subscription="billing", prefetch="5"):  # type: ignore[arg-type]
-            pass
-    assert await broker_bus.admin.subscriptions("orders") == []
 
 
 FIXED = MessageCapabilities(lease=LeaseMode.FIXED, lease_seconds=10)

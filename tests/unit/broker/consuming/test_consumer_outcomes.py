@@ -6,30 +6,9 @@ import asyncio
 
 import pytest
 
-from broker.errors import BackendError, Closed, ConfigurationError, ConnectionFailed
-from broker.hooks import Event, FetchFailed
+from broker.errors import BackendError, Closed, ConfigurationError
 from broker.messages import Outcome, SettleState
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, until
-
-
-async def test_idle_returns_none() -> None:
-    async with consuming(ScriptedSource()) as consumer:
-        assert await consumer.next_message(timeout=0.01) is None
-        assert len(await consumer.next_batch(timeout=0.01)) == 0
-
-
-async def test_a_cancelled_waiter_loses_nothing() -> None:
-    source = ScriptedSource()
-    async with consuming(source) as consumer:
-        first = asyncio.create_task(consumer.next_message())
-        second = asyncio.create_task(consumer.next_message())
-        await asyncio.sleep(0)
-        source.add("1")
-        await asyncio.sleep(0)
-        first.cancel()
-        message = await asyncio.wait_for(second, 60)
-        assert message is not None
-        assert message.id == "1"
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -49,34 +28,6 @@ async def test_a_waiter_cancelled_at_any_step_leaves_its_message_to_the_next(ste
             assert message.id == "1"
         else:
             assert results[0] is not None
-
-
-async def test_a_close_ends_iterations_and_wakes_waiters() -> None:
-    async with consuming(ScriptedSource()) as consumer:
-
-        async def iterate() -> list[str]:
-            return [message.id async for message in consumer]
-
-        iteration = asyncio.create_task(iterate())
-        waiter = asyncio.create_task(consumer.next_message())
-        await asyncio.sleep(0)
-        await consumer.close()
-        assert await iteration == []
-        with pytest.raises(Closed):
-            await waiter
-        with pytest.raises(Closed):
-            await consumer.next_batch()
-
-
-async def test_a_retriable_error_is_an_event_and_fetching_continues() -> None:
-    source = ScriptedSource()
-    events: list[Event] = []
-    async with consuming(source, events=events) as consumer:
-        source.fail(ConnectionFailed("gone"))
-        source.add("1")
-        message = await consumer.next_message(timeout=5)
-        assert message is not None
-    assert [type(event) for event in events if isinstance(event, FetchFailed)] == [FetchFailed]
 
 
 async def test_a_fatal_error_is_raised_once_and_releases_the_buffer() -> None:
@@ -110,20 +61,6 @@ async def test_a_fatal_error_lets_handlers_finish_and_ends_receive() -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_break_needs_no_clean_up() -> None:
-    source = ScriptedSource()
-    source.add(*map(str, range(50)))
-    seen: list[str] = []
-    async with consuming(source) as consumer:
-        for _ in range(50):
-            async for message in consumer:
-                seen.append(message.id)
-                await message.ack()
-                break
-    assert sorted(seen, key=int) == [str(n) for n in range(50)]
-    assert len(source.outcomes(Outcome.ACK)) == 50
-
-
 async def test_stop_when_idle_ends_only_when_nothing_is_unsettled() -> None:
     source = ScriptedSource()
     source.add("1", "2")
@@ -146,11 +83,3 @@ async def test_a_batch_larger_than_the_bound_is_refused() -> None:
             await consumer.next_batch(11)
         with pytest.raises(ConfigurationError, match="max_messages"):
             consumer.batches(0)
-
-
-async def test_a_call_before_the_open_raises_with_advice() -> None:
-    source = ScriptedSource()
-    async with consuming(source) as consumer:
-        pass
-    with pytest.raises(Closed):
-        await consumer.open()

@@ -7,84 +7,14 @@ import asyncio
 import pytest
 
 from broker.capabilities import Limits
-from broker.codecs import Json
 from broker.consuming.dead_letters import make_dead_letter
 from broker.consuming.retry.policy import Retry
 from broker.errors import ConnectionFailed
-from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed
 from broker.messages import Message, Outcome
 from broker.records import Record
 from tests.unit.broker.consuming.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 FAST = Retry(max_attempts=3, initial=0.001, maximum=0.002)
-
-
-async def test_a_failing_handler_is_retried_then_dead_lettered() -> None:
-    source = ScriptedSource()
-    letters = Letters()
-    events: list[Event] = []
-    source.add("1", key=b"k", attributes={"colour": "red"})
-    attempts = 0
-    async with consuming(source, retry=FAST, letters=letters, events=events, stop_when_idle=0.05) as consumer:
-
-        async def handle(message: Message) -> None:
-            nonlocal attempts
-            attempts += 1
-            raise RuntimeError("broken handler")
-
-        await consumer.receive(handle)
-    assert attempts == 3
-    (letter,) = letters.written
-    assert (letter.data, letter.key) == (b"data", b"k")
-    assert letter.attributes["colour"] == "red"
-    assert letter.attributes["dead-letter-reason"] == "failed 3 times"
-    assert letter.attributes["dead-letter-error"] == "RuntimeError: broken handler"
-    assert letter.attributes["dead-letter-attempts"] == "3"
-    assert letter.attributes["dead-letter-topic"] == "orders"
-    assert letter.attributes["dead-letter-subscription"] == "billing"
-    assert letter.attributes["dead-letter-id"] == "1"
-    assert source.outcomes(Outcome.ACK) == ["1"]
-    assert [event.failures for event in events if isinstance(event, HandlerFailed)] == [1, 2, 3]
-    assert [event.target for event in events if isinstance(event, DeadLettered)] == ["orders.dead"]
-
-
-async def test_a_block_that_raises_is_retried_and_the_loop_continues() -> None:
-    source = ScriptedSource()
-    source.add("1")
-    tries = 0
-    async with consuming(source, retry=FAST) as consumer:
-        async for message in consumer:
-            async with message:
-                tries += 1
-                if tries < 3:
-                    raise RuntimeError("not yet")
-            if tries == 3:
-                break
-    assert source.outcomes(Outcome.ACK) == ["1"]
-    assert source.outcomes(Outcome.NACK) == ["1", "1"]
-
-
-async def test_a_failed_dead_letter_write_repeats_the_write_not_the_handler() -> None:
-    source = ScriptedSource()
-    letters = Letters()
-    letters.failures = [ConnectionFailed("down"), ConnectionFailed("down")]
-    events: list[Event] = []
-    source.add("1")
-    handled = 0
-    async with consuming(source, letters=letters, events=events, stop_when_idle=0.05) as consumer:
-
-        async def handle(message: Message) -> None:
-            nonlocal handled
-            handled += 1
-            assert not source.outcomes(Outcome.ACK)
-            await message.reject("no departure")
-
-        await consumer.receive(handle)
-    assert handled == 1
-    assert letters.tried == 3
-    assert letters.written[0].attributes["dead-letter-reason"] == "no departure"
-    assert len([event for event in events if isinstance(event, DeadLetterFailed)]) == 2
-    assert source.outcomes(Outcome.ACK) == ["1"]
 
 
 async def test_a_close_during_a_dead_letter_write_releases_the_original() -> None:
@@ -124,20 +54,6 @@ async def test_a_close_waits_for_a_running_dead_letter_write() -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_exceptions_in_never_are_not_retried() -> None:
-    source = ScriptedSource()
-    letters = Letters()
-    source.add("1")
-    retry = Retry(max_attempts=5, initial=0.001, maximum=0.01, never=(ValueError,))
-    async with consuming(source, retry=retry, letters=letters, stop_when_idle=0.05) as consumer:
-
-        async def handle(message: Message) -> None:
-            raise ValueError("never")
-
-        await consumer.receive(handle)
-    assert letters.written[0].attributes["dead-letter-reason"] == "ValueError is not retried"
-
-
 async def test_without_dead_letters_a_rejected_message_is_redelivered_at_the_longest_backoff() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
@@ -157,20 +73,6 @@ async def test_only_an_explicit_drop_drops() -> None:
         assert message is not None
         await message.reject("unwanted")
     assert [(s.outcome, s.reason) for s in source.settled] == [(Outcome.REJECT, "unwanted")]
-
-
-async def test_an_undecodable_payload_is_dead_lettered() -> None:
-    source = ScriptedSource()
-    letters = Letters()
-    source.add("1", data=b"{")
-    source.add("2", data=b'{"a": 1}')
-    async with consuming(source, letters=letters, codec=Json(dict)) as consumer:
-        message = await consumer.next_message(timeout=5)
-        assert message is not None
-        assert message.payload == {"a": 1}
-        await message.ack()
-        await until(lambda: letters.written)
-    assert letters.written[0].attributes["dead-letter-reason"].startswith("cannot be decoded")
 
 
 async def test_max_deliveries_gives_up_a_message_that_kills_the_process() -> None:

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextvars import ContextVar
 
 import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
 from broker.consuming.retry.policy import Retry
-from broker.errors import AlreadySettled, BrokerError, LeaseLost, OperationTimeout, Unsupported
-from broker.hooks import Event, FlowBlocked, LeaseExpired, LeasesNotRenewed, SettleFailed
+from broker.errors import BrokerError, LeaseLost, OperationTimeout, Unsupported
+from broker.hooks import Event, LeasesNotRenewed, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
-
-
-async def test_settling_twice_alike_is_harmless_and_differently_raises() -> None:
-    source = ScriptedSource()
-    source.add("1")
-    async with consuming(source) as consumer:
-        message = await taken(consumer)
-        await message.ack()
-        await message.ack()
-        assert message.state is SettleState.SETTLED
-        with pytest.raises(AlreadySettled, match="ack"):
-            await message.nack()
-        with pytest.raises(AlreadySettled):
-            await message.reject()
-    assert source.outcomes(Outcome.ACK) == ["1"]
 
 
 async def test_cancelling_an_ack_does_not_cancel_the_settlement() -> None:
@@ -123,41 +107,6 @@ async def test_never_more_than_max_outstanding() -> None:
                 handled += 1
 
 
-async def test_max_bytes_is_exceeded_by_at_most_one_message() -> None:
-    source = ScriptedSource()
-    for number in range(50):
-        source.add(str(number), data=b"x" * 100)
-    async with consuming(source, max_outstanding_bytes=250) as consumer:
-        held = [await taken(consumer) for _ in range(3)]
-        assert await consumer.next_message(timeout=0.05) is None
-        assert source.fetched * 100 <= 250 + 100
-        await held[0].ack()
-        assert await consumer.next_message(timeout=5) is not None
-
-
-async def test_forgotten_messages_are_reported() -> None:
-    source = ScriptedSource()
-    source.add("1", "2", "3")
-    events: list[Event] = []
-    async with consuming(source, max_outstanding=2, events=events, blocked_after=0.05) as consumer:
-        await taken(consumer)
-        await taken(consumer)
-        for _ in range(20):
-            assert await consumer.next_message(timeout=0.01) is None
-    blocked = [event for event in events if isinstance(event, FlowBlocked)]
-    assert blocked
-    assert [message.id for message in blocked[0].oldest] == ["1", "2"]
-
-
-async def test_leases_are_renewed_from_the_fetch_on() -> None:
-    source = ScriptedSource()
-    source.add("1", "2")
-    async with consuming(source, lease_seconds=0.03) as consumer:
-        await consumer.next_batch(2, timeout=5)
-        await until(lambda: source.extended.count("1") >= 2)
-        assert set(source.extended) == {"1", "2"}
-
-
 class NotRenewing(ScriptedSource):
     """Renews no lease, or all but that of "1"."""
 
@@ -196,30 +145,6 @@ async def test_leases_that_are_not_renewed_are_told_and_tried_again(
         assert not any(message.lease_lost for message in held)
 
 
-async def test_max_lease_starts_at_delivery_and_its_end_is_reported() -> None:
-    source = ScriptedSource(redelivers=False)
-    source.add("1")
-    events: list[Event] = []
-    async with consuming(source, max_lease=0.05, events=events, retry=Retry(maximum=1, initial=0)) as consumer:
-        message = await taken(consumer)
-        await until(lambda: message.lease_lost)
-        with pytest.raises(LeaseLost):
-            await message.ack()
-    assert [event for event in events if isinstance(event, LeaseExpired)]
-    assert source.outcomes(Outcome.NACK) == ["1"]
-
-
-async def test_extend_exceeds_max_lease() -> None:
-    source = ScriptedSource()
-    source.add("1")
-    async with consuming(source, max_lease=0.02, retry=Retry(maximum=1, initial=0)) as consumer:
-        message = await taken(consumer)
-        await message.extend(60)
-        assert await consumer.next_message(timeout=0.1) is None
-        assert message.state is SettleState.OPEN
-        await message.ack()
-
-
 async def test_a_lease_that_the_broker_ended_is_lost() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
@@ -230,25 +155,6 @@ async def test_a_lease_that_the_broker_ended_is_lost() -> None:
         assert message.lease_lost
         with pytest.raises(LeaseLost):
             await message.ack()
-
-
-async def test_handlers_have_separate_contexts() -> None:
-    variable: ContextVar[str] = ContextVar("variable", default="unset")
-    source = ScriptedSource()
-    source.add("1", "2", "3")
-    seen: list[str] = []
-    async with consuming(source) as consumer:
-
-        async def handle(message: Message) -> None:
-            seen.append(variable.get())
-            variable.set(message.id)
-            await asyncio.sleep(0)
-            assert variable.get() == message.id
-            if len(seen) == 3:
-                consumer.stop()
-
-        await consumer.receive(handle)
-    assert seen == ["unset"] * 3
 
 
 async def test_an_unconfirmed_ack_does_not_wait() -> None:

@@ -234,31 +234,6 @@ def test_messages_without_a_key_do_not_wait_for_each_other() -> None:
     assert lanes.take() is not None
 
 
-async def test_keys_run_in_parallel_each_in_order() -> None:
-    source = ScriptedSource()
-    for n in range(60):
-        source.add(str(n), key=b"k%d" % (n % 3))
-    running: dict[bytes | None, str] = {}
-    seen: dict[bytes | None, list[int]] = defaultdict(list)
-    most = 0
-    async with consuming(source, ordered_by_key=True, stop_when_idle=0.05) as consumer:
-
-        async def handle(message: Message) -> None:
-            nonlocal most
-            assert message.key not in running
-            running[message.key] = message.id
-            most = max(most, len(running))
-            for _ in range(5):
-                await asyncio.sleep(0)
-            del running[message.key]
-            seen[message.key].append(int(message.id))
-
-        await consumer.receive(handle, concurrency=8)
-    assert most == 3
-    assert {key: ids == sorted(ids) for key, ids in seen.items()} == {b"k0": True, b"k1": True, b"k2": True}
-    assert sum(map(len, seen.values())) == 60
-
-
 async def test_a_failed_message_is_retried_in_memory_and_blocks_only_its_key() -> None:
     source = ScriptedSource()
     letters = Letters()

@@ -16,7 +16,6 @@ from broker.errors import (
     ConfigurationError,
     InvalidName,
     InvalidSetting,
-    TopicNotFound,
     Unsupported,
 )
 from broker.hooks import DeadLettered, Event, HandlerFailed, RetryScheduled
@@ -270,17 +269,6 @@ def test_each_topic_has_its_own_retry_topics() -> None:
             async with both as inbox:
                 await handled(inbox, handle, lambda: sum(map(len, seen.values())) == 4)
             assert seen == {"orders": [b"orders"] * 2, "refunds": [b"refunds"] * 2}
-
-    warped(test)
-
-
-def test_missing_retry_topics_raise_before_anything_is_handled() -> None:
-    async def test(server: Broker) -> None:
-        async with connect(server) as bus:
-            await bus.admin.ensure_topic("orders")
-            with pytest.raises(TopicNotFound, match=r"orders\.billing\.retry\.1"):
-                await log(bus).as_messages(retry_topics=DELAYS).open()
-            assert await bus.admin.topics() == ["orders"]
 
     warped(test)
 

@@ -15,19 +15,6 @@ from tests.unit.broker.reading.record_bench import P0, P1, Bench, bench, turns
 # -- commits -------------------------------------------------------------------------------------------------
 
 
-async def test_a_commit_settles_all_lower_offsets_of_its_partition_only() -> None:
-    async with bench(0, 1) as b:
-        b.source.append(1, 5, 9)
-        b.source.append(7, 8, partition=1)
-        await b.buffered(5)
-        batch = await b.consumer.next_batch()
-        assert b.source.commits == [], "reading commits nothing"
-        await batch[1].commit()
-        assert b.source.stored == {P0: 6}
-        await batch.commit()
-        assert b.source.stored == {P0: 10, P1: 9}
-
-
 async def test_commit_without_records_covers_all_delivered_ones() -> None:
     async with bench(0, 1) as b:
         await b.consumer.commit()
@@ -120,13 +107,6 @@ async def test_a_failed_commit_without_a_waiting_caller_is_a_warning() -> None:
         (warned,) = b.of(Warned)
         assert isinstance(warned, Warned)
         assert "cut" in warned.text
-
-
-async def test_close_commits_nothing() -> None:
-    async with bench() as b:
-        b.source.append(1, 2)
-        await b.consumer.next_record()
-    assert b.source.commits == []
 
 
 # -- rebalances ----------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from broker.errors import (
     ConnectionFailed,
     InvalidMessage,
     MessageTooLarge,
-    TransactionFatal,
     Unsupported,
 )
 from broker.hooks import Hooks, Published
@@ -199,50 +198,6 @@ async def test_a_backend_without_transactions_says_so_at_open() -> None:
 
 
 # -- on the in-memory broker ---------------------------------------------------------------------------------
-
-
-async def test_consume_process_produce_in_memory() -> None:
-    async with broker.connect("inmem:") as bus:
-        await bus.admin.ensure_topic("tx.in", partitions=2)
-        await bus.admin.ensure_topic("tx.out", partitions=1)
-        await bus.topic("tx.in").publish_batch([OutboundMessage(b"%d" % n, key=b"%d" % n) for n in range(20)])
-        failures = 2
-        async with (
-            bus.records("tx.in", group="work") as source,
-            bus.transactional_publisher("doubler") as publisher,
-        ):
-            seen = 0
-            while seen < 20:
-                batch_size = 0
-                try:
-                    async with publisher.transaction(source) as tx:
-                        batch = await source.next_batch(7, timeout=5)
-                        batch_size = len(batch)
-                        await tx.publish_batch("tx.out", [b"%d" % (2 * int(r.data or b"")) for r in batch])
-                        if failures:
-                            failures -= 1
-                            raise ZeroDivisionError
-                except ZeroDivisionError:
-                    continue
-                seen += batch_size
-        async with bus.records("tx.out", group="check", stop_when_idle=0.1) as check:
-            values = sorted([int(r.data or b"") async for r in check])
-        assert values == [2 * n for n in range(20)], "each once, in spite of the aborts"
-        async with bus.records("tx.in", group="work", stop_when_idle=0.05) as rest:
-            assert [r async for r in rest] == []
-
-
-async def test_a_second_publisher_of_the_id_fences_the_first_in_memory() -> None:
-    async with broker.connect("inmem:") as bus:
-        await bus.admin.ensure_topic("fenced.out")
-        async with bus.transactional_publisher("one") as first:
-            with pytest.raises(TransactionFatal):
-                async with first.transaction() as tx:
-                    await tx.publish("fenced.out", b"lost")
-                    async with bus.transactional_publisher("one") as second, second.transaction() as other:
-                        await other.publish("fenced.out", b"kept")
-        async with bus.records("fenced.out", group="check", stop_when_idle=0.1) as check:
-            assert [r.data async for r in check] == [b"kept"]
 
 
 async def test_a_consumer_of_another_broker_is_refused_in_memory() -> None:

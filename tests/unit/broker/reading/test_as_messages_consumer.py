@@ -147,22 +147,6 @@ def test_as_messages_replaces_a_consumer_that_is_not_open() -> None:
         poison.as_messages()
 
 
-async def test_every_record_is_handled_once_and_committed_in_memory() -> None:
-    topic = name()
-    async with broker.connect("inmem:") as bus:
-        await fill(bus, topic, 300)
-        seen: list[int] = []
-
-        async def handle(message: broker.Message[Any]) -> None:
-            seen.append(message.payload)
-
-        inbox = bus.records(topic, group="billing", codec=Json(int)).as_messages(stop_when_idle=0.1)
-        async with inbox:
-            await inbox.receive(handle, concurrency=8)
-        assert sorted(seen) == list(range(300))
-        assert (await bus.admin.lag(topic, "billing")).waiting == 0
-
-
 async def test_keys_keep_their_order_through_failures_in_memory() -> None:
     topic = name()
     async with broker.connect("inmem:") as bus:
@@ -207,24 +191,6 @@ async def test_exhausted_and_undecodable_records_are_dead_lettered_in_memory() -
         assert found[b"3"]["dead-letter-attempts"] == "3"
         assert found[b"3"]["dead-letter-subscription"] == "billing"
         assert (await bus.admin.lag(topic, "billing")).waiting == 0
-
-
-async def test_a_stuck_record_holds_the_position_and_a_crash_redelivers_the_rest_in_memory() -> None:
-    topic = name()
-    async with broker.connect("inmem:") as bus:
-        await fill(bus, topic, 50, partitions=1)
-        async with bus.records(topic, group="billing").as_messages() as inbox:
-            stuck = None
-            for _ in range(50):
-                message = await inbox.next_message(timeout=5)
-                assert message is not None
-                if message.data == b"10":
-                    stuck = message
-                else:
-                    await message.ack()
-            assert stuck is not None
-        async with bus.records(topic, group="billing", stop_when_idle=0.1) as rest:
-            assert [int(r.data or b"") async for r in rest] == list(range(10, 50))
 
 
 async def test_two_members_share_and_rebalance_without_loss_in_memory() -> None:

@@ -25,16 +25,6 @@ from tests.unit.broker.reading.record_bench import P0, bench, drain, turns
 from tests.unit.broker.reading.record_fakes import FakeBackend
 
 
-async def test_idle_is_none_or_an_empty_batch() -> None:
-    async with bench() as b:
-        assert await b.consumer.next_record(timeout=0.01) is None
-        assert len(await b.consumer.next_batch(timeout=0)) == 0
-        b.source.append(4)
-        record = await b.consumer.next_record(timeout=5)
-        assert record is not None
-        assert record.offset == 4
-
-
 async def test_a_batch_has_the_available_records_up_to_the_maximum() -> None:
     async with bench() as b:
         b.source.append(*range(10))

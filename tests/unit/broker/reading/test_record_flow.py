@@ -10,24 +10,6 @@ from broker.hooks import FetchFailed
 from tests.unit.broker.reading.record_bench import bench, drain, turns
 
 
-async def test_leaving_a_loop_needs_no_clean_up_and_loses_nothing() -> None:
-    async with bench() as b:
-        b.source.append(*range(6))
-        seen: list[int] = []
-        async for record in b.consumer:
-            seen.append(record.offset)
-            if record.offset == 2:
-                break
-        async for batch in b.consumer.batches(2):
-            seen += [r.offset for r in batch]
-            break
-        async for record in b.consumer:
-            seen.append(record.offset)
-            if record.offset == 5:
-                break
-        assert seen == [0, 1, 2, 3, 4, 5]
-
-
 async def test_stop_when_idle_ends_iterations_and_calls_without_a_timeout() -> None:
     async with bench(stop_when_idle=0.02) as b:
         b.source.append(1, 2)

@@ -25,18 +25,6 @@ async def test_seek_drops_the_buffer_and_reads_on_from_there() -> None:
         assert sorted((r.partition, r.offset) for r in batch) == [*((0, n) for n in range(2, 10)), (1, 5)]
 
 
-async def test_seek_to_none_is_the_committed_position() -> None:
-    async with bench() as b:
-        b.source.append(*range(4))
-        await b.buffered(4)
-        batch = await b.consumer.next_batch()
-        await batch[1].commit()
-        await b.consumer.seek({P0: None})
-        record = await b.consumer.next_record(timeout=5)
-        assert record is not None
-        assert record.offset == 2
-
-
 async def test_going_back_to_the_committed_position_keeps_it() -> None:
     async with bench() as b:
         b.source.append(*range(4))
