@@ -22,7 +22,6 @@ from confluent_kafka import AcknowledgeType, KafkaError
 from broker import (
     BrokerError,
     Closed,
-    ConnectionFailed,
     LeaseLost,
     Message,
     OperationTimeout,
@@ -72,7 +71,7 @@ SHARE_VIEW: Final = _ShareView()
 
 
 class Batch:
-    """The unsettled messages of one member, whose lease it is. Used on the loop."""
+    """The unsettled messages of one member, and the `lease` of each of them. Used on the loop."""
 
     __slots__ = ("deadline", "member", "open", "timers")
 
@@ -186,7 +185,7 @@ class ShareMessageSource:
                 left = until - now
                 if left <= 0:
                     if self._connection.down:
-                        raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
+                        raise self._connection.unreachable()
                     self._stop_idle(now)
                     return []
                 recheck = self._scheduler.recheck_after(self._members)
