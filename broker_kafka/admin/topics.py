@@ -102,21 +102,21 @@ def _read_options(retention: timedelta | None, options: Mapping[str, Any]) -> To
     :raises InvalidSetting: a value has a type that no configuration takes, or an option is given twice.
     """
     config: dict[str, str | None] = {}
-    copies: int | None = None
+    replicas: int | None = None
     if retention is not None:
         config["retention.ms"] = str(max(1, retention // _MILLISECOND))
     for option, value in options.items():
         if option in ("replication_factor", "replication.factor"):
             if not is_whole(value) or not 1 <= value <= 32_767:
                 raise InvalidSetting(f"Option {option!r} is {value!r}", advice="Give a whole number from 1 to 32767")
-            copies = value
+            replicas = value
             continue
         name = option.replace("_", ".")
         if name in config:
             advice = "Give either retention or retention.ms" if name == "retention.ms" else "Give it once"
             raise InvalidSetting(f"Option {name!r} is given twice", advice=advice)
         config[name] = None if value is None else _text(option, value)
-    return TopicOptions(config, copies)
+    return TopicOptions(config, replicas)
 
 
 def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
@@ -140,19 +140,19 @@ def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
     return error
 
 
-def _explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
+def _explain_replicas(error: BrokerError, topic: str, replicas: int) -> BrokerError:
     """Translate INVALID_REPLICATION_FACTOR into an error that names the setting and what to do.
 
-    :param copies: the requested replication factor; -1 is the cluster's default.
+    :param replicas: the requested replication factor; -1 is the cluster's default.
     """
     native = kafka_error(error.native) if error.native is not None else None
     if native is None or native.code() != KafkaError.INVALID_REPLICATION_FACTOR:
         return error
     brokers = _BROKERS.search(native.str())
     most = f"at most {brokers[1] or brokers[2]}, the number of brokers" if brokers else "at most the number of brokers"
-    value = "-1, which is the brokers' default.replication.factor" if copies == -1 else str(copies)
+    value = "-1, which is the brokers' default.replication.factor" if replicas == -1 else str(replicas)
     return InvalidSetting(
-        f"replication_factor is {value}, and topic {topic!r} cannot have so many copies: {native.str()}".rstrip("."),
+        f"replication_factor is {value}, and topic {topic!r} cannot have so many replicas: {native.str()}".rstrip("."),
         native=error.native,
         advice=f"Set replication_factor to {most}, as an option of the topic or for the bus; or start more brokers",
     )
@@ -224,9 +224,9 @@ class KafkaTopics:
 
     async def create(self, name: str, partitions: int, options: TopicOptions) -> bool:
         """Create a topic and wait for its leaders; False if another process has created it first."""
-        copies = options.replication_factor or self._settings.replication_factor
+        replicas = options.replication_factor or self._settings.replication_factor
         config = {key: value for key, value in options.config.items() if value is not None}
-        new = NewTopic(plain_str(name), partitions, copies, config=config)
+        new = NewTopic(plain_str(name), partitions, replicas, config=config)
         try:
             await request_any_broker(
                 self._connection,
@@ -239,7 +239,7 @@ class KafkaTopics:
             if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 await self._until(f"Creating topic {name!r}", name)
                 return False
-            raise _explain_copies(explain(error, options), name, copies) from error
+            raise _explain_replicas(explain(error, options), name, replicas) from error
         await self._until(f"Creating topic {name!r}", name, partitions)
         return True
 
@@ -320,12 +320,12 @@ class KafkaTopics:
 
     async def _change(self, name: str, found: Any, partitions: int | None, options: TopicOptions) -> None:
         has = len(found.partitions)
-        copies = len(found.partitions[0].replicas)
-        if options.replication_factor not in (None, copies):
+        replicas = len(found.partitions[0].replicas)
+        if options.replication_factor not in (None, replicas):
             raise Unsupported(
-                f"Topic {name!r} has {copies} copies of each partition, and replication_factor is "
+                f"Topic {name!r} has {replicas} replicas of each partition, and replication_factor is "
                 f"{options.replication_factor}",
-                advice="Change the number of copies with kafka-reassign-partitions",
+                advice="Change the number of replicas with kafka-reassign-partitions",
             )
         if partitions is not None and partitions < has:
             raise Unsupported(

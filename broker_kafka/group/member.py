@@ -149,6 +149,10 @@ class Member(ABC, Generic[A]):
         """What is assigned and stays, sorted."""
         return sorted(partition for partition, each in self.assignments.items() if not each.revoking)
 
+    async def is_idle(self, seconds: float) -> bool:
+        """Whether nothing is left to read, after so many seconds without a record."""
+        return self._closed or await self._idleness.confirmed(seconds)
+
     # -- for subclasses ------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -342,7 +346,3 @@ class Member(ABC, Generic[A]):
         topics = {each.partition.topic for each in released} - {each.topic for each in self.assignments}
         if topics and not self._closed:
             self._check_topics(topics)
-
-    async def is_idle(self, seconds: float) -> bool:
-        """Whether nothing is left to read, after so many seconds without a record."""
-        return self._closed or await self._idleness.confirmed(seconds)
