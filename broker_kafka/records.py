@@ -166,8 +166,8 @@ class KafkaRecordSource(Member[Assignment]):
         self._check_open()
         return await self._commits.commit({partition: StoredOffset(at) for partition, at in positions.items()})
 
-    async def commit_noted(self, positions: Mapping[TopicPartition, tuple[int, str]]) -> CommitResults:
-        """`commit`, with metadata for each position."""
+    async def commit_with_metadata(self, positions: Mapping[TopicPartition, tuple[int, str]]) -> CommitResults:
+        """`commit`, with the metadata of each position."""
         self._check_open()
         return await self._commits.commit({partition: StoredOffset(*at) for partition, at in positions.items()})
 

@@ -17,13 +17,13 @@ from broker_kafka.offsets.protocol import StoredOffset
 __all__ = ["AssignedPartition", "Assignment", "Marks", "Runs"]
 
 _GENERATIONS: Final = count(1)
-"""Unique in this process, so that a stash can order two assignments."""
+"""Unique in this process, so that an `OffsetStash` can order two assignments."""
 
 
 class Assignment:
     """A partition of a member, from its assignment to its release.
 
-    :ivar generation: the number of this assignment; records carry it, which tells those of earlier ones apart.
+    :ivar generation: the number of this assignment, which its records carry.
     :ivar revoking: about to be released; marks and commits still count.
     :ivar gone: released, or lost.
     """

@@ -245,8 +245,8 @@ class MarkCommits:
         """Commit the pending marks of these, with retries until the loop time `deadline`; errors are reported."""
         while True:
             results = await self._commit_until(partitions, deadline)
-            passing = any(error is not None and _passes(error) for error in results.values())
-            if not passing or self._loop.time() + _FLUSH_PAUSE >= deadline:
+            transient = any(error is not None and _is_transient(error) for error in results.values())
+            if not transient or self._loop.time() + _FLUSH_PAUSE >= deadline:
                 break
             await asyncio.sleep(_FLUSH_PAUSE)
         for partition, error in results.items():
@@ -355,7 +355,7 @@ class MarkCommits:
         try:
             results = await self.commit(list(self._assignments.values()))
             for partition, error in results.items():
-                if error is not None and not _passes(error):
+                if error is not None and not _is_transient(error):
                     self._report(partition, error)
         except Exception:
             logger.exception("A background commit failed")
@@ -373,7 +373,8 @@ def _store_failed(error: Exception) -> BackendError:
     )
 
 
-def _passes(error: BrokerError) -> bool:
+def _is_transient(error: BrokerError) -> bool:
+    """Whether a later commit of the same member may succeed."""
     native = None if error.native is None else kafka_error(error.native)
     return error.retriable or (native is not None and native.code() in _GENERATION_CHANGES)
 

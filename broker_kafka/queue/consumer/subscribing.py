@@ -116,7 +116,7 @@ async def open_queue(
     client = QueueClient(
         listener,
         connection=connection,
-        member=lambda member: KafkaRecordSource(connection, records, member, on_close=lambda _: None),
+        member=lambda reports_to: KafkaRecordSource(connection, records, reports_to, on_close=lambda _: None),
         producer=producer,
         start_builder=start_builder,
         transactions=transactions,

@@ -31,7 +31,7 @@ __all__ = [
     "check_names",
     "check_subscription",
     "ensure_marker_topic",
-    "has_markers",
+    "marker_topic_exists",
     "marker_topic_name",
     "require_markers",
     "tracker_group",
@@ -221,7 +221,7 @@ async def require_markers(connection: Connection, queue: str) -> str:
     """
     shared = connection.settings.marker_topic
     markers = check_subscription(queue, shared)
-    if not await has_markers(connection, markers):
+    if not await marker_topic_exists(connection, markers):
         raise NotFound(
             f"Subscription {queue!r} is no queue with markers: topic {markers!r} does not exist",
             advice="Check its name, and set marker_topic as its consumers do; a queue has its marker topic once a "
@@ -230,8 +230,8 @@ async def require_markers(connection: Connection, queue: str) -> str:
     return markers
 
 
-async def has_markers(connection: Connection, topic: str) -> bool:
-    """Whether the topic exists. :raises BrokerError: the brokers do not answer."""
+async def marker_topic_exists(connection: Connection, topic: str) -> bool:
+    """Whether this marker topic exists. :raises BrokerError: the brokers do not answer."""
     try:
         await describe_topic(connection, topic)
     except TopicNotFound:

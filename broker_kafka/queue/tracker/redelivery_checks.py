@@ -148,7 +148,7 @@ _WRITES: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 
 class TopicChecks:
-    """Creating one does no I/O."""
+    """Which topics take writes of this user. Creating one does no I/O."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
