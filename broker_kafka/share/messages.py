@@ -58,40 +58,6 @@ from broker_kafka.share.member import Acknowledgement, ShareMember, member_confi
 
 __all__ = ["SHARE_VIEW", "Batch", "JoinState", "ShareMessageSource", "place_of", "subscribe"]
 
-
-class _ShareView(RecordView):
-    __slots__ = ()
-
-    def delivery_attempt(self, raw: Any, /) -> int | None:
-        return raw.delivery_count()
-
-
-SHARE_VIEW: Final = _ShareView()
-"""A record with its delivery count. Safe from any thread."""
-
-
-class Batch:
-    """The unsettled messages of one member, and the `lease` of each of them. Used on the loop."""
-
-    __slots__ = ("deadline", "member", "open", "timers")
-
-    def __init__(self, member: ShareMember, deadline: float) -> None:
-        self.member = member
-        self.deadline = deadline
-        """The `lease_time` at which the lock may end."""
-        self.open: dict[tuple[int, int], Message[Any]] = {}
-        self.timers: list[asyncio.TimerHandle] = []
-
-    def stop_timers(self) -> None:
-        for timer in self.timers:
-            timer.cancel()
-
-
-def place_of(message: Message[Any]) -> tuple[int, int]:
-    """Partition and offset."""
-    return message.raw.partition(), message.raw.offset()
-
-
 _CLOSE_SECONDS: Final = 8.0
 _MAX_BATCH: Final = 500
 _ADD_AFTER: Final = 0.05
@@ -106,6 +72,58 @@ _KINDS: Final = {
     Outcome.NACK: AcknowledgeType.RELEASE,
     Outcome.RELEASE: AcknowledgeType.RELEASE,
 }
+
+
+async def subscribe(
+    connection: Connection,
+    subscription: MessageSubscription,
+    listener: SourceListener,
+    on_close: Callable[[ShareMessageSource], object],
+) -> ShareMessageSource:
+    """Create the group if it is missing, and join it; a new one has a member when this returns.
+
+    A cancelled call leaves no member. A `Warned` event reports a group whose lock is shorter than `share_lock`.
+
+    :raises TopicNotFound: there is no such topic.
+    :raises SubscriptionNotFound: the group does not exist, and `create` is False.
+    :raises InvalidName: a consumer group has the name of the group.
+    :raises Unsupported: the brokers have no share groups, or the subscription has retry topics.
+    """
+    if subscription.retry_topics:
+        raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
+    partitions = await partitions_of(connection, subscription.topic)
+    group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
+    is_new = False
+    if subscription.create or ephemeral:
+        before, config = await configure_group(connection, group, subscription.start)
+        is_new = not before.exists
+    else:
+        config = await require_group(connection, subscription.topic, group)
+    source = ShareMessageSource(
+        connection,
+        subscription,
+        listener,
+        group=group,
+        lock=config.lock_seconds,
+        limit=config.delivery_limit,
+        partitions=len(partitions),
+        on_close=on_close,
+    )
+    try:
+        await source.open(wait_joined=is_new)
+    except BaseException:
+        await source.close()
+        raise
+    counted = configured_lock(connection.settings)
+    if config.lock_seconds < counted:
+        text = (
+            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, but this connection counts on "
+            f"{counted:g} s for delays and retries: a message that waits here may be lost before its delay ends. "
+            f"Connect with share_lock={config.lock_seconds:g}"
+        )
+        logger.warning(text)
+        listener.event(Warned(text=text))
+    return source
 
 
 class ShareMessageSource:
@@ -499,53 +517,34 @@ class JoinState:
         return now - self._joined_at >= self._first_answer
 
 
-async def subscribe(
-    connection: Connection,
-    subscription: MessageSubscription,
-    listener: SourceListener,
-    on_close: Callable[[ShareMessageSource], object],
-) -> ShareMessageSource:
-    """Create the group if it is missing, and join it; a new one has a member when this returns.
+class Batch:
+    """The unsettled messages of one member, and the `lease` of each of them. Used on the loop."""
 
-    A cancelled call leaves no member. A `Warned` event reports a group whose lock is shorter than `share_lock`.
+    __slots__ = ("deadline", "member", "open", "timers")
 
-    :raises TopicNotFound: there is no such topic.
-    :raises SubscriptionNotFound: the group does not exist, and `create` is False.
-    :raises InvalidName: a consumer group has the name of the group.
-    :raises Unsupported: the brokers have no share groups, or the subscription has retry topics.
-    """
-    if subscription.retry_topics:
-        raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
-    partitions = await partitions_of(connection, subscription.topic)
-    group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
-    is_new = False
-    if subscription.create or ephemeral:
-        before, config = await configure_group(connection, group, subscription.start)
-        is_new = not before.exists
-    else:
-        config = await require_group(connection, subscription.topic, group)
-    source = ShareMessageSource(
-        connection,
-        subscription,
-        listener,
-        group=group,
-        lock=config.lock_seconds,
-        limit=config.delivery_limit,
-        partitions=len(partitions),
-        on_close=on_close,
-    )
-    try:
-        await source.open(wait_joined=is_new)
-    except BaseException:
-        await source.close()
-        raise
-    counted = configured_lock(connection.settings)
-    if config.lock_seconds < counted:
-        text = (
-            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, but this connection counts on "
-            f"{counted:g} s for delays and retries: a message that waits here may be lost before its delay ends. "
-            f"Connect with share_lock={config.lock_seconds:g}"
-        )
-        logger.warning(text)
-        listener.event(Warned(text=text))
-    return source
+    def __init__(self, member: ShareMember, deadline: float) -> None:
+        self.member = member
+        self.deadline = deadline
+        """The `lease_time` at which the lock may end."""
+        self.open: dict[tuple[int, int], Message[Any]] = {}
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def stop_timers(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+
+
+def place_of(message: Message[Any]) -> tuple[int, int]:
+    """Partition and offset."""
+    return message.raw.partition(), message.raw.offset()
+
+
+class _ShareView(RecordView):
+    __slots__ = ()
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return raw.delivery_count()
+
+
+SHARE_VIEW: Final = _ShareView()
+"""A record with its delivery count. Safe from any thread."""
