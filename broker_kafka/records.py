@@ -367,14 +367,14 @@ class _Batch:
 class FetchedRuns:
     """The fetched batches that are not read yet, in order of arrival; runs of paused partitions are kept aside.
 
-    :param taken: called for each batch of the thread that has left.
+    :param taken: called for each batch of the thread that was read or dropped.
     """
 
     def __init__(self, taken: Callable[[], object]) -> None:
         self._taken = taken
         self._batches: deque[_Batch] = deque()
         self.paused: set[TopicPartition] = set()
-        """Nothing of these leaves."""
+        """Partitions whose runs are kept aside."""
         self._aside: dict[TopicPartition, list[NativeRun]] = {}
 
     def __bool__(self) -> bool:
@@ -427,7 +427,7 @@ class FetchedRuns:
         self._set_aside()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Undo `pause`; what was kept aside leaves before what comes later."""
+        """Undo `pause`; runs that were kept aside are read before later ones."""
         for partition in partitions:
             self.paused.discard(partition)
             runs = self._aside.pop(partition, None)

@@ -462,10 +462,10 @@ def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> 
 class PollBefore:
     """Runs commands after a poll, so that pending rebalance callbacks run first.
 
-    A member may have lost partitions, and joined again, before it polls. Hence a commit, and every command that depends
-    on the generation, polls first. That poll may call back to revoke partitions, and their release waits for just this
-    command: then it runs at the begin of the callback, and not after the poll. An exception of a command is raised by
-    `run`, and by no callback.
+    A member may have lost partitions and rejoined before it polls. So a commit, and every command that depends on the
+    generation, polls first. That poll may run the callback that revokes partitions, whose release waits for this very
+    command: the command then runs at the start of the callback. `run` raises the exception of a command; a callback
+    never does.
 
     :param keep: takes the record that a poll returns: one at most, since callbacks come before records.
 

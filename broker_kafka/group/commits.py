@@ -6,7 +6,7 @@
 *Ends of partitions.* Behind the last record there may be transaction markers and records of aborted transactions. No
 reader gets these, so the position after the last record is moved past them: within its commit, or by another commit
 after the answer. Otherwise a group that has read everything would have a lag until another record comes. A position
-never passes the begin of an open transaction, where a partition ends for readers of committed data.
+never passes the start of an open transaction, where the partition ends for readers of committed data.
 
 *Concurrency.* One event loop. *Cancellation.* A commit that was begun continues when its caller is cancelled.
 *Failure.* Each partition has its own answer, whatever a store raises. `MemberCommits.commit` retries for a few seconds

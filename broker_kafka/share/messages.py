@@ -1,8 +1,8 @@
 """The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
 
 *Members.* A member of librdkafka gets no further batch until its last one is settled, and only messages of the
-partitions that the brokers give it. One member fetches; others join in where it gets nothing, and another is added
-where these get nothing either while members wait for their last message, up to `share_members`. *Leases* last as long
+partitions that the brokers give it. One member fetches; the others help when it gets nothing. Another is added, up
+to `share_members`, when these get nothing either while some member waits for its last message. *Leases* last as long
 as the group's lock and are not renewed. A message that is not settled in time is reported as lost a little before the
 lock ends, since a late ack fails for all acks of its partition that are sent with it. Messages that no fetch returned
 within half of the lock are released to other consumers; each delivery counts. A message on its last delivery is

@@ -41,7 +41,7 @@ _ADVICE: Final = "Stop one of the two, and give each queue_id a subscription of 
 async def watch_for_conflicting_members(
     connection: Connection, topic: str, group: str, report: Callable[[str], object], *, key_mark: str | None = None
 ) -> None:
-    """Look for conflicting members now and then, until some are found or this is cancelled.
+    """Look for conflicting members at intervals, until some are found or this is cancelled.
 
     The first look comes after a session timeout: by then a killed member has left, so a group may change over.
 

@@ -417,7 +417,7 @@ class InFlightClaims:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._open: set[asyncio.Future[Any]] = set()
-        # A future and no event: waiting for it beside a task needs no further task.
+        # A future, not an event: waiting for it and a task at once needs no further task.
         self._interrupted: asyncio.Future[None] = self._loop.create_future()
 
     def interrupt(self) -> None:

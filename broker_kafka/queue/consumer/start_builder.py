@@ -77,7 +77,7 @@ _offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
 _MAX_COUNT: Final = 2**32 - 1
 """The largest attempt count that a START can carry."""
 _FRAME: Final = 40
-"""Bytes that a message takes in a START of several, at most, beside its key, value and headers."""
+"""The most bytes that a message adds to a START of several, besides its key, value and headers."""
 
 
 class FetchedRecord(msgspec.Struct, eq=False, gc=False):

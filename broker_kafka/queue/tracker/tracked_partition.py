@@ -33,7 +33,7 @@ _IMMEDIATE: Final = 2
 """After so many failures in a row the partition continues at once."""
 _WARN_AT: Final = 5
 _QUIET: Final = 30.0
-"""Seconds without a failure, beside the pause, after which the count starts again."""
+"""Seconds without a failure, the pause not included, after which the count starts again."""
 _LONGEST_WAIT: Final = 1.0
 _LONG: Final = 60.0
 """Seconds without a claim after which operators are warned."""
@@ -284,9 +284,9 @@ class TrackerHost(Protocol):
 class FailureBackoff:
     """How long a partition pauses after unknown outcomes, and when operators are warned. Times are in seconds.
 
-    One now and then is that of a broker that restarts, or of another tracker that took the partition over. One that
-    repeats has a cause that a new writer does not remove: without a pause it would keep the brokers busy and stay
-    unseen.
+    A single unknown outcome comes from a broker that restarts, or from another tracker that took over the partition.
+    Repeated ones have a cause that a new writer does not remove: without a pause they would keep the brokers busy,
+    unnoticed.
     """
 
     def __init__(self) -> None:
