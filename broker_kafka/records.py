@@ -194,12 +194,7 @@ class KafkaRecordSource(Member[Assignment]):
     async def stored(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StoredOffset | None]:
         """`committed`, with the metadata of each position."""
         self._check_open()
-        positions: dict[TopicPartition, StoredOffset | None] = {}
-        for partition, position in (await self.store.fetch(self.group, partitions)).items():
-            if isinstance(position, BrokerError):
-                raise position
-            positions[partition] = position
-        return positions
+        return await super().stored(partitions)
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()

@@ -37,7 +37,7 @@ from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, position
 from broker_kafka.cluster.requests import plain_str, request_every_broker, request_with_retries
 from broker_kafka.codec.offset_metadata import decode
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import FetchResults, StoredOffset
+from broker_kafka.offsets.protocol import FetchResults, StoredOffset, positions_in
 
 __all__ = ["KafkaGroups"]
 
@@ -318,7 +318,7 @@ class KafkaGroups:
         :raises SubscriptionNotFound: the group has no offset on any of them and reads none.
         """
         info = await self.state(name)
-        stored = _positions_in(await self._offsets.fetch(name, places))
+        stored = positions_in(await self._offsets.fetch(name, places))
         if not stored and not _has_reader(info, topic):
             if info is None:
                 raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
@@ -332,7 +332,7 @@ class KafkaGroups:
         return _has_reader(await self.state(name), topic)
 
     async def _positions(self, name: str) -> dict[TopicPartition, int]:
-        stored = _positions_in(await self._offsets.stored(name))
+        stored = positions_in(await self._offsets.stored(name))
         return {place: position.offset for place, position in stored.items()}
 
     async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
@@ -374,14 +374,6 @@ class KafkaGroups:
 
 def _has_reader(info: GroupInfo | None, topic: str) -> bool:
     return info is not None and any(place.topic == topic for member in info.members for place in member.partitions)
-
-
-def _positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
-    """:raises BrokerError: an offset could not be read."""
-    for position in found.values():
-        if isinstance(position, BrokerError):
-            raise position
-    return {place: position for place, position in found.items() if isinstance(position, StoredOffset)}
 
 
 def _behind(position: StoredOffset | None, bounds: Bounds) -> int:

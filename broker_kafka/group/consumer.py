@@ -20,7 +20,6 @@ from confluent_kafka import TopicPartition as NativePartition
 from typing_extensions import TypeVar
 
 from broker import (
-    BrokerError,
     Bus,
     Closed,
     Codec,
@@ -433,13 +432,7 @@ class GroupConsumer(Generic[T]):
         :raises BrokerError: the store cannot be read.
         """
         wanted = self.assignment() if partitions is None else check_partitions(partitions)
-        found = await self._open_member().store.fetch(self.group, wanted)
-        positions: dict[TopicPartition, StoredOffset | None] = {}
-        for place, position in found.items():
-            if isinstance(position, BrokerError):
-                raise position
-            positions[place] = position
-        return positions
+        return await self._open_member().stored(wanted)
 
     # -- positions -----------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from broker_kafka.group.idle import Idleness
 from broker_kafka.group.start_offsets import Claim, Claims, StartPositions, resolve_reset, warn_if_slow
 from broker_kafka.group.topic_ids import TopicIds, TopicIdStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
-from broker_kafka.offsets.protocol import OffsetStore
+from broker_kafka.offsets.protocol import OffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["Member"]
@@ -274,6 +274,18 @@ class Member(ABC, Generic[A]):
     async def bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         """The bounds of partitions, as readers of this isolation see them."""
         return await bounds_of(self.connection, partitions, committed=self._read_committed)
+
+    async def stored(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StoredOffset | None]:
+        """The stored positions of partitions; None where nothing is stored.
+
+        :raises BrokerError: the store cannot be read.
+        """
+        positions: dict[TopicPartition, StoredOffset | None] = {}
+        for partition, position in (await self.store.fetch(self.group, partitions)).items():
+            if isinstance(position, BrokerError):
+                raise position
+            positions[partition] = position
+        return positions
 
     async def _reset_position(self, assignment: A, position: int) -> None:
         """The log does not hold a position: apply `offset_reset`."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from broker import BrokerError, ConfigurationError, InvalidName, LeaseLost, NotFound, TopicNotFound, TopicPartition
+from broker import ConfigurationError, InvalidName, LeaseLost, NotFound, TopicNotFound, TopicPartition
 from broker.driver import Ephemeral, MessageSubscription, logger
 from broker_kafka.admin.topics import KafkaTopics, TopicOptions
 from broker_kafka.cluster.connection import Connection
@@ -20,7 +20,7 @@ from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.offsets.protocol import StoredOffset, positions_in
 
 __all__ = [
     "LARGEST",
@@ -246,7 +246,4 @@ async def _holds_markers(connection: Connection, topic: str) -> bool:
     except NotFound:
         return False
     found = await GroupOffsetStore(connection).fetch(tracker_group(topic.removesuffix(MARKERS)), places)
-    for position in found.values():
-        if isinstance(position, BrokerError):
-            raise position
-    return any(position is not None for position in found.values())
+    return bool(positions_in(found))
