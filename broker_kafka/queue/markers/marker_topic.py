@@ -24,7 +24,6 @@ from broker_kafka.offsets.protocol import StoredOffset, positions_in
 
 __all__ = [
     "LARGEST",
-    "LEAST_RETENTION",
     "MARKERS",
     "MARKER_HEADROOM",
     "TRACKER",
@@ -49,7 +48,7 @@ _DEFAULT_SIZE: Final = 1_048_588
 LARGEST: Final = 1_000_000_000
 """Bytes; the most that librdkafka takes. Markers and redeliveries carry messages of any publisher, so the topics limit
 their size, not `message_max_bytes`."""
-LEAST_RETENTION: Final = timedelta(days=1)
+_LEAST_RETENTION: Final = timedelta(days=1)
 """Trackers renew the START of a long lease every hour; without a tracker it is lost after the rest of this."""
 _RETENTION: Final = timedelta(days=7)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -138,8 +137,8 @@ def _check(name: str, config: Mapping[str, str | None], needed: int) -> None:
         wrong["message.timestamp.type"] = "leases are timed by the broker's clock", "LogAppendTime"
     if config.get("cleanup.policy") != "delete":
         wrong["cleanup.policy"] = "compaction removes markers of open messages", "delete"
-    if 0 <= _number(config, "retention.ms") < LEAST_RETENTION // _MILLISECOND:
-        least = LEAST_RETENTION // _MILLISECOND
+    if 0 <= _number(config, "retention.ms") < _LEAST_RETENTION // _MILLISECOND:
+        least = _LEAST_RETENTION // _MILLISECOND
         wrong["retention.ms"] = f"open messages are lost with old markers; set {least} or more, or -1", str(least)
     if _number(config, "retention.bytes") >= 0:
         wrong["retention.bytes"] = "open messages are lost when the log grows longer", "-1"
