@@ -9,7 +9,7 @@ transaction begins, and brokers close a transaction a moment after they answer i
 fetched while the caller handles the last. After a range the client fetches ahead for a second, as far as its queue
 allows, and a read that begins there gets those records: consecutive range reads of up to four partitions fetch each
 record once. Such records may have been removed from the log since, but a topic that was recreated over this connection
-is read again. *Cancellation.* A read that is cancelled or abandoned gives its client back. *Failure.* A position that
+is read again. *Cancellation.* A read that is cancelled or abandoned frees its client. *Failure.* A position that
 retention removed raises OffsetOutOfRange, also in the middle of a read; a broker that sends nothing for the request
 timeout raises OperationTimeout.
 """

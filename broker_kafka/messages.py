@@ -62,7 +62,7 @@ async def subscribe(
     source = _Messages(listener, hooks=hooks, retry_topics=subscription.retry_topics)
     wanted = RecordSubscription(topics=(subscription.topic,), group=subscription.subscription, start=subscription.start)
     await source.join(backend, wanted)
-    source.go_past_tails()
+    source.move_past_log_ends()
     if not isinstance(wanted.group, Ephemeral):
         source.watch(connection, subscription.topic, wanted.group)
     return source
@@ -73,13 +73,13 @@ class _Messages(RecordsAsMessages):
 
     _watching: asyncio.Task[None] | None = None
 
-    def go_past_tails(self) -> None:
-        """Move positions past markers of transactions at the end of a log: no transaction commits positions here."""
+    def move_past_log_ends(self) -> None:
+        """Move positions past transaction markers at the end of a log: no transaction commits positions here."""
         if isinstance(self._source, KafkaRecordSource):
             self._source.never_transacts()
 
     def watch(self, connection: Connection, topic: str, group: str) -> None:
-        """Watch for them until the close."""
+        """Watch for members that settle by markers, until the close."""
         work = watch_for_conflicting_members(connection, topic, group, self._warn)
         self._watching = asyncio.get_running_loop().create_task(work, name="broker-kafka-conflicting-members")
 

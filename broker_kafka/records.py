@@ -166,8 +166,8 @@ class KafkaRecordSource(Member[Assignment]):
         self._check_open()
         return await self._commits.commit({partition: StoredOffset(at) for partition, at in positions.items()})
 
-    async def commit_noted(self, positions: Mapping[TopicPartition, tuple[int, str]]) -> CommitResults:
-        """`commit`, with metadata for each position."""
+    async def commit_with_metadata(self, positions: Mapping[TopicPartition, tuple[int, str]]) -> CommitResults:
+        """`commit`, with the metadata of each position."""
         self._check_open()
         return await self._commits.commit({partition: StoredOffset(*at) for partition, at in positions.items()})
 
@@ -194,12 +194,7 @@ class KafkaRecordSource(Member[Assignment]):
     async def stored(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StoredOffset | None]:
         """`committed`, with the metadata of each position."""
         self._check_open()
-        positions: dict[TopicPartition, StoredOffset | None] = {}
-        for partition, position in (await self.store.fetch(self.group, partitions)).items():
-            if isinstance(position, BrokerError):
-                raise position
-            positions[partition] = position
-        return positions
+        return await super().stored(partitions)
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
@@ -367,14 +362,14 @@ class _Batch:
 class FetchedRuns:
     """The fetched batches that are not read yet, in order of arrival; runs of paused partitions are kept aside.
 
-    :param taken: called for each batch of the thread that has left.
+    :param taken: called for each batch of the thread that was read or dropped.
     """
 
     def __init__(self, taken: Callable[[], object]) -> None:
         self._taken = taken
         self._batches: deque[_Batch] = deque()
         self.paused: set[TopicPartition] = set()
-        """Nothing of these leaves."""
+        """Partitions whose runs are kept aside."""
         self._aside: dict[TopicPartition, list[NativeRun]] = {}
 
     def __bool__(self) -> bool:
@@ -427,7 +422,7 @@ class FetchedRuns:
         self._set_aside()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Undo `pause`; what was kept aside leaves before what comes later."""
+        """Undo `pause`; runs that were kept aside are read before later ones."""
         for partition in partitions:
             self.paused.discard(partition)
             runs = self._aside.pop(partition, None)

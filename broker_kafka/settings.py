@@ -276,9 +276,9 @@ class KafkaSettings(SecuritySettings, QueueSettings):
 
     @field_validator("replication_factor")
     @classmethod
-    def _check_copies(cls, value: int) -> int:
+    def _check_replicas(cls, value: int) -> int:
         if value == 0:
-            raise ValueError("a partition has at least one copy")
+            raise ValueError("a partition has at least one replica")
         return value
 
     @classmethod
@@ -332,7 +332,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         super().check_given()
         check_security(self)
         idle = self.compression_type == "none" and self.is_given("compression_level")
-        if idle and not self.is_outdone("compression_level", "compression_type"):
+        if idle and not self.is_outranked("compression_level", "compression_type"):
             raise InvalidSetting(
                 f"Setting 'compression_level' (from {self.origin('compression_level')}) is {self.compression_level}, "
                 f"and compression_type (from {self.origin('compression_type')}) is none",

@@ -62,37 +62,6 @@ _ABORT_SECONDS: Final = 3.0
 _CLOSE_SECONDS: Final = 5.0
 
 
-class _TransactionThread(ProducerThread):
-    """Neither replaces a client with a fatal error nor resends a rejected batch: either ends the transaction.
-
-    :ivar gap: a broker has rejected messages, whose sequence numbers the client skips; the broker then rejects what
-        the client sends next, until a new producer is opened.
-    """
-
-    _splits = False
-    gap = False
-
-    def _make(self) -> Producer:
-        if self._fatal is not None:
-            raise TransactionFatal(f"{self._name} failed with a fatal error: {self._fatal.str()}")
-        return super()._make()
-
-    def _replace(self, client: ProducerClient) -> None:
-        self._drop_client(client)
-
-    def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
-        # Positive codes are the broker's.
-        self.gap = self.gap or error.code() > 0
-        if error.code() in TOO_LARGE and len(call.messages) > 1:
-            return batch_too_large(error, call.topic)
-        return super()._translated(error, call, index)
-
-    @property
-    def fatal(self) -> KafkaError | None:
-        """The fatal error of the client, if there is one."""
-        return self._fatal
-
-
 class KafkaTransaction:
     """Implements `TransactionSpi`, and `TransactionalAcks` and `ChecksConsumers`.
 
@@ -369,6 +338,37 @@ class KafkaTransaction:
             f"The transaction of {self._id!r} was open for more than {self._timeout:g} s, and the broker aborted it",
             advice="Do less in one transaction, or raise transaction_timeout_ms",
         )
+
+
+class _TransactionThread(ProducerThread):
+    """Neither replaces a client with a fatal error nor resends a rejected batch: either ends the transaction.
+
+    :ivar gap: a broker has rejected messages, whose sequence numbers the client skips; the broker then rejects what
+        the client sends next, until a new producer is opened.
+    """
+
+    _splits = False
+    gap = False
+
+    def _make(self) -> Producer:
+        if self._fatal is not None:
+            raise TransactionFatal(f"{self._name} failed with a fatal error: {self._fatal.str()}")
+        return super()._make()
+
+    def _replace(self, client: ProducerClient) -> None:
+        self._drop_client(client)
+
+    def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
+        # Positive codes are the broker's.
+        self.gap = self.gap or error.code() > 0
+        if error.code() in TOO_LARGE and len(call.messages) > 1:
+            return batch_too_large(error, call.topic)
+        return super()._translated(error, call, index)
+
+    @property
+    def fatal(self) -> KafkaError | None:
+        """The fatal error of the client, if there is one."""
+        return self._fatal
 
 
 class _Commit:

@@ -35,9 +35,9 @@ from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
 from broker_kafka.cluster.group_requests import ensure_coordinator, request_group
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, positions_at
 from broker_kafka.cluster.requests import plain_str, request_every_broker, request_with_retries
-from broker_kafka.codec import offset_metadata as offset_map
+from broker_kafka.codec.offset_metadata import decode
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import FetchResults, StoredOffset
+from broker_kafka.offsets.protocol import FetchResults, StoredOffset, positions_in
 
 __all__ = ["KafkaGroups"]
 
@@ -73,6 +73,40 @@ class KafkaGroups:
             for each in sorted(found.valid, key=lambda group: group.group_id)
             if each.type in _RECORD_GROUPS
         ]
+
+    async def state(self, name: str) -> GroupInfo | None:
+        """The coordinator's description of a group; None if there is no such group."""
+        await ensure_coordinator(self._connection, name)
+        try:
+            found = await request_group(
+                self._connection,
+                lambda client: client.describe_consumer_groups([plain_str(name)], request_timeout=LONGEST_TIMEOUT),
+                f"Group {name!r}",
+                name,
+            )
+        except SubscriptionNotFound:
+            return None
+        if found.state is ConsumerGroupState.DEAD:
+            return None
+        members = [
+            GroupMember(
+                id=member.member_id,
+                client=member.client_id,
+                host=member.host.removeprefix("/"),
+                partitions=sorted(
+                    TopicPartition(each.topic, each.partition)
+                    for each in (member.assignment.topic_partitions if member.assignment else ())
+                ),
+            )
+            for member in found.members
+        ]
+        return GroupInfo(
+            name=name,
+            state=found.state.name.lower(),
+            protocol=found.partition_assignor,
+            members=sorted(members, key=lambda member: member.id),
+            native={"type": found.type.name.lower()},
+        )
 
     async def describe_group(self, name: str) -> GroupInfo:
         """:raises SubscriptionNotFound: the group does not exist."""
@@ -211,7 +245,7 @@ class KafkaGroups:
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
         places = await partitions_of(self._connection, topic)
-        info, stored = await self._on(topic, name, places)
+        info, stored = await self._state_and_offsets(topic, name, places)
         bounds = await bounds_of(self._connection, places)
         return SubscriptionInfo(
             topic=topic,
@@ -258,7 +292,7 @@ class KafkaGroups:
         """`waiting` counts the records that the group has not finished, as far as it has committed that; `partitions`
         counts those behind its position. Both end at the last stable offset, and count transaction markers."""
         places = await partitions_of(self._connection, topic)
-        _, stored = await self._on(topic, subscription, places)
+        _, stored = await self._state_and_offsets(topic, subscription, places)
         bounds = await bounds_of(self._connection, places)
         behind = {place.partition: _behind(stored.get(place), bounds[place]) for place in places}
         finished = sum(_finished_within(bounds[place], position) for place, position in stored.items())
@@ -276,7 +310,7 @@ class KafkaGroups:
 
         return await asyncio.gather(*map(of, names))
 
-    async def _on(
+    async def _state_and_offsets(
         self, topic: str, name: str, places: Sequence[TopicPartition]
     ) -> tuple[GroupInfo, dict[TopicPartition, StoredOffset]]:
         """A group, and its committed offsets on the partitions of a topic.
@@ -284,8 +318,8 @@ class KafkaGroups:
         :raises SubscriptionNotFound: the group has no offset on any of them and reads none.
         """
         info = await self.state(name)
-        stored = _positions_in(await self._offsets.fetch(name, places))
-        if not stored and not _has(info, topic):
+        stored = positions_in(await self._offsets.fetch(name, places))
+        if not stored and not _has_reader(info, topic):
             if info is None:
                 raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
             raise SubscriptionNotFound(
@@ -295,44 +329,10 @@ class KafkaGroups:
         return info or GroupInfo(name=name, state="empty"), stored
 
     async def _reads(self, name: str, topic: str) -> bool:
-        return _has(await self.state(name), topic)
-
-    async def state(self, name: str) -> GroupInfo | None:
-        """The coordinator's description of a group; None if there is no such group."""
-        await ensure_coordinator(self._connection, name)
-        try:
-            found = await request_group(
-                self._connection,
-                lambda client: client.describe_consumer_groups([plain_str(name)], request_timeout=LONGEST_TIMEOUT),
-                f"Group {name!r}",
-                name,
-            )
-        except SubscriptionNotFound:
-            return None
-        if found.state is ConsumerGroupState.DEAD:
-            return None
-        members = [
-            GroupMember(
-                id=member.member_id,
-                client=member.client_id,
-                host=member.host.removeprefix("/"),
-                partitions=sorted(
-                    TopicPartition(each.topic, each.partition)
-                    for each in (member.assignment.topic_partitions if member.assignment else ())
-                ),
-            )
-            for member in found.members
-        ]
-        return GroupInfo(
-            name=name,
-            state=found.state.name.lower(),
-            protocol=found.partition_assignor,
-            members=sorted(members, key=lambda member: member.id),
-            native={"type": found.type.name.lower()},
-        )
+        return _has_reader(await self.state(name), topic)
 
     async def _positions(self, name: str) -> dict[TopicPartition, int]:
-        stored = _positions_in(await self._offsets.stored(name))
+        stored = positions_in(await self._offsets.stored(name))
         return {place: position.offset for place, position in stored.items()}
 
     async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
@@ -372,16 +372,8 @@ class KafkaGroups:
         return {place: _target(place, bounds[place], positions.get(place), reset) for place in places}
 
 
-def _has(info: GroupInfo | None, topic: str) -> bool:
+def _has_reader(info: GroupInfo | None, topic: str) -> bool:
     return info is not None and any(place.topic == topic for member in info.members for place in member.partitions)
-
-
-def _positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
-    """:raises BrokerError: an offset could not be read."""
-    for position in found.values():
-        if isinstance(position, BrokerError):
-            raise position
-    return {place: position for place, position in found.items() if isinstance(position, StoredOffset)}
 
 
 def _behind(position: StoredOffset | None, bounds: Bounds) -> int:
@@ -391,7 +383,7 @@ def _behind(position: StoredOffset | None, bounds: Bounds) -> int:
 
 def _finished_within(bounds: Bounds, position: StoredOffset) -> int:
     """The number of records above the position that its offset map marks as finished, and that still exist."""
-    finished = offset_map.decode(position.offset, position.metadata)
+    finished = decode(position.offset, position.metadata)
     return sum(max(0, min(stop, bounds.next) - max(start, bounds.first)) for start, stop in finished)
 
 

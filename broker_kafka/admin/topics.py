@@ -56,11 +56,9 @@ from broker_kafka.errors import kafka_error
 
 __all__ = ["KafkaTopics", "TopicOptions", "explain"]
 
-
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _UNKNOWN: Final = re.compile(r"Unknown topic config name: (\S+)")
 _INVALID: Final = re.compile(r"Invalid value (.*?) for configuration (\S+?)(?:: (.*))?$", re.DOTALL)
-
 _BROKERS: Final = re.compile(r"only (\d+) broker|available brokers: (\d+)")
 
 _SUGGESTIONS: Final = (
@@ -87,6 +85,9 @@ _SUGGESTIONS: Final = (
 )
 """Names to suggest in an error."""
 
+_MOST_PARTITIONS: Final = 100_000
+"""The limit of the client."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
@@ -94,89 +95,6 @@ class TopicOptions:
 
     config: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     replication_factor: int | None = None
-
-
-def _read_options(retention: timedelta | None, options: Mapping[str, Any]) -> TopicOptions:
-    """Read the options of `ensure_topic`.
-
-    :raises InvalidSetting: a value has a type that no configuration takes, or an option is given twice.
-    """
-    config: dict[str, str | None] = {}
-    copies: int | None = None
-    if retention is not None:
-        config["retention.ms"] = str(max(1, retention // _MILLISECOND))
-    for option, value in options.items():
-        if option in ("replication_factor", "replication.factor"):
-            if not is_whole(value) or not 1 <= value <= 32_767:
-                raise InvalidSetting(f"Option {option!r} is {value!r}", advice="Give a whole number from 1 to 32767")
-            copies = value
-            continue
-        name = option.replace("_", ".")
-        if name in config:
-            advice = "Give either retention or retention.ms" if name == "retention.ms" else "Give it once"
-            raise InvalidSetting(f"Option {name!r} is given twice", advice=advice)
-        config[name] = None if value is None else _text(option, value)
-    return TopicOptions(config, copies)
-
-
-def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
-    """Translate a broker's error for an option into one that names the option, its value and what to do."""
-    native = kafka_error(error.native) if error.native is not None else None
-    text = native.str() if native is not None else error.message
-    unknown = _UNKNOWN.search(text)
-    if unknown is not None:
-        name = unknown[1]
-        near = get_close_matches(name, _SUGGESTIONS, 1, 0.6)
-        advice = f"Did you mean {near[0]!r}?" if near else "Kafka's documentation lists them under topic configs"
-        return UnknownSetting(f"A Kafka topic has no option {name!r}", native=error.native, advice=advice)
-    invalid = _INVALID.search(text)
-    if invalid is not None:
-        value, name, reason = invalid[1], invalid[2], (invalid[3] or "").strip()
-        return InvalidSetting(
-            f"Option {name!r} is {options.config.get(name, value)!r}",
-            native=error.native,
-            advice=f"Kafka says: {reason or text}",
-        )
-    return error
-
-
-def _explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
-    """Translate INVALID_REPLICATION_FACTOR into an error that names the setting and what to do.
-
-    :param copies: the requested replication factor; -1 is the cluster's default.
-    """
-    native = kafka_error(error.native) if error.native is not None else None
-    if native is None or native.code() != KafkaError.INVALID_REPLICATION_FACTOR:
-        return error
-    brokers = _BROKERS.search(native.str())
-    most = f"at most {brokers[1] or brokers[2]}, the number of brokers" if brokers else "at most the number of brokers"
-    value = "-1, which is the brokers' default.replication.factor" if copies == -1 else str(copies)
-    return InvalidSetting(
-        f"replication_factor is {value}, and topic {topic!r} cannot have so many copies: {native.str()}".rstrip("."),
-        native=error.native,
-        advice=f"Set replication_factor to {most}, as an option of the topic or for the bus; or start more brokers",
-    )
-
-
-def _text(option: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, timedelta):
-        return str(value // _MILLISECOND)
-    if isinstance(value, str) or is_finite(value):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        items = cast("list[object]", value)
-        if all(isinstance(item, str) for item in items):
-            return ",".join(cast("list[str]", items))
-    raise InvalidSetting(
-        f"Option {option!r} is {value!r}",
-        advice="Give a str, number, bool, timedelta, list of str, or None for the default",
-    )
-
-
-_MOST_PARTITIONS: Final = 100_000
-"""The limit of the client."""
 
 
 class KafkaTopics:
@@ -224,9 +142,9 @@ class KafkaTopics:
 
     async def create(self, name: str, partitions: int, options: TopicOptions) -> bool:
         """Create a topic and wait for its leaders; False if another process has created it first."""
-        copies = options.replication_factor or self._settings.replication_factor
+        replicas = options.replication_factor or self._settings.replication_factor
         config = {key: value for key, value in options.config.items() if value is not None}
-        new = NewTopic(plain_str(name), partitions, copies, config=config)
+        new = NewTopic(plain_str(name), partitions, replicas, config=config)
         try:
             await request_any_broker(
                 self._connection,
@@ -239,7 +157,7 @@ class KafkaTopics:
             if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 await self._until(f"Creating topic {name!r}", name)
                 return False
-            raise _explain_copies(explain(error, options), name, copies) from error
+            raise _explain_replicas(explain(error, options), name, replicas) from error
         await self._until(f"Creating topic {name!r}", name, partitions)
         return True
 
@@ -320,12 +238,12 @@ class KafkaTopics:
 
     async def _change(self, name: str, found: Any, partitions: int | None, options: TopicOptions) -> None:
         has = len(found.partitions)
-        copies = len(found.partitions[0].replicas)
-        if options.replication_factor not in (None, copies):
+        replicas = len(found.partitions[0].replicas)
+        if options.replication_factor not in (None, replicas):
             raise Unsupported(
-                f"Topic {name!r} has {copies} copies of each partition, and replication_factor is "
+                f"Topic {name!r} has {replicas} replicas of each partition, and replication_factor is "
                 f"{options.replication_factor}",
-                advice="Change the number of copies with kafka-reassign-partitions",
+                advice="Change the number of replicas with kafka-reassign-partitions",
             )
         if partitions is not None and partitions < has:
             raise Unsupported(
@@ -400,6 +318,85 @@ class KafkaTopics:
                 f"{what}: the brokers accepted the request, but it is not complete after {self._timeout:g} s",
                 advice="It completes in the background; raise request_timeout to wait longer",
             )
+
+
+def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
+    """Translate a broker's error for an option into one that names the option, its value and what to do."""
+    native = kafka_error(error.native) if error.native is not None else None
+    text = native.str() if native is not None else error.message
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        name = unknown[1]
+        near = get_close_matches(name, _SUGGESTIONS, 1, 0.6)
+        advice = f"Did you mean {near[0]!r}?" if near else "Kafka's documentation lists them under topic configs"
+        return UnknownSetting(f"A Kafka topic has no option {name!r}", native=error.native, advice=advice)
+    invalid = _INVALID.search(text)
+    if invalid is not None:
+        value, name, reason = invalid[1], invalid[2], (invalid[3] or "").strip()
+        return InvalidSetting(
+            f"Option {name!r} is {options.config.get(name, value)!r}",
+            native=error.native,
+            advice=f"Kafka says: {reason or text}",
+        )
+    return error
+
+
+def _read_options(retention: timedelta | None, options: Mapping[str, Any]) -> TopicOptions:
+    """Read the options of `ensure_topic`.
+
+    :raises InvalidSetting: a value has a type that no configuration takes, or an option is given twice.
+    """
+    config: dict[str, str | None] = {}
+    replicas: int | None = None
+    if retention is not None:
+        config["retention.ms"] = str(max(1, retention // _MILLISECOND))
+    for option, value in options.items():
+        if option in ("replication_factor", "replication.factor"):
+            if not is_whole(value) or not 1 <= value <= 32_767:
+                raise InvalidSetting(f"Option {option!r} is {value!r}", advice="Give a whole number from 1 to 32767")
+            replicas = value
+            continue
+        name = option.replace("_", ".")
+        if name in config:
+            advice = "Give either retention or retention.ms" if name == "retention.ms" else "Give it once"
+            raise InvalidSetting(f"Option {name!r} is given twice", advice=advice)
+        config[name] = None if value is None else _text(option, value)
+    return TopicOptions(config, replicas)
+
+
+def _explain_replicas(error: BrokerError, topic: str, replicas: int) -> BrokerError:
+    """Translate INVALID_REPLICATION_FACTOR into an error that names the setting and what to do.
+
+    :param replicas: the requested replication factor; -1 is the cluster's default.
+    """
+    native = kafka_error(error.native) if error.native is not None else None
+    if native is None or native.code() != KafkaError.INVALID_REPLICATION_FACTOR:
+        return error
+    brokers = _BROKERS.search(native.str())
+    most = f"at most {brokers[1] or brokers[2]}, the number of brokers" if brokers else "at most the number of brokers"
+    value = "-1, which is the brokers' default.replication.factor" if replicas == -1 else str(replicas)
+    return InvalidSetting(
+        f"replication_factor is {value}, and topic {topic!r} cannot have so many replicas: {native.str()}".rstrip("."),
+        native=error.native,
+        advice=f"Set replication_factor to {most}, as an option of the topic or for the bus; or start more brokers",
+    )
+
+
+def _text(option: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, timedelta):
+        return str(value // _MILLISECOND)
+    if isinstance(value, str) or is_finite(value):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        items = cast("list[object]", value)
+        if all(isinstance(item, str) for item in items):
+            return ",".join(cast("list[str]", items))
+    raise InvalidSetting(
+        f"Option {option!r} is {value!r}",
+        advice="Give a str, number, bool, timedelta, list of str, or None for the default",
+    )
 
 
 def _code(error: BrokerError) -> int | None:

@@ -48,26 +48,6 @@ class Group(PublishCall):
         self.places = places
 
 
-class _Topic:
-    """A topic with a rejected batch.
-
-    :ivar draining: the client still has messages from before the rejection.
-    :ivar calls: calls that wait for that, complete ones too, whose delivered messages must not be overtaken.
-    :ivar queue: messages to send, in order.
-    :ivar group: the group in flight.
-    :ivar limit: bytes of a group.
-    """
-
-    __slots__ = ("calls", "draining", "group", "limit", "queue")
-
-    def __init__(self) -> None:
-        self.draining = True
-        self.calls: list[PublishCall] = []
-        self.queue: deque[_Place] = deque()
-        self.group: Group | None = None
-        self.limit = 0
-
-
 class Splitting:
     """:param send: produces a group.
     :param on_complete: called with each call when each of its messages has an outcome.
@@ -219,6 +199,26 @@ class Splitting:
         call.left -= 1
         if not call.left:
             self._on_complete(call)
+
+
+class _Topic:
+    """A topic with a rejected batch.
+
+    :ivar draining: the client still has messages from before the rejection.
+    :ivar calls: calls that wait for that, complete ones too, whose delivered messages must not be overtaken.
+    :ivar queue: messages to send, in order.
+    :ivar group: the group in flight.
+    :ivar limit: bytes of a group.
+    """
+
+    __slots__ = ("calls", "draining", "group", "limit", "queue")
+
+    def __init__(self) -> None:
+        self.draining = True
+        self.calls: list[PublishCall] = []
+        self.queue: deque[_Place] = deque()
+        self.group: Group | None = None
+        self.limit = 0
 
 
 def _is_too_large(outcome: object) -> bool:

@@ -47,24 +47,25 @@ __all__ = [
     "open_consumer",
 ]
 
-
-def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> Consumer:
-    """A consumer of the library for the thread that owns it.
-
-    :raises ConfigurationError: librdkafka refuses the settings.
-    """
-    try:
-        consumer = Consumer(with_oauth_token(config))
-    except (KafkaException, ValueError, TypeError) as error:
-        raise configuration_error(error, "Making a consumer", config) from error
-    rebootstrapper.watch(consumer)
-    return consumer
-
-
 _OnPartitions = Callable[[Consumer, list[NativePartition]], None]
 """A callback of the client in a rebalance."""
 
 _OF_POSITIONS: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
+
+LARGEST_BATCH: Final = 5000
+IN_FLIGHT: Final = 2
+_IDLE_POLL: Final = 0.1
+_COMMIT_POLL: Final = 0.001  # returns at once with the answer; a command waits as long
+_LEAST_WAIT: Final = 0.0002
+_GROWTH: Final = 1.25
+_BUSY_WAIT: Final = 0.002
+_BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and must not wait for an idle poll
+_STALL_POLL: Final = 0.25
+_LONG_STALL: Final = 10.0
+_ASSIGN_SECONDS: Final = 60.0
+_LOST_SECONDS: Final = 5.0
+_BATCH_BYTES: Final = 8 * 1024 * 1024
+_REJOIN_PAUSE: Final = 1.0
 
 
 class ConsumerHost(Protocol):
@@ -100,251 +101,6 @@ class ConsumerHost(Protocol):
     def failed(self, error: BrokerError) -> None:
         """The client reports an error; after a retriable error it continues by itself."""
         ...
-
-
-def _host_calls(
-    messages: Iterable[NativeRecord],
-    group: str,
-    host: ConsumerHost,
-    ended: Callable[[TopicPartition, int], object] | None,
-    moved: Container[tuple[str, int]],
-) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
-    """The calls of the host, with arguments, for messages that are errors or ends of partitions.
-
-    :param group: named in errors that are about no topic.
-    :param ended: called with the end of a partition.
-    :param moved: partitions that were revoked or moved since; their ends may be outdated.
-    """
-    for message in messages:
-        error = message.error()
-        if error is None or error.code() == KafkaError._MAX_POLL_EXCEEDED:
-            continue
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        if topic is not None and partition is not None and error.code() in _OF_POSITIONS:
-            out_of_range = error.code() == KafkaError._AUTO_OFFSET_RESET
-            call = host.out_of_range if out_of_range else ended
-            if call is not None and (out_of_range or (topic, partition) not in moved):
-                yield call, TopicPartition(topic, partition), -1 if offset is None else offset
-            continue
-        about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED
-        yield host.failed, translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
-
-
-def _native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
-    """As the client library takes them."""
-    return [NativePartition(*partition) for partition in partitions]
-
-
-def guarded(callback: _OnPartitions, failed: Callable[[BrokerError], object], name: str) -> _OnPartitions:
-    """The callback without exceptions: one that reached the client would end the poll, or the process.
-
-    :param failed: called with the exception. :param name: for the log.
-    """
-
-    def call(client: Consumer, partitions: list[NativePartition]) -> None:
-        try:
-            callback(client, partitions)
-        except BaseException as error:
-            logger.exception("%s failed in a rebalance", name)
-            failed(translate(error, "A rebalance"))
-
-    return call
-
-
-class ClientAssignment:
-    """Assigns partitions to a client, removes and moves them, whichever way its group rebalances.
-
-    Incremental groups name the changes, others the whole assignment. A refusal of the client is its KafkaException.
-
-    :param config: of the client.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._incremental = _is_incremental(config)
-        self._group = str(config["group.id"])
-
-    def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        """Read these from their positions."""
-        if self._incremental:
-            client.incremental_assign(partitions)
-        else:
-            client.assign(partitions)
-
-    def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        """Stop reading these."""
-        if self._incremental:
-            # Partitions without a position were never assigned, and the client refuses to remove what it does not have.
-            there = {(each.topic, each.partition) for each in client.assignment()}
-            client.incremental_unassign([each for each in partitions if (each.topic, each.partition) in there])
-        else:
-            client.unassign()
-
-    def move(
-        self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
-    ) -> tuple[list[TopicPartition], KafkaException | LeaseLost | None]:
-        """Read partitions from other positions; the moved partitions, and the error of the others."""
-        moved: list[TopicPartition] = []
-        failed: KafkaException | LeaseLost | None = None
-        for partition, position in positions.items():
-            try:
-                self._move(client, NativePartition(*partition, position), owned)
-            except KafkaException as error:
-                # A partition that is revoked meanwhile must not hide the error of one that stays.
-                failed = error if partition in owned else failed or not_assigned(partition, self._group)
-            else:
-                moved.append(partition)
-        return moved, failed
-
-    def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> None:
-        try:
-            client.seek(to)
-        except KafkaException as error:
-            place = (to.topic, to.partition)
-            if error.args[0].code() != KafkaError._STATE or place not in owned:
-                raise
-            # After an error of its position a partition does not move, but it can be assigned again.
-            if self._incremental:
-                client.incremental_unassign([to])
-                client.incremental_assign([to])
-            else:
-                rest = _native_partitions([each for each in owned if each != place])
-                client.assign([to, *client.position(rest)])
-
-
-def _is_incremental(config: Mapping[str, Any]) -> bool:
-    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
-    return (
-        config.get("group.protocol", "classic") == "consumer"
-        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
-    )
-
-
-class Pausing:
-    """The partitions that a client does not fetch.
-
-    The client keeps a pause beyond the assignment: a partition that is revoked while paused, and assigned again, is not
-    fetched until a resume. So partitions are resumed before they are released.
-
-    :param owned: what is assigned now; read with each call.
-
-    :ivar parked: whether everything is paused because no batch is taken.
-    """
-
-    def __init__(self, owned: set[tuple[str, int]]) -> None:
-        self.parked = False
-        self._owned = owned
-        self._requested: set[tuple[str, int]] = set()
-        self._stopped: set[tuple[str, int]] = set()
-        """Paused in the client."""
-
-    def pause(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
-        """Fetch nothing of these until they are resumed, also when they are assigned later."""
-        self._requested.update(partitions)
-        self.apply(client)
-
-    def resume(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
-        """Undo `pause`."""
-        self._requested.difference_update(partitions)
-        self.apply(client)
-
-    def park(self, client: Consumer) -> None:
-        """Fetch nothing at all, also of what is assigned later."""
-        self.parked = True
-        self.apply(client)
-
-    def unpark(self, client: Consumer) -> None:
-        """Undo `park`; partitions that were paused stay paused."""
-        self.parked = False
-        self.apply(client)
-
-    def apply(self, client: Consumer) -> None:
-        """Pause and resume in the client; also after an assignment."""
-        wanted = self._owned.copy() if self.parked else self._owned & self._requested
-        if more := wanted - self._stopped:
-            client.pause(_native_partitions(more))
-        if over := self._stopped - wanted:
-            client.resume(_native_partitions(over))
-        self._stopped = wanted
-
-    def let_go(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
-        """These are about to be released; the client still has them."""
-        if stopped := self._stopped.intersection(partitions):
-            client.resume(_native_partitions(stopped))
-            self._stopped -= stopped
-
-
-class PollBefore:
-    """Runs commands after a poll, so that pending rebalance callbacks run first.
-
-    A member may have lost partitions, and joined again, before it polls. Hence a commit, and every command that depends
-    on the generation, polls first. That poll may call back to revoke partitions, and their release waits for just this
-    command: then it runs at the begin of the callback, and not after the poll. An exception of a command is raised by
-    `run`, and by no callback.
-
-    :param keep: takes the record that a poll returns: one at most, since callbacks come before records.
-
-    :ivar calling_back: whether the thread is within a callback of the client, where nothing is polled.
-    """
-
-    def __init__(self, keep: Callable[[NativeRecord], object]) -> None:
-        self._keep = keep
-        self._due: Callable[[Consumer], object] | None = None
-        self._failure: Exception | None = None
-        self.calling_back = False
-
-    def poll(self, client: Consumer) -> None:
-        """Let the client call back."""
-        message: Any = client.poll(0)
-        if message is not None:
-            self._keep(message)
-
-    def run(self, client: Consumer, work: Callable[[Consumer], object]) -> None:
-        """Run this after a poll."""
-        if self.calling_back:
-            work(client)
-            return
-        self._due = work
-        try:
-            self.poll(client)
-        finally:
-            self._run_due(client)
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    @contextmanager
-    def callback(self, client: Consumer) -> Generator[None]:
-        """The block is a callback of the client, in which the host releases or claims partitions."""
-        self.calling_back = True
-        try:
-            self._run_due(client)
-            yield
-        finally:
-            self.calling_back = False
-
-    def _run_due(self, client: Consumer) -> None:
-        due, self._due = self._due, None
-        if due is not None:
-            try:
-                due(client)
-            except Exception as error:
-                self._failure = error
-
-
-LARGEST_BATCH: Final = 5000
-IN_FLIGHT: Final = 2
-_IDLE_POLL: Final = 0.1
-_COMMIT_POLL: Final = 0.001  # returns at once with the answer; a command waits as long
-_LEAST_WAIT: Final = 0.0002
-_GROWTH: Final = 1.25
-_BUSY_WAIT: Final = 0.002
-_BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and must not wait for an idle poll
-_STALL_POLL: Final = 0.25
-_LONG_STALL: Final = 10.0
-_ASSIGN_SECONDS: Final = 60.0
-_LOST_SECONDS: Final = 5.0
-_BATCH_BYTES: Final = 8 * 1024 * 1024
-_REJOIN_PAUSE: Final = 1.0
 
 
 class ConsumerThread(OwnerThread[Consumer]):
@@ -688,3 +444,245 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._commits.drop(places)
         self._assignment.remove(client, partitions)
         self._busy()
+
+
+def open_consumer(config: Mapping[str, Any], rebootstrapper: Rebootstrapper) -> Consumer:
+    """A consumer of the library for the thread that owns it.
+
+    :raises ConfigurationError: librdkafka refuses the settings.
+    """
+    try:
+        consumer = Consumer(with_oauth_token(config))
+    except (KafkaException, ValueError, TypeError) as error:
+        raise configuration_error(error, "Making a consumer", config) from error
+    rebootstrapper.watch(consumer)
+    return consumer
+
+
+class PollBefore:
+    """Runs commands after a poll, so that pending rebalance callbacks run first.
+
+    A member may have lost partitions and rejoined before it polls. So a commit, and every command that depends on the
+    generation, polls first. That poll may run the callback that revokes partitions, whose release waits for this very
+    command: the command then runs at the start of the callback. `run` raises the exception of a command; a callback
+    never does.
+
+    :param keep: takes the record that a poll returns: one at most, since callbacks come before records.
+
+    :ivar calling_back: whether the thread is within a callback of the client, where nothing is polled.
+    """
+
+    def __init__(self, keep: Callable[[NativeRecord], object]) -> None:
+        self._keep = keep
+        self._due: Callable[[Consumer], object] | None = None
+        self._failure: Exception | None = None
+        self.calling_back = False
+
+    def poll(self, client: Consumer) -> None:
+        """Let the client call back."""
+        message: Any = client.poll(0)
+        if message is not None:
+            self._keep(message)
+
+    def run(self, client: Consumer, work: Callable[[Consumer], object]) -> None:
+        """Run this after a poll."""
+        if self.calling_back:
+            work(client)
+            return
+        self._due = work
+        try:
+            self.poll(client)
+        finally:
+            self._run_due(client)
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    @contextmanager
+    def callback(self, client: Consumer) -> Generator[None]:
+        """The block is a callback of the client, in which the host releases or claims partitions."""
+        self.calling_back = True
+        try:
+            self._run_due(client)
+            yield
+        finally:
+            self.calling_back = False
+
+    def _run_due(self, client: Consumer) -> None:
+        due, self._due = self._due, None
+        if due is not None:
+            try:
+                due(client)
+            except Exception as error:
+                self._failure = error
+
+
+class ClientAssignment:
+    """Assigns partitions to a client, removes and moves them, whichever way its group rebalances.
+
+    Incremental groups name the changes, others the whole assignment. A refusal of the client is its KafkaException.
+
+    :param config: of the client.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._incremental = _is_incremental(config)
+        self._group = str(config["group.id"])
+
+    def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        """Read these from their positions."""
+        if self._incremental:
+            client.incremental_assign(partitions)
+        else:
+            client.assign(partitions)
+
+    def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        """Stop reading these."""
+        if self._incremental:
+            # Partitions without a position were never assigned, and the client refuses to remove what it does not have.
+            there = {(each.topic, each.partition) for each in client.assignment()}
+            client.incremental_unassign([each for each in partitions if (each.topic, each.partition) in there])
+        else:
+            client.unassign()
+
+    def move(
+        self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
+    ) -> tuple[list[TopicPartition], KafkaException | LeaseLost | None]:
+        """Read partitions from other positions; the moved partitions, and the error of the others."""
+        moved: list[TopicPartition] = []
+        failed: KafkaException | LeaseLost | None = None
+        for partition, position in positions.items():
+            try:
+                self._move(client, NativePartition(*partition, position), owned)
+            except KafkaException as error:
+                # A partition that is revoked meanwhile must not hide the error of one that stays.
+                failed = error if partition in owned else failed or not_assigned(partition, self._group)
+            else:
+                moved.append(partition)
+        return moved, failed
+
+    def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> None:
+        try:
+            client.seek(to)
+        except KafkaException as error:
+            place = (to.topic, to.partition)
+            if error.args[0].code() != KafkaError._STATE or place not in owned:
+                raise
+            # After an error of its position a partition does not move, but it can be assigned again.
+            if self._incremental:
+                client.incremental_unassign([to])
+                client.incremental_assign([to])
+            else:
+                rest = _native_partitions([each for each in owned if each != place])
+                client.assign([to, *client.position(rest)])
+
+
+class Pausing:
+    """The partitions that a client does not fetch.
+
+    The client keeps a pause beyond the assignment: a partition that is revoked while paused, and assigned again, is not
+    fetched until a resume. So partitions are resumed before they are released.
+
+    :param owned: what is assigned now; read with each call.
+
+    :ivar parked: whether everything is paused because no batch is taken.
+    """
+
+    def __init__(self, owned: set[tuple[str, int]]) -> None:
+        self.parked = False
+        self._owned = owned
+        self._requested: set[tuple[str, int]] = set()
+        self._stopped: set[tuple[str, int]] = set()
+        """Paused in the client."""
+
+    def pause(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """Fetch nothing of these until they are resumed, also when they are assigned later."""
+        self._requested.update(partitions)
+        self.apply(client)
+
+    def resume(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """Undo `pause`."""
+        self._requested.difference_update(partitions)
+        self.apply(client)
+
+    def park(self, client: Consumer) -> None:
+        """Fetch nothing at all, also of what is assigned later."""
+        self.parked = True
+        self.apply(client)
+
+    def unpark(self, client: Consumer) -> None:
+        """Undo `park`; partitions that were paused stay paused."""
+        self.parked = False
+        self.apply(client)
+
+    def apply(self, client: Consumer) -> None:
+        """Pause and resume in the client; also after an assignment."""
+        wanted = self._owned.copy() if self.parked else self._owned & self._requested
+        if more := wanted - self._stopped:
+            client.pause(_native_partitions(more))
+        if over := self._stopped - wanted:
+            client.resume(_native_partitions(over))
+        self._stopped = wanted
+
+    def let_go(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """These are about to be released; the client still has them."""
+        if stopped := self._stopped.intersection(partitions):
+            client.resume(_native_partitions(stopped))
+            self._stopped -= stopped
+
+
+def guarded(callback: _OnPartitions, failed: Callable[[BrokerError], object], name: str) -> _OnPartitions:
+    """The callback without exceptions: one that reached the client would end the poll, or the process.
+
+    :param failed: called with the exception. :param name: for the log.
+    """
+
+    def call(client: Consumer, partitions: list[NativePartition]) -> None:
+        try:
+            callback(client, partitions)
+        except BaseException as error:
+            logger.exception("%s failed in a rebalance", name)
+            failed(translate(error, "A rebalance"))
+
+    return call
+
+
+def _host_calls(
+    messages: Iterable[NativeRecord],
+    group: str,
+    host: ConsumerHost,
+    ended: Callable[[TopicPartition, int], object] | None,
+    moved: Container[tuple[str, int]],
+) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
+    """The calls of the host, with arguments, for messages that are errors or ends of partitions.
+
+    :param group: named in errors that are about no topic.
+    :param ended: called with the end of a partition.
+    :param moved: partitions that were revoked or moved since; their ends may be outdated.
+    """
+    for message in messages:
+        error = message.error()
+        if error is None or error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            continue
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if topic is not None and partition is not None and error.code() in _OF_POSITIONS:
+            out_of_range = error.code() == KafkaError._AUTO_OFFSET_RESET
+            call = host.out_of_range if out_of_range else ended
+            if call is not None and (out_of_range or (topic, partition) not in moved):
+                yield call, TopicPartition(topic, partition), -1 if offset is None else offset
+            continue
+        about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED
+        yield host.failed, translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
+
+
+def _native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
+    """As the client library takes them."""
+    return [NativePartition(*partition) for partition in partitions]
+
+
+def _is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
+    return (
+        config.get("group.protocol", "classic") == "consumer"
+        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
+    )

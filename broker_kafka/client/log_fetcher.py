@@ -185,7 +185,7 @@ class ReaderThread(OwnerThread[Consumer]):
 
     def _take(self, client: Consumer, most: int) -> Chunk:
         most = min(most, _MOST)
-        # First what is there: with a timeout the library waits until the batch is full.
+        # First take what is buffered: with a timeout the library waits until the batch is full.
         messages = self._from_behind(most) or client.consume(most, 0.0)
         deadline = monotonic() + self._patience
         last: BrokerError | None = None

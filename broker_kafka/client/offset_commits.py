@@ -4,7 +4,7 @@
 undone. So one commit of each partition is in flight at a time. Commits that are requested meanwhile wait, the newest
 position of each partition alone, and its answer goes to all who requested one.
 
-*Concurrency.* In the thread that owns the client. Waiting for an answer in the thread could last for ever: the answer
+*Concurrency.* In the thread that owns the client. Waiting for an answer in the thread could last forever: the answer
 may depend on a rebalance, whose callback the thread has to serve. Within a callback nothing is polled, so there commits
 do wait for their answers, and `settle` repeats those in flight. Positions that may be undone by an overtaken commit are
 committed once more later. *Cancellation.* A requested commit is carried out, or a newer one of its partition instead.
@@ -144,7 +144,7 @@ class CommitQueue:
                 self._send(client, pending)
 
     def settle(self, client: Consumer) -> None:
-        """Repeat what is in flight or waits, and wait for it; at the begin of a callback that revokes partitions."""
+        """Repeat what is in flight or waits, and wait for it; at the start of a callback that revokes partitions."""
         pending: dict[TopicPartition, _Pending] = {}
         for sent in self._sent:
             pending |= sent.pending

@@ -1,7 +1,7 @@
 """The connection of a backend to a cluster: client configurations, admin clients, and connection events.
 
-Two admin clients, each in its thread: one for requests that any broker answers, one for coordinators of groups. A
-request to a coordinator that is given up takes its client with it. A client that waits for a silent broker is replaced
+Two admin clients, each in its thread: one for requests that any broker answers, one for coordinators of groups. An
+abandoned request to a coordinator takes its client with it. A client that waits for a silent broker is replaced
 by `replace_client`. A client that was replaced ends with its last request.
 
 *Concurrency.* Used on one event loop. *Cancellation.* A cancelled `call` leaves what has begun to the thread.

@@ -63,19 +63,20 @@ async def partitions_of(connection: Connection, topic: str) -> list[TopicPartiti
     return [TopicPartition(topic, number) for number in sorted(each.id for each in found.partitions)]
 
 
-async def topic_bounds(connection: Connection, topic: str, *, committed: bool = True) -> dict[int, Bounds]:
-    """The first and next offset of each partition.
-
-    :param committed: `next` is the last stable offset: where the oldest open transaction begins.
-    """
-    found = await bounds_of(connection, await partitions_of(connection, topic), committed=committed)
+async def topic_bounds(connection: Connection, topic: str) -> dict[int, Bounds]:
+    """`bounds_of` the partitions of a topic, by number."""
+    found = await bounds_of(connection, await partitions_of(connection, topic))
     return {partition.partition: bounds for partition, bounds in found.items()}
 
 
 async def bounds_of(
     connection: Connection, partitions: Sequence[TopicPartition], *, committed: bool = True
 ) -> dict[TopicPartition, Bounds]:
-    """`topic_bounds` of partitions of any topics."""
+    """The first and next offset of each partition.
+
+    :param committed: `next` is the last stable offset, where the oldest open transaction begins; else the
+        high watermark.
+    """
     firsts, nexts = await asyncio.gather(
         _offsets(connection, partitions, OffsetSpec.earliest(), committed),
         _offsets(connection, partitions, OffsetSpec.latest(), committed),

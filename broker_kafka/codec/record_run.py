@@ -68,7 +68,7 @@ class NativeRun:
 
     @property
     def offsets(self) -> Iterable[int]:
-        """The offset of each record. They rise, so that first and last tell whether any is missing."""
+        """The offset of each record. They rise, so that the first and the last show whether any is missing."""
         if not len(self):
             return range(0)
         begin, end = _offset(self._all[self._begin]), self.last + 1

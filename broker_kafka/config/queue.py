@@ -101,7 +101,7 @@ class QueueSettings(BackendSettings):
         super().check_given()
         for name, engine in _ENGINES.items():
             # One connection may override a setting of all connections, but never queue_id.
-            overridden = name != "queue_id" and self.is_outdone(name, "queue")
+            overridden = name != "queue_id" and self.is_outranked(name, "queue")
             if self.queue != engine and self.is_given(name) and not overridden:
                 raise InvalidSetting(
                     f"Setting {name!r} (from {self.origin(name)}) is {getattr(self, name)!r}, and "
@@ -113,6 +113,6 @@ class QueueSettings(BackendSettings):
         """Whether the setting was given, and is not None."""
         return self.origin(name).kind != "default" and getattr(self, name) is not None
 
-    def is_outdone(self, name: str, by: str) -> bool:
-        """Whether `by` comes from an origin of higher precedence than `name`: the URL over the environment."""
+    def is_outranked(self, name: str, by: str) -> bool:
+        """Whether setting `by` comes from an origin of higher precedence: the URL over the environment."""
         return _RANKS[self.origin(by).kind] > _RANKS[self.origin(name).kind]

@@ -181,7 +181,7 @@ class Secured(Protocol):
     @property
     def properties(self) -> Mapping[str, Any]: ...
     def is_given(self, name: str) -> bool: ...
-    def is_outdone(self, name: str, by: str) -> bool: ...
+    def is_outranked(self, name: str, by: str) -> bool: ...
     def origin(self, name: str) -> Origin: ...
 
 
@@ -200,7 +200,7 @@ def check_security(settings: Secured) -> None:
     if not protocol_of(settings).endswith("SSL"):
         _check_no_tls(settings)
     for name, needed in MECHANISMS.items():
-        if mechanism != needed and settings.is_given(name) and not settings.is_outdone(name, "sasl_mechanism"):
+        if mechanism != needed and settings.is_given(name) and not settings.is_outranked(name, "sasl_mechanism"):
             raise InvalidSetting(
                 f"Setting {name!r} (from {settings.origin(name)}) is given, and sasl_mechanism "
                 f"{'is not' if mechanism is None else f'{mechanism} does not use it'}",
@@ -220,7 +220,7 @@ def _check_no_tls(settings: Secured) -> None:
     ]
     given += [(name, "properties") for name in settings.properties if name.startswith("ssl.")]
     for name, setting in given:
-        if not settings.is_outdone(setting, "security_protocol"):
+        if not settings.is_outranked(setting, "security_protocol"):
             raise InvalidSetting(
                 f"Setting {name!r} (from {settings.origin(setting)}) is given, and security_protocol={protocol} "
                 f"(from {settings.origin('security_protocol')}) does not use it",

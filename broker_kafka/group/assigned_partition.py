@@ -17,13 +17,13 @@ from broker_kafka.offsets.protocol import StoredOffset
 __all__ = ["AssignedPartition", "Assignment", "Marks", "Runs"]
 
 _GENERATIONS: Final = count(1)
-"""Unique in this process, so that a stash can order two assignments."""
+"""Unique in this process, so that an `OffsetStash` can order two assignments."""
 
 
 class Assignment:
     """A partition of a member, from its assignment to its release.
 
-    :ivar generation: the number of this assignment; records carry it, which tells those of earlier ones apart.
+    :ivar generation: the number of this assignment, which its records carry.
     :ivar revoking: about to be released; marks and commits still count.
     :ivar gone: released, or lost.
     """
@@ -36,99 +36,66 @@ class Assignment:
         self.revoking = self.gone = False
 
 
-class Runs:
-    """Which of the records that were handed over are finished, in any order; kept as runs of dense offsets.
+class AssignedPartition(Assignment):
+    """A partition of a `GroupConsumer`.
 
-    Memory grows with the gaps, not with the records, so that it stays small if nothing is ever finished.
+    :ivar begun: where reading began; None if at the first record.
+    :ivar records: fetched, and not handed over.
+    :ivar size: their bytes.
+    :ivar opened: `on_assigned` is over, so that records may be handed over.
+    :ivar paused: by the application.
+    :ivar full: paused because its records are not read.
+    :ivar in_line: waits for its turn among those with records.
+    :ivar turn: how many records were handed over one by one in this turn.
     """
 
-    __slots__ = ("_finished", "_runs")
+    __slots__ = ("begun", "full", "in_line", "marks", "opened", "paused", "records", "size", "turn")
 
-    def __init__(self) -> None:
-        self._runs: deque[list[int]] = deque()
-        """First and last offset of each run, from the first unfinished record on."""
-        self._finished: set[int] = set()
-
-    def hand_over(self, records: Sequence[Record[Any]]) -> None:
-        """Add records, which lie above all before."""
-        first, last = records[0].offset, records[-1].offset
-        if last - first + 1 == len(records):
-            self._append(first, last)
-            return
-        begun = previous = first
-        for record in records:
-            offset = record.offset
-            if offset > previous + 1:
-                self._append(begun, previous)
-                begun = offset
-            previous = offset
-        self._append(begun, previous)
-
-    def hand_over_one(self, offset: int) -> None:
-        """`hand_over` of one record."""
-        if self._runs and self._runs[-1][1] == offset - 1:
-            self._runs[-1][1] = offset
-        else:
-            self._runs.append([offset, offset])
-
-    def finish(self, offset: int) -> int | None:
-        """A record is done; the position below which everything is done, if it grew."""
-        runs = self._runs
-        if not runs or offset < runs[0][0] or offset > runs[-1][1]:
-            return None
-        if offset == runs[0][0]:
-            return self._advance(offset + 1)
-        self._finished.add(offset)
-        return None
-
-    def pass_to(self, position: int) -> int:
-        """All below this position is done; the resulting position, which may lie higher."""
-        runs = self._runs
-        if not runs or position <= runs[0][0]:
-            return position
-        while runs and runs[0][1] < position:
-            runs.popleft()
-        if runs and runs[0][0] < position:
-            runs[0][0] = position
-        if not self._finished:
-            return position
-        self._finished = {offset for offset in self._finished if offset >= position}
-        if runs and runs[0][0] in self._finished:
-            self._finished.remove(runs[0][0])
-            return self._advance(runs[0][0] + 1)
-        return position
-
-    def clear(self) -> None:
-        """Forget everything: the partition is read from elsewhere."""
-        self._runs.clear()
-        self._finished.clear()
+    def __init__(self, partition: TopicPartition, stored: StoredOffset | None, begun: int) -> None:
+        super().__init__(partition)
+        self.marks = Marks(stored)
+        self.begun = begun if begun >= 0 else None
+        self.records: deque[Record[Any]] = deque()
+        self.size = 0
+        self.opened = self.paused = self.full = self.in_line = False
+        self.turn = 0
 
     @property
-    def unfinished(self) -> int:
-        """How many records were handed over and are not finished."""
-        return sum([last - first + 1 for first, last in self._runs]) - len(self._finished)
+    def deliverable(self) -> bool:
+        """Whether a record can be handed over now."""
+        return bool(self.records) and self.opened and not (self.paused or self.revoking or self.gone)
 
-    def _append(self, first: int, last: int) -> None:
-        if self._runs and self._runs[-1][1] == first - 1:
-            self._runs[-1][1] = last
+    @property
+    def position(self) -> int | None:
+        """The next offset that is not done; None if nothing is known."""
+        current = self.marks.current
+        return self.begun if current is None else current.offset
+
+    def take(self, limit: int) -> list[Record[Any]]:
+        """Hand over the next records, at most `limit`; there is at least one."""
+        waiting = self.records
+        if limit >= len(waiting):
+            records = list(waiting)
+            waiting.clear()
+            self.size = 0
         else:
-            self._runs.append([first, last])
+            pop = waiting.popleft
+            records = [pop() for _ in range(limit)]
+            self.size -= sum([record.size for record in records])
+        self.marks.runs.hand_over(records)
+        return records
 
-    def _advance(self, position: int) -> int:
-        """The first run is done below `position`; continue over finished records above it."""
-        runs, finished = self._runs, self._finished
-        while True:
-            last = runs[0][1]
-            while position <= last and position in finished:
-                finished.remove(position)
-                position += 1
-            if position <= last:
-                runs[0][0] = position
-                return position
-            runs.popleft()
-            if not runs or runs[0][0] not in finished:
-                return position
-            position = runs[0][0]
+    def take_one(self) -> Record[Any]:
+        """Hand over the next record; there is at least one."""
+        record = self.records.popleft()
+        self.size -= record.size
+        self.marks.runs.hand_over_one(record.offset)
+        return record
+
+    def drop(self) -> None:
+        """Forget the records that wait."""
+        self.records.clear()
+        self.size = 0
 
 
 class Marks:
@@ -243,63 +210,96 @@ class Marks:
         return 1 if before is None else position - before.offset
 
 
-class AssignedPartition(Assignment):
-    """A partition of a `GroupConsumer`.
+class Runs:
+    """Which of the records that were handed over are finished, in any order; kept as runs of dense offsets.
 
-    :ivar begun: where reading began; None if at the first record.
-    :ivar records: fetched, and not handed over.
-    :ivar size: their bytes.
-    :ivar opened: `on_assigned` is over, so that records may be handed over.
-    :ivar paused: by the application.
-    :ivar full: paused because its records are not read.
-    :ivar in_line: waits for its turn among those with records.
-    :ivar turn: how many records were handed over one by one in this turn.
+    Memory grows with the gaps, not with the records, so that it stays small if nothing is ever finished.
     """
 
-    __slots__ = ("begun", "full", "in_line", "marks", "opened", "paused", "records", "size", "turn")
+    __slots__ = ("_finished", "_runs")
 
-    def __init__(self, partition: TopicPartition, stored: StoredOffset | None, begun: int) -> None:
-        super().__init__(partition)
-        self.marks = Marks(stored)
-        self.begun = begun if begun >= 0 else None
-        self.records: deque[Record[Any]] = deque()
-        self.size = 0
-        self.opened = self.paused = self.full = self.in_line = False
-        self.turn = 0
+    def __init__(self) -> None:
+        self._runs: deque[list[int]] = deque()
+        """First and last offset of each run, from the first unfinished record on."""
+        self._finished: set[int] = set()
 
-    @property
-    def deliverable(self) -> bool:
-        """Whether a record can be handed over now."""
-        return bool(self.records) and self.opened and not (self.paused or self.revoking or self.gone)
+    def hand_over(self, records: Sequence[Record[Any]]) -> None:
+        """Add records, which lie above all before."""
+        first, last = records[0].offset, records[-1].offset
+        if last - first + 1 == len(records):
+            self._append(first, last)
+            return
+        begun = previous = first
+        for record in records:
+            offset = record.offset
+            if offset > previous + 1:
+                self._append(begun, previous)
+                begun = offset
+            previous = offset
+        self._append(begun, previous)
 
-    @property
-    def position(self) -> int | None:
-        """The next offset that is not done; None if nothing is known."""
-        current = self.marks.current
-        return self.begun if current is None else current.offset
-
-    def take(self, limit: int) -> list[Record[Any]]:
-        """Hand over the next records, at most `limit`; there is at least one."""
-        waiting = self.records
-        if limit >= len(waiting):
-            records = list(waiting)
-            waiting.clear()
-            self.size = 0
+    def hand_over_one(self, offset: int) -> None:
+        """`hand_over` of one record."""
+        if self._runs and self._runs[-1][1] == offset - 1:
+            self._runs[-1][1] = offset
         else:
-            pop = waiting.popleft
-            records = [pop() for _ in range(limit)]
-            self.size -= sum([record.size for record in records])
-        self.marks.runs.hand_over(records)
-        return records
+            self._runs.append([offset, offset])
 
-    def take_one(self) -> Record[Any]:
-        """Hand over the next record; there is at least one."""
-        record = self.records.popleft()
-        self.size -= record.size
-        self.marks.runs.hand_over_one(record.offset)
-        return record
+    def finish(self, offset: int) -> int | None:
+        """A record is done; the position below which everything is done, if it grew."""
+        runs = self._runs
+        if not runs or offset < runs[0][0] or offset > runs[-1][1]:
+            return None
+        if offset == runs[0][0]:
+            return self._advance(offset + 1)
+        self._finished.add(offset)
+        return None
 
-    def drop(self) -> None:
-        """Forget the records that wait."""
-        self.records.clear()
-        self.size = 0
+    def pass_to(self, position: int) -> int:
+        """All below this position is done; the resulting position, which may lie higher."""
+        runs = self._runs
+        if not runs or position <= runs[0][0]:
+            return position
+        while runs and runs[0][1] < position:
+            runs.popleft()
+        if runs and runs[0][0] < position:
+            runs[0][0] = position
+        if not self._finished:
+            return position
+        self._finished = {offset for offset in self._finished if offset >= position}
+        if runs and runs[0][0] in self._finished:
+            self._finished.remove(runs[0][0])
+            return self._advance(runs[0][0] + 1)
+        return position
+
+    def clear(self) -> None:
+        """Forget everything: the partition is read from elsewhere."""
+        self._runs.clear()
+        self._finished.clear()
+
+    @property
+    def unfinished(self) -> int:
+        """How many records were handed over and are not finished."""
+        return sum([last - first + 1 for first, last in self._runs]) - len(self._finished)
+
+    def _append(self, first: int, last: int) -> None:
+        if self._runs and self._runs[-1][1] == first - 1:
+            self._runs[-1][1] = last
+        else:
+            self._runs.append([first, last])
+
+    def _advance(self, position: int) -> int:
+        """The first run is done below `position`; continue over finished records above it."""
+        runs, finished = self._runs, self._finished
+        while True:
+            last = runs[0][1]
+            while position <= last and position in finished:
+                finished.remove(position)
+                position += 1
+            if position <= last:
+                runs[0][0] = position
+                return position
+            runs.popleft()
+            if not runs or runs[0][0] not in finished:
+                return position
+            position = runs[0][0]

@@ -36,7 +36,7 @@ class _Source(Protocol):
 class DeliveryBuffer:
     """:param owner: what records are bound to.
     :param max_records: the most records that wait here.
-    :param max_bytes: likewise in bytes; exceeded by a batch of the client at most.
+    :param max_bytes: the most bytes that wait here; one batch of the client may exceed them.
     :param decode: makes payloads of bodies; None leaves them bytes.
     :param changed: called when a record may be ready.
     """

@@ -6,7 +6,7 @@
 *Ends of partitions.* Behind the last record there may be transaction markers and records of aborted transactions. No
 reader gets these, so the position after the last record is moved past them: within its commit, or by another commit
 after the answer. Otherwise a group that has read everything would have a lag until another record comes. A position
-never passes the begin of an open transaction, where a partition ends for readers of committed data.
+never passes the start of an open transaction, where the partition ends for readers of committed data.
 
 *Concurrency.* One event loop. *Cancellation.* A commit that was begun continues when its caller is cancelled.
 *Failure.* Each partition has its own answer, whatever a store raises. `MemberCommits.commit` retries for a few seconds
@@ -42,7 +42,6 @@ from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStor
 
 __all__ = ["CallbackState", "LogEndCommits", "LogEnds", "MarkCommits", "MemberCommits"]
 
-
 _RETRY_PAUSE: Final = 0.1
 _RETRY_SECONDS: Final = 5.0
 _SUSPENDED: Final = 0.5
@@ -53,13 +52,6 @@ _GENERATION_CHANGES: Final = frozenset(
 )
 """The brokers are a generation ahead of the client: they take the commit of a present member a moment later, and the
 client of a former member finds out."""
-
-
-class CallbackState(Protocol):
-    """Whether the member's `ConsumerThread` is within a callback of its client."""
-
-    @property
-    def calling_back(self) -> bool: ...
 
 
 class MemberCommits:
@@ -185,9 +177,100 @@ class MemberCommits:
         return results
 
 
-def _commit_tasks() -> TaskSet:
-    """Commits that go on when their callers are cancelled."""
-    return TaskSet("broker-kafka-commit", lambda error: logger.warning("A commit failed: %r", error))
+class LogEndCommits(MemberCommits):
+    """`MemberCommits` that moves positions past the ends of partitions.
+
+    Transactions of the application commit positions without this class, and a commit from here could undo theirs. So
+    nothing is moved before the application has committed, or has said that it never commits in transactions, and
+    nothing after its first transaction. A commit that fails is logged.
+
+    :param emit: called with the events of commits that this class begins.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        thread: CallbackState,
+        assignments: Mapping[TopicPartition, object],
+        owner: Callable[[], GroupMember],
+        *,
+        group: str,
+        timeout: float,
+        log_ends: LogEnds,
+        tasks: TaskSet,
+        emit: Callable[[Event], object],
+    ) -> None:
+        super().__init__(store, thread, assignments, owner, group=group, timeout=timeout)
+        self._log_ends = log_ends
+        self._tasks = tasks
+        self._emit = emit
+        self._latest: dict[TopicPartition, object] = {}
+        self._stored: dict[TopicPartition, int] = {}
+        """What the brokers have, as long as nothing else can have been stored since."""
+        self._claimed: dict[TopicPartition, int] = {}
+        """What they had when the assignment began."""
+        self._transactional = False
+        self._trusts_claims = False
+
+    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
+        """An assignment begins. :param stored: what the brokers have."""
+        self._stored.pop(partition, None)
+        self._claimed.pop(partition, None)
+        # Metadata says more than the position: to move the position would remove the metadata.
+        if stored is not None and not stored.metadata:
+            (self._stored if self._trusts_claims else self._claimed)[partition] = stored.offset
+
+    def never_transacts(self) -> None:
+        """No transaction will commit positions."""
+        self._trusts_claims = True
+        claimed, self._claimed = self._claimed, {}
+        self._stored.update(claimed)
+        for partition in claimed:
+            self.extend(partition)
+
+    async def transacts(self, timeout: float) -> None:
+        """Transactions commit positions from now on; waits `timeout` seconds at most for running commits."""
+        if not self._transactional:
+            self._transactional = True
+            self._stored.clear()
+            await self.settled(asyncio.get_running_loop().time() + timeout)
+
+    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        """`MemberCommits.commit`; a position with metadata is not moved."""
+        wanted = {
+            partition: at if at.metadata else StoredOffset(self._log_ends.beyond(partition, at.offset))
+            for partition, at in positions.items()
+        }
+        this = object()
+        for partition in wanted:
+            self._latest[partition] = this
+            self._stored.pop(partition, None)
+            self._claimed.pop(partition, None)
+        results = await super().commit(wanted)
+        for partition, error in results.items():
+            if self._latest.get(partition) is this:
+                del self._latest[partition]
+                at = wanted[partition]
+                if error is None and not self._transactional and not at.metadata:
+                    self._stored[partition] = at.offset
+                    self.extend(partition)
+        return results
+
+    def extend(self, partition: TopicPartition) -> None:
+        """Move the stored position to the end of the partition, if it can be."""
+        stored = self._stored.get(partition)
+        if stored is not None and self._log_ends.beyond(partition, stored) > stored:
+            self._tasks.spawn(self._extend(partition, stored))
+
+    async def _extend(self, partition: TopicPartition, stored: int) -> None:
+        if self._stored.get(partition) != stored:
+            return
+        end = self._log_ends.beyond(partition, stored)
+        error = (await self.commit({partition: StoredOffset(stored)}))[partition]
+        if error is None:
+            self._emit(PositionsCommitted(positions={partition: end}))
+        else:
+            logger.info("The position of %s stays before its end: %s", partition, error)
 
 
 class MarkCommits:
@@ -245,8 +328,8 @@ class MarkCommits:
         """Commit the pending marks of these, with retries until the loop time `deadline`; errors are reported."""
         while True:
             results = await self._commit_until(partitions, deadline)
-            passing = any(error is not None and _passes(error) for error in results.values())
-            if not passing or self._loop.time() + _FLUSH_PAUSE >= deadline:
+            transient = any(error is not None and _is_transient(error) for error in results.values())
+            if not transient or self._loop.time() + _FLUSH_PAUSE >= deadline:
                 break
             await asyncio.sleep(_FLUSH_PAUSE)
         for partition, error in results.items():
@@ -355,7 +438,7 @@ class MarkCommits:
         try:
             results = await self.commit(list(self._assignments.values()))
             for partition, error in results.items():
-                if error is not None and not _passes(error):
+                if error is not None and not _is_transient(error):
                     self._report(partition, error)
         except Exception:
             logger.exception("A background commit failed")
@@ -363,19 +446,6 @@ class MarkCommits:
             self._background = None
             if self._timer is None and any(each.marks.pending for each in self._assignments.values()):
                 self._set_timer()
-
-
-def _store_failed(error: Exception) -> BackendError:
-    return BackendError(
-        f"The offset store failed: {error!r}",
-        native=error,
-        advice="A store returns an answer for each partition and raises nothing; the next commit tries again",
-    )
-
-
-def _passes(error: BrokerError) -> bool:
-    native = None if error.native is None else kafka_error(error.native)
-    return error.retriable or (native is not None and native.code() in _GENERATION_CHANGES)
 
 
 class LogEnds:
@@ -416,97 +486,27 @@ class LogEnds:
         return end if begin <= position < end else position
 
 
-class LogEndCommits(MemberCommits):
-    """`MemberCommits` that moves positions past the ends of partitions.
+class CallbackState(Protocol):
+    """Whether the member's `ConsumerThread` is within a callback of its client."""
 
-    Transactions of the application commit positions without this class, and a commit from here could undo theirs. So
-    nothing is moved before the application has committed, or has said that it never commits in transactions, and
-    nothing after its first transaction. A commit that fails is logged.
+    @property
+    def calling_back(self) -> bool: ...
 
-    :param emit: called with the events of commits that this class begins.
-    """
 
-    def __init__(
-        self,
-        store: OffsetStore,
-        thread: CallbackState,
-        assignments: Mapping[TopicPartition, object],
-        owner: Callable[[], GroupMember],
-        *,
-        group: str,
-        timeout: float,
-        log_ends: LogEnds,
-        tasks: TaskSet,
-        emit: Callable[[Event], object],
-    ) -> None:
-        super().__init__(store, thread, assignments, owner, group=group, timeout=timeout)
-        self._log_ends = log_ends
-        self._tasks = tasks
-        self._emit = emit
-        self._latest: dict[TopicPartition, object] = {}
-        self._stored: dict[TopicPartition, int] = {}
-        """What the brokers have, as long as nothing else can have been stored since."""
-        self._claimed: dict[TopicPartition, int] = {}
-        """What they had when the assignment began."""
-        self._transactional = False
-        self._trusts_claims = False
+def _commit_tasks() -> TaskSet:
+    """Commits that go on when their callers are cancelled."""
+    return TaskSet("broker-kafka-commit", lambda error: logger.warning("A commit failed: %r", error))
 
-    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
-        """An assignment begins. :param stored: what the brokers have."""
-        self._stored.pop(partition, None)
-        self._claimed.pop(partition, None)
-        # Metadata says more than the position: to move the position would remove the metadata.
-        if stored is not None and not stored.metadata:
-            (self._stored if self._trusts_claims else self._claimed)[partition] = stored.offset
 
-    def never_transacts(self) -> None:
-        """No transaction will commit positions."""
-        self._trusts_claims = True
-        claimed, self._claimed = self._claimed, {}
-        self._stored.update(claimed)
-        for partition in claimed:
-            self.extend(partition)
+def _store_failed(error: Exception) -> BackendError:
+    return BackendError(
+        f"The offset store failed: {error!r}",
+        native=error,
+        advice="A store returns an answer for each partition and raises nothing; the next commit tries again",
+    )
 
-    async def transacts(self, timeout: float) -> None:
-        """Transactions commit positions from now on; waits `timeout` seconds at most for running commits."""
-        if not self._transactional:
-            self._transactional = True
-            self._stored.clear()
-            await self.settled(asyncio.get_running_loop().time() + timeout)
 
-    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        """`MemberCommits.commit`; a position with metadata is not moved."""
-        wanted = {
-            partition: at if at.metadata else StoredOffset(self._log_ends.beyond(partition, at.offset))
-            for partition, at in positions.items()
-        }
-        this = object()
-        for partition in wanted:
-            self._latest[partition] = this
-            self._stored.pop(partition, None)
-            self._claimed.pop(partition, None)
-        results = await super().commit(wanted)
-        for partition, error in results.items():
-            if self._latest.get(partition) is this:
-                del self._latest[partition]
-                at = wanted[partition]
-                if error is None and not self._transactional and not at.metadata:
-                    self._stored[partition] = at.offset
-                    self.extend(partition)
-        return results
-
-    def extend(self, partition: TopicPartition) -> None:
-        """Move the stored position to the end of the partition, if it can be."""
-        stored = self._stored.get(partition)
-        if stored is not None and self._log_ends.beyond(partition, stored) > stored:
-            self._tasks.spawn(self._extend(partition, stored))
-
-    async def _extend(self, partition: TopicPartition, stored: int) -> None:
-        if self._stored.get(partition) != stored:
-            return
-        end = self._log_ends.beyond(partition, stored)
-        error = (await self.commit({partition: StoredOffset(stored)}))[partition]
-        if error is None:
-            self._emit(PositionsCommitted(positions={partition: end}))
-        else:
-            logger.info("The position of %s stays before its end: %s", partition, error)
+def _is_transient(error: BrokerError) -> bool:
+    """Whether a later commit of the same member may succeed."""
+    native = None if error.native is None else kafka_error(error.native)
+    return error.retriable or (native is not None and native.code() in _GENERATION_CHANGES)

@@ -20,7 +20,6 @@ from confluent_kafka import TopicPartition as NativePartition
 from typing_extensions import TypeVar
 
 from broker import (
-    BrokerError,
     Bus,
     Closed,
     Codec,
@@ -91,7 +90,7 @@ class GroupConsumer(Generic[T]):
     :param commit_interval: seconds after which marks are committed; None is never by time.
     :param commit_every: offsets after which marks are committed; None is never by number. A release always commits.
     :param max_buffered: the most records that wait here to be handed over.
-    :param max_buffered_bytes: likewise in bytes; exceeded by one batch of the client at most.
+    :param max_buffered_bytes: the most bytes that wait here; one batch of the client may exceed them.
     :param stop_when_idle: end the iterations after so many seconds without a record; None is never.
     :param close_timeout: the seconds that `close` waits for work in flight and callbacks.
     :param options: settings of `KafkaSettings` for consumers, in place of the bus's: `group_protocol`,
@@ -433,13 +432,7 @@ class GroupConsumer(Generic[T]):
         :raises BrokerError: the store cannot be read.
         """
         wanted = self.assignment() if partitions is None else check_partitions(partitions)
-        found = await self._open_member().store.fetch(self.group, wanted)
-        positions: dict[TopicPartition, StoredOffset | None] = {}
-        for place, position in found.items():
-            if isinstance(position, BrokerError):
-                raise position
-            positions[place] = position
-        return positions
+        return await self._open_member().stored(wanted)
 
     # -- positions -----------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class ConsumerMember(Member[AssignedPartition]):
         )
         self._callbacks = TaskSet(
             "broker-kafka-rebalance",
-            # It must not keep a partition from its next owner.
+            # A failed callback must not keep a partition from its next owner.
             lambda error: logger.error("A rebalance callback failed: %r", error, exc_info=error),
         )
         self._flush_timeouts: set[asyncio.Timeout] = set()
@@ -228,7 +228,7 @@ class ConsumerMember(Member[AssignedPartition]):
         call = self._call(self._options.on_assigned, event)
         seconds = _SLOW_CALLBACK
         while call is not None and not (await asyncio.wait((call,), timeout=seconds))[0]:
-            # It may fetch the state of partitions, however long that takes.
+            # The callback may load the state of partitions, however long that takes.
             seconds *= 2
             self._warn(f"on_assigned has not returned, and {list(event.assigned)} wait for it to be read")
         opened = [each for each in new if not (each.revoking or each.gone)]

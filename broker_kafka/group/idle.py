@@ -1,9 +1,9 @@
 """`Idleness`: whether a member that gets no records may call its group read, or others hold what is unread.
 
 The description of a group names its members and their partitions, not whether they live; a dead member is removed when
-its session ends. So a partition of another member counts as looked after only if all of it is committed, or if the
-group has not changed for a whole session. The session of other members is not described either: the classic protocol
-is assumed to use ours for all, with KIP-848 the brokers set one for all.
+its session ends. So a partition of another member counts as read only if all of it is committed, or if the group has
+not changed for a whole session. Nor does the description contain the sessions of other members: with the classic
+protocol they are assumed to be the same as ours, and with KIP-848 the brokers set one session for all.
 
 *Concurrency.* One loop; callers queue. *Failure.* A retriable error means "not idle yet"; others are raised.
 """
@@ -71,7 +71,7 @@ class Idleness:
         self._paused = paused
         self._fetched: set[TopicPartition] = set()
         """Assigned partitions whose fetch was answered."""
-        self._one = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._not_before = 0.0
         self._session: float | None = None
 
@@ -81,7 +81,7 @@ class Idleness:
         :raises BrokerError: the brokers refuse to answer.
         """
         now = asyncio.get_running_loop().time
-        async with self._one:
+        async with self._one_at_a_time:
             if now() < self._not_before:
                 return False
             try:

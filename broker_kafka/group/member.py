@@ -29,7 +29,7 @@ from broker_kafka.group.idle import Idleness
 from broker_kafka.group.start_offsets import Claim, Claims, StartPositions, resolve_reset, warn_if_slow
 from broker_kafka.group.topic_ids import TopicIds, TopicIdStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
-from broker_kafka.offsets.protocol import OffsetStore
+from broker_kafka.offsets.protocol import OffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["Member"]
@@ -148,6 +148,10 @@ class Member(ABC, Generic[A]):
     def assignment(self) -> Sequence[TopicPartition]:
         """What is assigned and stays, sorted."""
         return sorted(partition for partition, each in self.assignments.items() if not each.revoking)
+
+    async def is_idle(self, seconds: float) -> bool:
+        """Whether nothing is left to read, after so many seconds without a record."""
+        return self._closed or await self._idleness.confirmed(seconds)
 
     # -- for subclasses ------------------------------------------------------------------------------------
 
@@ -271,6 +275,18 @@ class Member(ABC, Generic[A]):
         """The bounds of partitions, as readers of this isolation see them."""
         return await bounds_of(self.connection, partitions, committed=self._read_committed)
 
+    async def stored(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StoredOffset | None]:
+        """The stored positions of partitions; None where nothing is stored.
+
+        :raises BrokerError: the store cannot be read.
+        """
+        positions: dict[TopicPartition, StoredOffset | None] = {}
+        for partition, position in (await self.store.fetch(self.group, partitions)).items():
+            if isinstance(position, BrokerError):
+                raise position
+            positions[partition] = position
+        return positions
+
     async def _reset_position(self, assignment: A, position: int) -> None:
         """The log does not hold a position: apply `offset_reset`."""
         partition = assignment.partition
@@ -342,7 +358,3 @@ class Member(ABC, Generic[A]):
         topics = {each.partition.topic for each in released} - {each.topic for each in self.assignments}
         if topics and not self._closed:
             self._check_topics(topics)
-
-    async def is_idle(self, seconds: float) -> bool:
-        """Whether nothing is left to read, after so many seconds without a record."""
-        return self._closed or await self._idleness.confirmed(seconds)

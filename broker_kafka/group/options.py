@@ -114,6 +114,7 @@ _FLUSH_SECONDS: Final = 10.0
 _OTHERS: Final = frozenset(
     {"client_id", "offset_reset", "properties", "request_timeout", "topic_metadata_refresh_interval_ms"}
 )
+"""Options that are not consumer properties of librdkafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """How an application reads: all partitions as one, or a stream for each; and the work that readers have in flight.
 
 *Concurrency.* One loop, any number of readers; a record goes to one of them. Woken readers take records without
-suspending, so that no record is between the buffer and a reader. Each step hands over what is there, and says that the
-records of the step before are done. *In flight* is what a reader handed over until its next step: the body of a running
+suspending, so that no record is between the buffer and a reader. Each step hands over buffered records, and ends the
+work on those of the step before. *In flight* is what a reader handed over until its next step: the body of a running
 `async for`, in a task that is not done. *Cancellation.* A cancelled step has taken nothing. *The end.* A stream ends
 when its partition goes or the consumer closes; other readers, when the consumer closes. *Failure.* Every reader raises
 the error of the consumer, after the records that came before it. The error of one record is raised by the reader that
@@ -186,7 +186,7 @@ class _Reader(ABC, Generic[S]):
 
     @abstractmethod
     def _take(self) -> S | None:
-        """What is there; its partitions go into `holding`."""
+        """The next records, if some are buffered; their partitions go into `holding`."""
 
     def _over(self) -> bool:
         return False
@@ -204,7 +204,7 @@ class AllRecords(_Reader[Record[T]]):
 
 
 class AllBatches(_Reader[RecordBatch[T]]):
-    """Batches of what is there of all partitions."""
+    """Batches of buffered records of all partitions."""
 
     def __init__(self, buffer: DeliveryBuffer, readers: Readers, limit: int, owner: Any) -> None:
         super().__init__(buffer, readers)
@@ -289,7 +289,7 @@ class PartitionStream(Generic[T]):
         return _StreamRecords[T](self._buffer, self._readers, self._assigned)
 
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Batches of what is there, at most `max_records` each."""
+        """Batches of buffered records, at most `max_records` each."""
         return _StreamBatches[T](self._buffer, self._readers, self._assigned, check_limit(max_records), self._owner)
 
     def __repr__(self) -> str:

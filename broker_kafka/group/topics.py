@@ -36,7 +36,7 @@ class TopicPattern:
     The brokers' own topics, whose names begin with two underscores, never match.
 
     :param include: regular expressions of Python, or one.
-    :param exclude: likewise; a topic that matches is left out whatever `include` says.
+    :param exclude: the same; a topic that matches is left out, whatever `include` says.
     :raises ConfigurationError: one is no regular expression, or `include` is empty.
     """
 

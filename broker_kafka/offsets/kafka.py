@@ -136,9 +136,7 @@ class ThreadOffsetStore(MemberOffsetStore):
         check_commit(owner, positions)
         if not positions:
             return {}
-        answer = await self._thread.commit(
-            [NativePartition(*place, position.offset, position.metadata) for place, position in positions.items()]
-        )
+        answer = await self._thread.commit(_native(positions))
         return {
             place: answer[place] if place in answer else commit_unanswered(place, owner.group) for place in positions
         }

@@ -28,6 +28,7 @@ __all__ = [
     "OffsetStore",
     "StoredOffset",
     "failures",
+    "positions_in",
 ]
 
 
@@ -120,6 +121,17 @@ class OffsetStore(Protocol):
 def failures(results: CommitResults) -> dict[TopicPartition, BrokerError]:
     """The errors of a commit."""
     return {partition: error for partition, error in results.items() if error is not None}
+
+
+def positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
+    """The positions that are stored.
+
+    :raises BrokerError: one could not be read.
+    """
+    for position in found.values():
+        if isinstance(position, BrokerError):
+            raise position
+    return {partition: position for partition, position in found.items() if isinstance(position, StoredOffset)}
 
 
 def _is_bytes(value: object) -> bool:

@@ -62,8 +62,8 @@ R = TypeVar("R")
 
 _TABLE: Final = "anybroker_offsets"
 _SQLITE_ERROR: Final = 1
-"""SQLite's code for a statement that cannot work, on a table that is missing for instance; others tell that by the
-class of the error."""
+"""SQLite's code for a statement that cannot work, for instance on a missing table; other databases raise a
+ProgrammingError."""
 
 _QUIET_INSERTS: Final[dict[str, Callable[[Table], Any]]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 """Databases that can skip an existing row; others use a savepoint."""

@@ -83,6 +83,6 @@ class FetchScheduler(Generic[M]):
         return [member for member, batch in members.items() if batch is None and member not in self._fetching]
 
     def _useful(self, members: Mapping[M, object], now: float) -> int:
-        """How many members read all partitions, beside those that wait for their last message."""
+        """How many members read all partitions, not counting those that wait for their last message."""
         stuck = sum(batch is not None and now - self._used[member] >= _STUCK for member, batch in members.items())
         return min(self._max_members, (stuck + 1) * self._partitions) if stuck else 1

@@ -203,7 +203,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
             # Whatever the error: the batch must count as settled, or the member would never fetch again.
             failure = error
         for partition, indices in sent.items():
-            error = answers.get(partition, failure or _Unanswered()) if partition not in answers else answers[partition]
+            error = answers[partition] if partition in answers else failure or _Unanswered()
             if error is not None:
                 refused = self._refused(partition, error)
                 for index in indices:

@@ -1,8 +1,8 @@
 """The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
 
 *Members.* A member of librdkafka gets no further batch until its last one is settled, and only messages of the
-partitions that the brokers give it. One member fetches; others join in where it gets nothing, and another is added
-where these get nothing either while members wait for their last message, up to `share_members`. *Leases* last as long
+partitions that the brokers give it. One member fetches; the others help when it gets nothing. Another is added, up
+to `share_members`, when these get nothing either while some member waits for its last message. *Leases* last as long
 as the group's lock and are not renewed. A message that is not settled in time is reported as lost a little before the
 lock ends, since a late ack fails for all acks of its partition that are sent with it. Messages that no fetch returned
 within half of the lock are released to other consumers; each delivery counts. A message on its last delivery is
@@ -22,7 +22,6 @@ from confluent_kafka import AcknowledgeType, KafkaError
 from broker import (
     BrokerError,
     Closed,
-    ConnectionFailed,
     LeaseLost,
     Message,
     OperationTimeout,
@@ -59,40 +58,6 @@ from broker_kafka.share.member import Acknowledgement, ShareMember, member_confi
 
 __all__ = ["SHARE_VIEW", "Batch", "JoinState", "ShareMessageSource", "place_of", "subscribe"]
 
-
-class _ShareView(RecordView):
-    __slots__ = ()
-
-    def delivery_attempt(self, raw: Any, /) -> int | None:
-        return raw.delivery_count()
-
-
-SHARE_VIEW: Final = _ShareView()
-"""A record with its delivery count. Safe from any thread."""
-
-
-class Batch:
-    """The unsettled messages of one member, whose lease it is. Used on the loop."""
-
-    __slots__ = ("deadline", "member", "open", "timers")
-
-    def __init__(self, member: ShareMember, deadline: float) -> None:
-        self.member = member
-        self.deadline = deadline
-        """The `lease_time` at which the lock may end."""
-        self.open: dict[tuple[int, int], Message[Any]] = {}
-        self.timers: list[asyncio.TimerHandle] = []
-
-    def stop_timers(self) -> None:
-        for timer in self.timers:
-            timer.cancel()
-
-
-def place_of(message: Message[Any]) -> tuple[int, int]:
-    """Partition and offset."""
-    return message.raw.partition(), message.raw.offset()
-
-
 _CLOSE_SECONDS: Final = 8.0
 _MAX_BATCH: Final = 500
 _ADD_AFTER: Final = 0.05
@@ -107,6 +72,58 @@ _KINDS: Final = {
     Outcome.NACK: AcknowledgeType.RELEASE,
     Outcome.RELEASE: AcknowledgeType.RELEASE,
 }
+
+
+async def subscribe(
+    connection: Connection,
+    subscription: MessageSubscription,
+    listener: SourceListener,
+    on_close: Callable[[ShareMessageSource], object],
+) -> ShareMessageSource:
+    """Create the group if it is missing, and join it; a new one has a member when this returns.
+
+    A cancelled call leaves no member. A `Warned` event reports a group whose lock is shorter than `share_lock`.
+
+    :raises TopicNotFound: there is no such topic.
+    :raises SubscriptionNotFound: the group does not exist, and `create` is False.
+    :raises InvalidName: a consumer group has the name of the group.
+    :raises Unsupported: the brokers have no share groups, or the subscription has retry topics.
+    """
+    if subscription.retry_topics:
+        raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
+    partitions = await partitions_of(connection, subscription.topic)
+    group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
+    is_new = False
+    if subscription.create or ephemeral:
+        before, config = await configure_group(connection, group, subscription.start)
+        is_new = not before.exists
+    else:
+        config = await require_group(connection, subscription.topic, group)
+    source = ShareMessageSource(
+        connection,
+        subscription,
+        listener,
+        group=group,
+        lock=config.lock_seconds,
+        limit=config.delivery_limit,
+        partitions=len(partitions),
+        on_close=on_close,
+    )
+    try:
+        await source.open(wait_joined=is_new)
+    except BaseException:
+        await source.close()
+        raise
+    counted = configured_lock(connection.settings)
+    if config.lock_seconds < counted:
+        text = (
+            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, but this connection counts on "
+            f"{counted:g} s for delays and retries: a message that waits here may be lost before its delay ends. "
+            f"Connect with share_lock={config.lock_seconds:g}"
+        )
+        logger.warning(text)
+        listener.event(Warned(text=text))
+    return source
 
 
 class ShareMessageSource:
@@ -186,7 +203,7 @@ class ShareMessageSource:
                 left = until - now
                 if left <= 0:
                     if self._connection.down:
-                        raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
+                        raise self._connection.unreachable()
                     self._stop_idle(now)
                     return []
                 recheck = self._scheduler.recheck_after(self._members)
@@ -500,53 +517,34 @@ class JoinState:
         return now - self._joined_at >= self._first_answer
 
 
-async def subscribe(
-    connection: Connection,
-    subscription: MessageSubscription,
-    listener: SourceListener,
-    on_close: Callable[[ShareMessageSource], object],
-) -> ShareMessageSource:
-    """Create the group if it is missing, and join it; a new one has a member when this returns.
+class Batch:
+    """The unsettled messages of one member, and the `lease` of each of them. Used on the loop."""
 
-    A cancelled call leaves no member. A `Warned` event reports a group whose lock is shorter than `share_lock`.
+    __slots__ = ("deadline", "member", "open", "timers")
 
-    :raises TopicNotFound: there is no such topic.
-    :raises SubscriptionNotFound: the group does not exist, and `create` is False.
-    :raises InvalidName: a consumer group has the name of the group.
-    :raises Unsupported: the brokers have no share groups, or the subscription has retry topics.
-    """
-    if subscription.retry_topics:
-        raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
-    partitions = await partitions_of(connection, subscription.topic)
-    group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
-    is_new = False
-    if subscription.create or ephemeral:
-        before, config = await configure_group(connection, group, subscription.start)
-        is_new = not before.exists
-    else:
-        config = await require_group(connection, subscription.topic, group)
-    source = ShareMessageSource(
-        connection,
-        subscription,
-        listener,
-        group=group,
-        lock=config.lock_seconds,
-        limit=config.delivery_limit,
-        partitions=len(partitions),
-        on_close=on_close,
-    )
-    try:
-        await source.open(wait_joined=is_new)
-    except BaseException:
-        await source.close()
-        raise
-    counted = configured_lock(connection.settings)
-    if config.lock_seconds < counted:
-        text = (
-            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, but this connection counts on "
-            f"{counted:g} s for delays and retries: a message that waits here may be lost before its delay ends. "
-            f"Connect with share_lock={config.lock_seconds:g}"
-        )
-        logger.warning(text)
-        listener.event(Warned(text=text))
-    return source
+    def __init__(self, member: ShareMember, deadline: float) -> None:
+        self.member = member
+        self.deadline = deadline
+        """The `lease_time` at which the lock may end."""
+        self.open: dict[tuple[int, int], Message[Any]] = {}
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def stop_timers(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+
+
+def place_of(message: Message[Any]) -> tuple[int, int]:
+    """Partition and offset."""
+    return message.raw.partition(), message.raw.offset()
+
+
+class _ShareView(RecordView):
+    __slots__ = ()
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return raw.delivery_count()
+
+
+SHARE_VIEW: Final = _ShareView()
+"""A record with its delivery count. Safe from any thread."""

@@ -1,4 +1,4 @@
-"""A worker of a queue in key order that gives a message back some times and is killed: `URL TOPIC SUBSCRIPTION DELAY…`.
+"""A worker of a queue in key order that nacks a message some times and is killed: `URL TOPIC SUBSCRIPTION DELAY…`.
 
 It prints which delivery each is. The last delay is followed by the end while the message waits for it; after a last
 `0` it ends while it works on the delivery that follows.

@@ -110,7 +110,7 @@ async def test_a_group_that_has_read_everything_has_no_lag(bus: Bus, topic: str,
         assert [await take(), await take()] == [b"0", b"1"]
         await undo(bus, topic)
         await read_up(bus, topic, group)
-        # And again, behind a tail.
+        # And again, behind aborted records.
         await undo(bus, topic)
         await read_up(bus, topic, group)
         await fill(bus, topic, b"2")

@@ -100,7 +100,7 @@ async def test_an_unhandled_redelivery_is_not_counted(kafka: KafkaServer, topic:
             assert await inbox.next_message(timeout=PATIENCE) is not None
         async with bus.messages(topic, subscription=group, ordered_by_key=True) as inbox:
             (message,) = await take(inbox, 1, PATIENCE)
-            # It was open when the consumer closed: given back, as untried.
+            # It was open when the consumer closed, which released it untried.
             assert message.delivery_attempt == 2
             await message.ack()
 

@@ -103,13 +103,13 @@ async def test_b_a_message_whose_start_failed_is_delivered_once(
 async def test_b_a_started_uncommitted_message_is_handed_over_once(
     bus: Bus, topic: str, group: str, failure: BrokerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = KafkaRecordSource.commit_noted
+    commit = KafkaRecordSource.commit_with_metadata
     failures = [failure, failure]
 
     async def failing(self: KafkaRecordSource, positions: Any) -> Any:
         return dict.fromkeys(positions, failures.pop()) if failures else await commit(self, positions)
 
-    monkeypatch.setattr(KafkaRecordSource, "commit_noted", failing)
+    monkeypatch.setattr(KafkaRecordSource, "commit_with_metadata", failing)
     await bus.topic(topic).publish_batch(numbered(10))
     async with bus.messages(topic, subscription=group, prefetch=10) as inbox:
         messages = await take(inbox, 10, PATIENCE)
@@ -175,7 +175,7 @@ async def test_m_a_client_that_is_cut_off_closes_in_time(wired: tuple[KafkaServe
         messages = await take(inbox, 10, PATIENCE)
         proxy.hold()
         try:
-            # An END and, of what is given back, releases are on their way to nowhere.
+            # The END, and the releases of the other messages, do not arrive.
             ack = asyncio.ensure_future(messages[0].ack())
             began = loop.time()
             await inbox.close()

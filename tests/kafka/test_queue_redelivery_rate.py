@@ -12,7 +12,7 @@ from tests.servers.kafka import KafkaServer
 
 
 async def expired(queue: Queue, count: int, size: int = 10) -> list[MessageId]:
-    """So many messages that were given back and are due, one after the other."""
+    """So many messages that were released and are due, one after the other."""
     ids = await asyncio.to_thread(queue.send, count)
     starts = [
         (

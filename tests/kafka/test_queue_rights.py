@@ -67,7 +67,7 @@ async def test_a_topic_without_write_access_blocks_no_other(secure: SecureBroker
 
 @pytest.mark.deep
 async def test_a_marker_of_an_internal_topic_blocks_no_other(connection: Connection, queue: Queue) -> None:
-    await stands_apart(connection, queue, doubts=False)
+    await stands_apart(connection, queue, has_unknown_outcome=False)
 
 
 @pytest.mark.deep
@@ -78,7 +78,7 @@ async def test_an_unforeseen_refusal_blocks_no_other(
         return {}
 
     monkeypatch.setattr(TopicChecks, "unwritable", nothing)
-    await stands_apart(connection, queue, doubts=True)
+    await stands_apart(connection, queue, has_unknown_outcome=True)
 
 
 @pytest.mark.deep
@@ -98,7 +98,7 @@ async def test_a_dead_letter_topic_with_an_invalid_name_blocks_no_other(
     assert [f"{name[:60]!r} is no valid topic name on Kafka" in text for text in warned] == [True]
 
 
-async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) -> None:
+async def stands_apart(connection: Connection, queue: Queue, *, has_unknown_outcome: bool) -> None:
     hooks, warned = listening()
     ids = await asyncio.to_thread(queue.send, 9)
     # Now the topic of the offsets is there.
@@ -109,7 +109,7 @@ async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) ->
         await asyncio.to_thread(queue.write, released(held), *(released(each) for each in ids))
         await asyncio.to_thread(queue.wait_for_again, 9, 9)
         await eventually(lambda: tracker.state().open == 1)
-        assert bool(tracker.counts.unknown_outcomes) == doubts
+        assert bool(tracker.counts.unknown_outcomes) == has_unknown_outcome
     assert [f"{INTERNAL}:0:700 is refused" in text and repr(INTERNAL) in text for text in warned] == [True]
 
 

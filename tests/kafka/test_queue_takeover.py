@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from broker_kafka.queue.tracker.tracker import CLOSE
+from broker_kafka.queue.tracker.tracker import CLOSE_SECONDS
 from tests.kafka import queue_tracker_process
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
@@ -116,4 +116,4 @@ async def test_the_clock_stops_while_the_broker_is_down() -> None:
                 await asyncio.to_thread(server.stop)
                 begun = time.monotonic()
                 await tracker.close()
-                assert time.monotonic() - begun < CLOSE
+                assert time.monotonic() - begun < CLOSE_SECONDS

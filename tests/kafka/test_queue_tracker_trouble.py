@@ -157,13 +157,13 @@ async def test_a_failed_reclaim_is_retried(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, move = FencedWriter.write, ClientAssignment.move
-    doubts, refusals = [1], [1]
+    answers_to_lose, refusals = [1], [1]
 
-    async def doubting(
+    async def losing_the_answer(
         self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
     ) -> None:
-        if doubts and any(entry.topic == queue.topic for entry in entries):
-            doubts.clear()
+        if answers_to_lose and any(entry.topic == queue.topic for entry in entries):
+            answers_to_lose.clear()
             raise OutcomeUnknown("The answer was lost")
         await write(self, entries, positions)
 
@@ -173,7 +173,7 @@ async def test_a_failed_reclaim_is_retried(
             return [], KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return move(self, *args)
 
-    monkeypatch.setattr(FencedWriter, "write", doubting)
+    monkeypatch.setattr(FencedWriter, "write", losing_the_answer)
     monkeypatch.setattr(ClientAssignment, "move", refusing)
     ids = await asyncio.to_thread(queue.send, 1)
     async with tracking(connection, queue) as tracker:
@@ -181,22 +181,22 @@ async def test_a_failed_reclaim_is_retried(
         (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 1)
         assert again.value() == b"m0"
         await eventually(lambda: tracker.state().open == 0)
-    assert not doubts
+    assert not answers_to_lose
     assert not refusals
 
 
 @pytest.mark.deep
 async def test_a_failed_seek_blocks_no_other_partition(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     write, move = FencedWriter.write, ClientAssignment.move
-    doubts, stuck = [1], asyncio.Event()
+    answers_to_lose, stuck = [1], asyncio.Event()
     hooks, warned = Hooks(), list[str]()
     hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
 
-    async def doubting(
+    async def losing_the_answer(
         self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
     ) -> None:
-        if doubts and any(entry.value == b"m0" for entry in entries):
-            doubts.clear()
+        if answers_to_lose and any(entry.value == b"m0" for entry in entries):
+            answers_to_lose.clear()
             stuck.set()
             raise OutcomeUnknown("The answer was lost")
         await write(self, entries, positions)
@@ -204,7 +204,7 @@ async def test_a_failed_seek_blocks_no_other_partition(kafka: KafkaServer, monke
     def refusing(self: ClientAssignment, *args: Any) -> Any:
         return ([], KafkaException(KafkaError(KafkaError._STATE))) if stuck.is_set() else move(self, *args)
 
-    monkeypatch.setattr(FencedWriter, "write", doubting)
+    monkeypatch.setattr(FencedWriter, "write", losing_the_answer)
     monkeypatch.setattr(ClientAssignment, "move", refusing)
     async with connected(kafka) as connection:
         queue = await asyncio.to_thread(Queue, kafka, 2)

@@ -250,7 +250,7 @@ async def test_a_publisher_that_is_fenced_acks_nothing(kafka: KafkaServer, make_
                 async with bus.transactional_publisher(f"{group}-tx") as newer, newer.transaction() as other:
                     await other.publish(sink, b"newer")
         if message.state is SettleState.UNKNOWN:
-            # Told by the commit alone, so that nobody here may say what became of it.
+            # Only the commit reported the fence: its outcome is unknown here.
             (message,) = await take(inbox, 1, PATIENCE)
             assert message.delivery_attempt == 2
         await message.ack()

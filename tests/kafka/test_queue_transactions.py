@@ -86,19 +86,19 @@ async def test_an_unknown_outcome_is_resolved(
     kafka: KafkaServer, topic: str, group: str, is_written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = FencedWriter.write
-    doubts = [1]
+    answers_to_lose = [1]
 
-    async def doubting(
+    async def losing_the_answer(
         self: FencedWriter, entries: Sequence[OutgoingRecord], positions: Positions | None = None
     ) -> None:
-        if positions is None or not doubts:
+        if positions is None or not answers_to_lose:
             return await write(self, entries, positions)
-        doubts.clear()
+        answers_to_lose.clear()
         if is_written:
             await write(self, entries, positions)
         raise OutcomeUnknown("The answer was lost")
 
-    monkeypatch.setattr(FencedWriter, "write", doubting)
+    monkeypatch.setattr(FencedWriter, "write", losing_the_answer)
     async with connect(f"{kafka.url}?{OPTIONS}") as bus:
         await bus.topic(topic).publish_batch(numbered(3))
         async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
@@ -108,4 +108,4 @@ async def test_an_unknown_outcome_is_resolved(
             await nothing_more(inbox, 0.3)
         starts = await asyncio.to_thread(starts_of, kafka, group)
         assert sorted(starts.values()) == [1, 1, 1]
-    assert not doubts
+    assert not answers_to_lose

@@ -23,7 +23,7 @@ async def test_a_message_committed_during_a_revocation_precedes_later_ones_of_it
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, transactions: bool
 ) -> None:
     clients: list[QueueClient] = []
-    open_client, commit, write = QueueClient.open, KafkaRecordSource.commit_noted, FencedWriter.write
+    open_client, commit, write = QueueClient.open, KafkaRecordSource.commit_with_metadata, FencedWriter.write
     place = TopicPartition(topic, 0)
     goes = 2
 
@@ -54,7 +54,7 @@ async def test_a_message_committed_during_a_revocation_precedes_later_ones_of_it
             lose()
 
     monkeypatch.setattr(QueueClient, "open", opened)
-    monkeypatch.setattr(KafkaRecordSource, "commit_noted", unanswered)
+    monkeypatch.setattr(KafkaRecordSource, "commit_with_metadata", unanswered)
     monkeypatch.setattr(FencedWriter, "write", written)
     bodies = [b"%d" % number for number in range(6)]
     # One at a time is taken, so that what follows the first two is not of their commits.
@@ -72,7 +72,7 @@ async def test_a_later_commit_of_an_older_position_hides_no_newer_commit(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients: list[QueueClient] = []
-    open_client, commit = QueueClient.open, KafkaRecordSource.commit_noted
+    open_client, commit = QueueClient.open, KafkaRecordSource.commit_with_metadata
     place = TopicPartition(topic, 0)
     sent: list[int] = []
 
@@ -96,7 +96,7 @@ async def test_a_later_commit_of_an_older_position_hides_no_newer_commit(
         return {place: ConnectionFailed("No answer")}
 
     monkeypatch.setattr(QueueClient, "open", opened)
-    monkeypatch.setattr(KafkaRecordSource, "commit_noted", unanswered)
+    monkeypatch.setattr(KafkaRecordSource, "commit_with_metadata", unanswered)
     bodies = [b"%d" % number for number in range(4)]
     async with (
         connect(f"{kafka.url}?queue=markers&lease_seconds=2") as bus,

@@ -63,7 +63,7 @@ async def queued_messages(
     shown = [_open_message(lease, now) for lease in sorted(leases, key=lambda lease: lease.started)[:limit]]
     started = {(lease.id.topic, lease.id.partition, lease.id.offset) for lease in leases}
     backlog = [record for record in backlog if (record.topic, record.partition, record.offset) not in started]
-    return shown + [_ready_message(record) for record in sorted(backlog, key=_age)[: limit - len(shown)]]
+    return shown + [_ready_message(record) for record in sorted(backlog, key=_oldest_first)[: limit - len(shown)]]
 
 
 # -- open messages ---------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ async def _first_of(
     return found
 
 
-def _age(record: Record[Any]) -> tuple[float, int, int]:
+def _oldest_first(record: Record[Any]) -> tuple[float, int, int]:
     moment = record.broker_time or record.publish_time
     return (moment.timestamp() if moment else 0.0, record.partition, record.offset)
 

@@ -137,12 +137,12 @@ def redrives_by_offsets(settings: KafkaSettings) -> bool:
 
     | setting | why markers would not do |
     |---|---|
-    | queue=share | a share group drops what was handed out ten times, and redrives hand letters out and back |
+    | queue=share | a share group drops a message after ten deliveries, and each redrive counts one |
     | queue_id | redrives would skip the letters of other queues for good |
     | marker_topic | trackers of other queues may read its markers |
     | marker_format=v1 | the letters would lose their origins |
 
-    Letters that a redrive gives back stay in place then; with markers another redrive finds them too.
+    Letters that a redrive releases then stay where they are; with markers, another redrive finds them too.
     """
     if settings.queue != "markers":
         return settings.queue == "share"

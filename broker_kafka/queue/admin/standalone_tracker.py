@@ -8,13 +8,13 @@ from typing import Final
 
 from broker.driver import Histogram, Hooks
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.marker_topic import check_subscription, has_markers
+from broker_kafka.queue.markers.marker_topic import check_subscription, marker_topic_exists
 from broker_kafka.queue.tracker.tracker import Tracker
 from broker_kafka.queue.tracker.tracker_state import TrackerOptions
 
 __all__ = ["KafkaQueueTracker"]
 
-_LONGEST_SILENCE: Final = 10.0
+_LONGEST_UNANSWERED: Final = 10.0
 """Seconds without an answer that count as trouble; the tracker sends a request every 2.5 s and waits 2 s."""
 
 
@@ -41,8 +41,8 @@ class KafkaQueueTracker:
     async def open(self) -> None:
         tracker, settings = self._tracker, self._connection.settings
         check_subscription(tracker.subscription, settings.marker_topic)
-        # Without topics a misspelt subscription would be tracked forever, in silence.
-        created = not self._topics and not await has_markers(self._connection, tracker.topic)
+        # Without topics a misspelt subscription would be tracked forever, and nobody would notice.
+        created = not self._topics and not await marker_topic_exists(self._connection, tracker.topic)
         await tracker.open()
         self._open = True
         if created:
@@ -68,9 +68,9 @@ class KafkaQueueTracker:
             return f"No broker at {self._connection.servers} can be reached"
         if not self._open:
             return "The tracker is opening"
-        silence = self._tracker.silent
-        if silence > _LONGEST_SILENCE:
-            return f"No broker has answered about {self._tracker.topic!r} for {silence:.0f} s"
+        unanswered = self._tracker.unanswered_seconds
+        if unanswered > _LONGEST_UNANSWERED:
+            return f"No broker has answered about {self._tracker.topic!r} for {unanswered:.0f} s"
         return self._tracker.trouble
 
     def metrics(self) -> Mapping[str, float | Histogram]:

@@ -18,7 +18,7 @@ from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.markers.commit_text import key_mark_in, member_mark, member_mark_in
 
 __all__ = ["conflicting_members", "refuse_conflicting_members", "watch_for_conflicting_members"]
@@ -41,7 +41,7 @@ _ADVICE: Final = "Stop one of the two, and give each queue_id a subscription of 
 async def watch_for_conflicting_members(
     connection: Connection, topic: str, group: str, report: Callable[[str], object], *, key_mark: str | None = None
 ) -> None:
-    """Look for conflicting members now and then, until some are found or this is cancelled.
+    """Look for conflicting members at intervals, until some are found or this is cancelled.
 
     The first look comes after a session timeout: by then a killed member has left, so a group may change over.
 
@@ -88,11 +88,8 @@ async def conflicting_members(
     :param key_mark: leaves out members whose commit text has the same mark of keys; None leaves out none.
     :raises BrokerError: the positions or members of the group cannot be read.
     """
-    stored = await GroupOffsetStore(connection).fetch(group, await partitions_of(connection, topic))
-    for position in stored.values():
-        if isinstance(position, BrokerError):
-            raise position
-    texts = [position.metadata for position in stored.values() if isinstance(position, StoredOffset)]
+    stored = positions_in(await GroupOffsetStore(connection).fetch(group, await partitions_of(connection, topic)))
+    texts = [position.metadata for position in stored.values()]
     marks = {mark for text in texts if (mark := member_mark_in(text)) is not None and key_mark_in(text) != key_mark}
     if not marks:
         return []

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from broker import BrokerError, LeaseLost, Message, OperationTimeout, OutboundMessage, Outcome, SettleError
-from broker.driver import Settlement, TaskSet, lease_time
+from broker.driver import Settlement, TaskSet, lease_time, logger
 from broker_kafka.queue.markers.marker_producer import MarkerProducer, PlacedMarker, explain_marker_error
 from broker_kafka.queue.markers.wire import Kind, Marker, MarkerFormat, MessageId, write_marker
 
@@ -78,8 +78,8 @@ class LeaseManager:
         self._v1: Final = format.v1
         self.lease_seconds: Final = lease_seconds
         self.lease_ms: Final = max(1, int(1000 * lease_seconds))
-        # A failure means that the producer was closed: the leases end by themselves.
-        self._tasks = TaskSet("broker-kafka-leases", lambda _: None)
+        # The producer was closed: the leases end by themselves.
+        self._tasks = TaskSet("broker-kafka-leases", lambda error: logger.debug("Markers were not written: %s", error))
 
     # -- settling ------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class LeaseManager:
     # -- renewing ------------------------------------------------------------------------------------------
 
     async def keep(self, held: HeldMessage, attempt: int | None, delay: float) -> BrokerError | None:
-        """As `StoresAttempts.keep`.
+        """As `StoresAttempts.store_attempt`.
 
         :param attempt: how many deliveries count; None leaves the count as it is.
         """

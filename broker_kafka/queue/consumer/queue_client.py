@@ -133,7 +133,7 @@ class QueueClient:
                 if self._transactions is None:
                     await self._resolve_unknown_commits()
                     return await self._claim()
-                if not self._transactions.is_open:
+                if not self._transactions.has_open_claim:
                     await self._resolve_unknown_commits()
                 return await self._claim_in_transaction(self._transactions)
         finally:
@@ -305,7 +305,7 @@ class QueueClient:
             return None
         if any(error is None for error in results.values()):
             self._known_at = sent_at
-        # While a group rebalances it takes no positions, also of partitions that stay with this member.
+        # A group that rebalances accepts no commits, not even of partitions that stay with this member.
         return {
             place: _rebalancing(error) if isinstance(error, LeaseLost) else error
             for place, error in results.items()
@@ -322,7 +322,7 @@ class QueueClient:
             self._text_built_at = self._assignment_count
         text = self._commit_text
         self._unknown_commits.sent(positions, text)
-        results = await self._member.commit_noted({place: (at, text) for place, at in positions.items()})
+        results = await self._member.commit_with_metadata({place: (at, text) for place, at in positions.items()})
         self._unknown_commits.succeeded({place: at for place, at in positions.items() if results[place] is None}, text)
         return results
 
@@ -417,7 +417,7 @@ class InFlightClaims:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._open: set[asyncio.Future[Any]] = set()
-        # A future and no event: waiting for it beside a task needs no further task.
+        # A future, not an event: waiting for it and a task at once needs no further task.
         self._interrupted: asyncio.Future[None] = self._loop.create_future()
 
     def interrupt(self) -> None:
@@ -454,7 +454,7 @@ class InFlightClaims:
             return task.result() if await self.finished(task) else None
         finally:
             if not task.done():
-                task.add_done_callback(_retrieve_exception)
+                task.add_done_callback(_log_exception)
 
     async def finished(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the task; False if the fetch was interrupted and the task takes long."""
@@ -469,9 +469,9 @@ class InFlightClaims:
             await asyncio.wait(self._open, timeout=left)
 
 
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+def _log_exception(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.debug("A claim that an interrupted fetch left behind failed: %s", error)
 
 
 class _Waiting:
@@ -527,5 +527,5 @@ class OversizedStarts:
 
 def _rebalancing(error: BrokerError) -> BackendError:
     return BackendError(
-        f"The group is rebalancing and took no position: {error.message}", native=error.native, retriable=True
+        f"The group is rebalancing and accepted no commit: {error.message}", native=error.native, retriable=True
     )

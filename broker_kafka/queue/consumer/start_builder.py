@@ -38,7 +38,7 @@ from broker_kafka.queue.markers.wire import (
 )
 from broker_kafka.queue.markers_pb2 import Header, HeaderList
 
-__all__ = ["QUEUE_VIEW", "UNCOUNTED_VIEW", "FetchedRecord", "StartBuilder", "StartRecord", "marker_partition"]
+__all__ = ["QUEUE_VIEW", "FetchedRecord", "StartBuilder", "StartRecord", "marker_partition"]
 
 
 def marker_partition(id: MessageId, partitions: int) -> int:
@@ -68,7 +68,7 @@ class _QueueView(_UncountedView):
 
 QUEUE_VIEW: Final = _QueueView()
 """The view of messages of queues."""
-UNCOUNTED_VIEW: Final = _UncountedView()
+_UNCOUNTED_VIEW: Final = _UncountedView()
 """The view of messages with V1 markers, which carry no attempt count."""
 
 
@@ -77,7 +77,7 @@ _offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
 _MAX_COUNT: Final = 2**32 - 1
 """The largest attempt count that a START can carry."""
 _FRAME: Final = 40
-"""Bytes that a message takes in a START of several, at most, beside its key, value and headers."""
+"""The most bytes that a message adds to a START of several, besides its key, value and headers."""
 
 
 class FetchedRecord(msgspec.Struct, eq=False, gc=False):
@@ -234,7 +234,7 @@ class StartBuilder:
     def message(self, record: FetchedRecord) -> Message[Any]:
         """The message as the consumer gets it."""
         raw = record.raw
-        view = UNCOUNTED_VIEW if self._v1 else QUEUE_VIEW
+        view = _UNCOUNTED_VIEW if self._v1 else QUEUE_VIEW
         return Message(record.place.topic, raw.value(), raw, view, record.held, len(raw))
 
 

@@ -103,7 +103,7 @@ class StartTransactions:
     def claim(
         self, member: KafkaRecordSource, fetched: Callable[[], Sequence[FetchedRecord]]
     ) -> asyncio.Task[ClaimOutcome]:
-        """The claim that runs or whose outcome was not taken yet, else a new one.
+        """The open claim, else a new one.
 
         The task raises BrokerError if nothing was claimed; another claim may follow.
 
@@ -114,8 +114,8 @@ class StartTransactions:
         return self._task
 
     @property
-    def is_open(self) -> bool:
-        """Whether the outcome of a claim is unknown or was not taken."""
+    def has_open_claim(self) -> bool:
+        """Whether the outcome of a claim is unknown, or `take_outcome` has not returned it yet."""
         return self._task is not None or bool(self._unresolved.positions)
 
     def take_outcome(self, claim: asyncio.Task[ClaimOutcome]) -> ClaimOutcome:

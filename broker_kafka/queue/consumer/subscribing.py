@@ -12,7 +12,7 @@ from broker.driver import Ephemeral, MessageSubscription, RecordSubscription, So
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.consumer.conflicting_members import (
     refuse_conflicting_members,
     watch_for_conflicting_members,
@@ -116,7 +116,7 @@ async def open_queue(
     client = QueueClient(
         listener,
         connection=connection,
-        member=lambda member: KafkaRecordSource(connection, records, member, on_close=lambda _: None),
+        member=lambda reports_to: KafkaRecordSource(connection, records, reports_to, on_close=lambda _: None),
         producer=producer,
         start_builder=start_builder,
         transactions=transactions,
@@ -152,17 +152,12 @@ async def _other_v1_topics(connection: Connection, subscription: str, topic: str
 
     :raises BrokerError: the positions or the marker topic cannot be read.
     """
-    stored = await GroupOffsetStore(connection).stored(subscription)
-    found: set[str] = set()
-    for place, position in stored.items():
-        if isinstance(position, BrokerError):
-            raise position
-        if (
-            place.topic != topic
-            and isinstance(position, StoredOffset)
-            and member_mark_in(position.metadata) is not None
-        ):
-            found.add(place.topic)
+    stored = positions_in(await GroupOffsetStore(connection).stored(subscription))
+    found = {
+        place.topic
+        for place, position in stored.items()
+        if place.topic != topic and member_mark_in(position.metadata) is not None
+    }
     if not found:
         return []
     markers = marker_topic_name(subscription, connection.settings.marker_topic)

@@ -20,7 +20,7 @@ __all__ = ["UnknownCommits"]
 
 
 class UnknownCommits:
-    """Creating one does no I/O."""
+    """The commits of one queue client that may have succeeded. Creating one does no I/O."""
 
     def __init__(self) -> None:
         self._sent: dict[TopicPartition, list[StoredOffset]] = {}

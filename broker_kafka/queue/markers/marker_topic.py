@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from broker import BrokerError, ConfigurationError, InvalidName, LeaseLost, NotFound, TopicNotFound, TopicPartition
+from broker import ConfigurationError, InvalidName, LeaseLost, NotFound, TopicNotFound, TopicPartition
 from broker.driver import Ephemeral, MessageSubscription, logger
 from broker_kafka.admin.topics import KafkaTopics, TopicOptions
 from broker_kafka.cluster.connection import Connection
@@ -20,18 +20,17 @@ from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.offsets.protocol import StoredOffset, positions_in
 
 __all__ = [
     "LARGEST",
-    "LEAST_RETENTION",
     "MARKERS",
     "MARKER_HEADROOM",
     "TRACKER",
     "check_names",
     "check_subscription",
     "ensure_marker_topic",
-    "has_markers",
+    "marker_topic_exists",
     "marker_topic_name",
     "require_markers",
     "tracker_group",
@@ -49,7 +48,7 @@ _DEFAULT_SIZE: Final = 1_048_588
 LARGEST: Final = 1_000_000_000
 """Bytes; the most that librdkafka takes. Markers and redeliveries carry messages of any publisher, so the topics limit
 their size, not `message_max_bytes`."""
-LEAST_RETENTION: Final = timedelta(days=1)
+_LEAST_RETENTION: Final = timedelta(days=1)
 """Trackers renew the START of a long lease every hour; without a tracker it is lost after the rest of this."""
 _RETENTION: Final = timedelta(days=7)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -138,8 +137,8 @@ def _check(name: str, config: Mapping[str, str | None], needed: int) -> None:
         wrong["message.timestamp.type"] = "leases are timed by the broker's clock", "LogAppendTime"
     if config.get("cleanup.policy") != "delete":
         wrong["cleanup.policy"] = "compaction removes markers of open messages", "delete"
-    if 0 <= _number(config, "retention.ms") < LEAST_RETENTION // _MILLISECOND:
-        least = LEAST_RETENTION // _MILLISECOND
+    if 0 <= _number(config, "retention.ms") < _LEAST_RETENTION // _MILLISECOND:
+        least = _LEAST_RETENTION // _MILLISECOND
         wrong["retention.ms"] = f"open messages are lost with old markers; set {least} or more, or -1", str(least)
     if _number(config, "retention.bytes") >= 0:
         wrong["retention.bytes"] = "open messages are lost when the log grows longer", "-1"
@@ -221,7 +220,7 @@ async def require_markers(connection: Connection, queue: str) -> str:
     """
     shared = connection.settings.marker_topic
     markers = check_subscription(queue, shared)
-    if not await has_markers(connection, markers):
+    if not await marker_topic_exists(connection, markers):
         raise NotFound(
             f"Subscription {queue!r} is no queue with markers: topic {markers!r} does not exist",
             advice="Check its name, and set marker_topic as its consumers do; a queue has its marker topic once a "
@@ -230,8 +229,8 @@ async def require_markers(connection: Connection, queue: str) -> str:
     return markers
 
 
-async def has_markers(connection: Connection, topic: str) -> bool:
-    """Whether the topic exists. :raises BrokerError: the brokers do not answer."""
+async def marker_topic_exists(connection: Connection, topic: str) -> bool:
+    """Whether this marker topic exists. :raises BrokerError: the brokers do not answer."""
     try:
         await describe_topic(connection, topic)
     except TopicNotFound:
@@ -246,7 +245,4 @@ async def _holds_markers(connection: Connection, topic: str) -> bool:
     except NotFound:
         return False
     found = await GroupOffsetStore(connection).fetch(tracker_group(topic.removesuffix(MARKERS)), places)
-    for position in found.values():
-        if isinstance(position, BrokerError):
-            raise position
-    return any(position is not None for position in found.values())
+    return bool(positions_in(found))

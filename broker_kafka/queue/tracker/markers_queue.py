@@ -22,104 +22,14 @@ from broker_kafka.queue.markers.wire import Kind, Marker, MessageId
 
 __all__ = ["DeadlinesQueue", "MarkersQueue", "OffsetsQueue"]
 
-
-# Attributes of an enum class cost a slow look-up each; these are read per message.
-_OPEN: Final = LeaseState.OPEN
-
-_SWEEP_ABOVE: Final = 1024
-"""Fewer entries are not worth sweeping."""
-
-
-class OffsetsQueue:
-    """Leases by their pin. A log is read in order, so pins rise, and a deque is a priority queue."""
-
-    __slots__ = ("_leases", "_pins", "_sweep_at")
-
-    def __init__(self) -> None:
-        # Two deques take less memory than one of tuples.
-        self._pins: deque[int] = deque()
-        self._leases: deque[Lease | LeaseBatch] = deque()
-        self._sweep_at = _SWEEP_ABOVE
-
-    def add(self, lease: Lease | LeaseBatch) -> None:
-        """Add a lease whose pin is new, and the highest."""
-        self._pins.append(lease.pin)
-        self._leases.append(lease)
-        if len(self._leases) > self._sweep_at:
-            kept = [(pin, each) for pin, each in zip(self._pins, self._leases, strict=True) if each.is_pinned(pin)]
-            self._pins = deque([pin for pin, _ in kept])
-            self._leases = deque([each for _, each in kept])
-            self._sweep_at = max(_SWEEP_ABOVE, 2 * len(kept))
-
-    def head(self) -> Lease | LeaseBatch | None:
-        """The lease with the lowest pin."""
-        pins, leases = self._pins, self._leases
-        while leases:
-            if leases[0].is_pinned(pins[0]):
-                return leases[0]
-            leases.popleft()
-            pins.popleft()
-        return None
-
-    def __iter__(self) -> Iterator[Lease | LeaseBatch]:
-        """By rising pin."""
-        self.head()  # drops ended leases at the front, which each iteration would skip
-        return (lease for pin, lease in zip(self._pins, self._leases, strict=True) if lease.is_pinned(pin))
-
-
-class DeadlinesQueue:
-    """Open leases by deadline. A lease whose deadline moved later keeps its place until it reaches the head."""
-
-    __slots__ = ("_entries", "_serial", "_sweep_at")
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, int, Lease | LeaseBatch]] = []
-        self._serial = 0
-        self._sweep_at = _SWEEP_ABOVE
-
-    def add(self, lease: Lease | LeaseBatch) -> None:
-        """Add a lease that is new, or whose deadline moved."""
-        if 0 <= lease.queued <= lease.deadline:
-            return
-        self._push(lease)
-        if len(self._entries) > self._sweep_at:
-            self._entries = [
-                entry for entry in self._entries if entry[0] == entry[2].queued and entry[2].state is _OPEN
-            ]
-            heapq.heapify(self._entries)
-            self._sweep_at = max(_SWEEP_ABOVE, 2 * len(self._entries))
-
-    def head(self) -> Lease | LeaseBatch | None:
-        """The lease with the earliest deadline."""
-        entries = self._entries
-        while entries:
-            entry = entries[0]
-            lease = entry[2]
-            if entry[0] != lease.queued or lease.state is not _OPEN:
-                heapq.heappop(entries)
-            elif lease.deadline > entry[0]:
-                heapq.heappop(entries)
-                self._push(lease)
-            else:
-                return lease
-        return None
-
-    def pop(self, lease: Lease | LeaseBatch) -> None:
-        """Remove the head."""
-        heapq.heappop(self._entries)
-        lease.queued = -1
-
-    def _push(self, lease: Lease | LeaseBatch) -> None:
-        lease.queued = lease.deadline
-        self._serial += 1
-        heapq.heappush(self._entries, (lease.deadline, self._serial, lease))
-
-
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _START: Final = Kind.START
 _END: Final = Kind.END
+_OPEN: Final = LeaseState.OPEN
 _CLOSED: Final = LeaseState.CLOSED
 
+_SWEEP_ABOVE: Final = 1024
+"""Fewer entries are not worth sweeping."""
 _BATCH_BYTES_EACH: Final = 768
 """Bytes that an open message of a batch may keep in memory, about the size of a lease of its own."""
 
@@ -432,3 +342,88 @@ class MarkersQueue:
     def to_end(self) -> list[MessageId]:
         """Messages whose renewal follows their END: each needs another END, and is pinned until that is read."""
         return [message for message in self._to_end if self.find(message) is None]
+
+
+class OffsetsQueue:
+    """Leases by their pin. A log is read in order, so pins rise, and a deque is a priority queue."""
+
+    __slots__ = ("_leases", "_pins", "_sweep_at")
+
+    def __init__(self) -> None:
+        # Two deques take less memory than one of tuples.
+        self._pins: deque[int] = deque()
+        self._leases: deque[Lease | LeaseBatch] = deque()
+        self._sweep_at = _SWEEP_ABOVE
+
+    def add(self, lease: Lease | LeaseBatch) -> None:
+        """Add a lease whose pin is new, and the highest."""
+        self._pins.append(lease.pin)
+        self._leases.append(lease)
+        if len(self._leases) > self._sweep_at:
+            kept = [(pin, each) for pin, each in zip(self._pins, self._leases, strict=True) if each.is_pinned(pin)]
+            self._pins = deque([pin for pin, _ in kept])
+            self._leases = deque([each for _, each in kept])
+            self._sweep_at = max(_SWEEP_ABOVE, 2 * len(kept))
+
+    def head(self) -> Lease | LeaseBatch | None:
+        """The lease with the lowest pin."""
+        pins, leases = self._pins, self._leases
+        while leases:
+            if leases[0].is_pinned(pins[0]):
+                return leases[0]
+            leases.popleft()
+            pins.popleft()
+        return None
+
+    def __iter__(self) -> Iterator[Lease | LeaseBatch]:
+        """By rising pin."""
+        self.head()  # drops ended leases at the front, which each iteration would skip
+        return (lease for pin, lease in zip(self._pins, self._leases, strict=True) if lease.is_pinned(pin))
+
+
+class DeadlinesQueue:
+    """Open leases by deadline. A lease whose deadline moved later keeps its place until it reaches the head."""
+
+    __slots__ = ("_entries", "_serial", "_sweep_at")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, Lease | LeaseBatch]] = []
+        self._serial = 0
+        self._sweep_at = _SWEEP_ABOVE
+
+    def add(self, lease: Lease | LeaseBatch) -> None:
+        """Add a lease that is new, or whose deadline moved."""
+        if 0 <= lease.queued <= lease.deadline:
+            return
+        self._push(lease)
+        if len(self._entries) > self._sweep_at:
+            self._entries = [
+                entry for entry in self._entries if entry[0] == entry[2].queued and entry[2].state is _OPEN
+            ]
+            heapq.heapify(self._entries)
+            self._sweep_at = max(_SWEEP_ABOVE, 2 * len(self._entries))
+
+    def head(self) -> Lease | LeaseBatch | None:
+        """The lease with the earliest deadline."""
+        entries = self._entries
+        while entries:
+            entry = entries[0]
+            lease = entry[2]
+            if entry[0] != lease.queued or lease.state is not _OPEN:
+                heapq.heappop(entries)
+            elif lease.deadline > entry[0]:
+                heapq.heappop(entries)
+                self._push(lease)
+            else:
+                return lease
+        return None
+
+    def pop(self, lease: Lease | LeaseBatch) -> None:
+        """Remove the head."""
+        heapq.heappop(self._entries)
+        lease.queued = -1
+
+    def _push(self, lease: Lease | LeaseBatch) -> None:
+        lease.queued = lease.deadline
+        self._serial += 1
+        heapq.heappush(self._entries, (lease.deadline, self._serial, lease))

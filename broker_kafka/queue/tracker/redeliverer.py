@@ -30,42 +30,8 @@ from broker_kafka.queue.tracker.tracker_state import TrackerCounts, TrackerOptio
 
 __all__ = ["Redeliverer", "RedeliveryRate"]
 
-
 _LEAST_SHARE: Final = 0.05
 """A pause lasts until so many seconds' worth of messages may be sent."""
-
-
-class RedeliveryRate:
-    """A token bucket: leases that end by the thousand must not bury new messages. Pure.
-
-    All partitions of a tracker share it, on one event loop. The bucket holds the messages of one second.
-
-    :param per_second: messages, at least 1.
-    """
-
-    def __init__(self, per_second: float) -> None:
-        self._per_second: Final = per_second
-        self._tokens = per_second
-        self._at: float | None = None
-
-    def room(self, now: float) -> int:
-        """How many messages may be sent at this monotonic time."""
-        if self._at is not None:
-            self._tokens = min(self._per_second, self._tokens + (now - self._at) * self._per_second)
-        self._at = now
-        return int(self._tokens)
-
-    def spend(self, count: int) -> None:
-        """Count messages as sent."""
-        self._tokens -= count
-
-    def pause(self, now: float) -> float:
-        """Seconds to wait for room; 0 if there is some."""
-        if self.room(now) >= 1:
-            return 0.0
-        return (max(1.0, _LEAST_SHARE * self._per_second) - self._tokens) / self._per_second
-
-
 _MAX_RENEWALS: Final = 100
 _READ_BACK_MS: Final = 1_000
 """Markers that this tracker writes for itself are not repeated for so long."""
@@ -76,39 +42,6 @@ _NO_TOPIC: Final = ConfigurationError(
     "The markers of the message name no topic, as those of kafka-mq-go",
     advice="Name the topic of such messages with broker tracker --unnamed, or drop them with broker queue purge",
 )
-
-
-class _Refused(NamedTuple):
-    """A message that the brokers refuse.
-
-    :ivar retry_at: the local time in milliseconds.
-    :ivar letter: whether its dead letter was refused as well.
-    :ivar backoff: of its retries.
-    """
-
-    reason: str
-    retry_at: float
-    letter: bool
-    backoff: Backoff
-
-
-class _Turn:
-    """The content of one transaction."""
-
-    __slots__ = ("bytes", "dead", "owners", "records", "renewals", "sent")
-
-    def __init__(self) -> None:
-        self.records: list[OutgoingRecord] = []
-        self.owners: list[Lease | None] = []
-        self.sent: list[Lease] = []
-        self.dead: set[MessageId] = set()
-        self.renewals: list[Lease] = []
-        self.bytes = 0
-
-    def add(self, record: OutgoingRecord, owner: Lease | None = None) -> None:
-        self.records.append(record)
-        self.owners.append(owner)
-        self.bytes += len(record.value or b"")
 
 
 class Redeliverer:
@@ -364,6 +297,70 @@ class Redeliverer:
             self.warnings.append(
                 f"Message {id.topic}:{id.partition}:{id.offset} is refused: {error}{_size_advice(error, id.topic)}"
             )
+
+
+class RedeliveryRate:
+    """A token bucket: leases that end by the thousand must not bury new messages. Pure.
+
+    All partitions of a tracker share it, on one event loop. The bucket holds the messages of one second.
+
+    :param per_second: messages, at least 1.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second: Final = per_second
+        self._tokens = per_second
+        self._at: float | None = None
+
+    def room(self, now: float) -> int:
+        """How many messages may be sent at this monotonic time."""
+        if self._at is not None:
+            self._tokens = min(self._per_second, self._tokens + (now - self._at) * self._per_second)
+        self._at = now
+        return int(self._tokens)
+
+    def spend(self, count: int) -> None:
+        """Count messages as sent."""
+        self._tokens -= count
+
+    def pause(self, now: float) -> float:
+        """Seconds to wait for room; 0 if there is some."""
+        if self.room(now) >= 1:
+            return 0.0
+        return (max(1.0, _LEAST_SHARE * self._per_second) - self._tokens) / self._per_second
+
+
+class _Turn:
+    """The content of one transaction."""
+
+    __slots__ = ("bytes", "dead", "owners", "records", "renewals", "sent")
+
+    def __init__(self) -> None:
+        self.records: list[OutgoingRecord] = []
+        self.owners: list[Lease | None] = []
+        self.sent: list[Lease] = []
+        self.dead: set[MessageId] = set()
+        self.renewals: list[Lease] = []
+        self.bytes = 0
+
+    def add(self, record: OutgoingRecord, owner: Lease | None = None) -> None:
+        self.records.append(record)
+        self.owners.append(owner)
+        self.bytes += len(record.value or b"")
+
+
+class _Refused(NamedTuple):
+    """A message that the brokers refuse.
+
+    :ivar retry_at: the local time in milliseconds.
+    :ivar letter: whether its dead letter was refused as well.
+    :ivar backoff: of its retries.
+    """
+
+    reason: str
+    retry_at: float
+    letter: bool
+    backoff: Backoff
 
 
 def _size_advice(error: BrokerError, topic: str) -> str:

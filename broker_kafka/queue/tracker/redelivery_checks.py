@@ -29,44 +29,18 @@ from broker_kafka.queue.markers.wire import MessageId
 
 __all__ = ["ALWAYS", "GroupPositions", "TopicChecks"]
 
-
 _POSITION_AGE: Final = 0.5
-"""Seconds for which an answer is kept. A position that has passed a message stays behind it."""
+"""Seconds for which positions are kept. A position that has passed a message stays behind it."""
 _LONG: Final = 30.0
 """Seconds without an answer after which a warning is due."""
 _WARNED: Final = -1.0
-
-
 ALWAYS: Final = -2
 """A time before any at which a log was read."""
 _KEPT_ANSWERS: Final = 8
 
-
-class _KnownPositions:
-    """The committed positions of one partition, as they were learned.
-
-    :ivar until: the monotonic time in seconds after which they are looked up again.
-    """
-
-    __slots__ = ("_answers", "until")
-
-    def __init__(self) -> None:
-        self.until = 0.0
-        self._answers: list[tuple[int, int]] = []
-        """Rising positions and when each was learned; the first that is kept stands in for those before it."""
-
-    def add(self, position: int, at: int) -> None:
-        answers = self._answers
-        if answers and position < answers[-1][0]:
-            # The group was reset, and reads again what lies behind.
-            answers.clear()
-        if not answers or position > answers[-1][0]:
-            answers.append((position, at))
-            del answers[:-_KEPT_ANSWERS]
-
-    def since(self, offset: int) -> int | None:
-        """When it was first known that the position has passed this offset; None if it has not."""
-        return next((at for position, at in self._answers if position > offset), None)
+_TOPIC_AGE: Final = 5.0
+"""Seconds for which the rights on a topic are kept."""
+_WRITES: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
 
 
 class GroupPositions:
@@ -142,13 +116,35 @@ class GroupPositions:
             logger.info("The positions of group %r are looked up again: %s", group, errors[0])
 
 
-_TOPIC_AGE: Final = 5.0
-"""Seconds for which an answer is kept."""
-_WRITES: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
+class _KnownPositions:
+    """The committed positions of one partition, as they were learned.
+
+    :ivar until: the monotonic time in seconds after which they are looked up again.
+    """
+
+    __slots__ = ("_answers", "until")
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self._answers: list[tuple[int, int]] = []
+        """Rising positions and when each was learned; the first that is kept stands in for those before it."""
+
+    def add(self, position: int, at: int) -> None:
+        answers = self._answers
+        if answers and position < answers[-1][0]:
+            # The group was reset, and reads again what lies behind.
+            answers.clear()
+        if not answers or position > answers[-1][0]:
+            answers.append((position, at))
+            del answers[:-_KEPT_ANSWERS]
+
+    def since(self, offset: int) -> int | None:
+        """When it was first known that the position has passed this offset; None if it has not."""
+        return next((at for position, at in self._answers if position > offset), None)
 
 
 class TopicChecks:
-    """Creating one does no I/O."""
+    """Which topics take writes of this user. Creating one does no I/O."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -22,7 +22,7 @@ _CLOSE_SECONDS: Final = 5.0
 
 
 class SharedTrackers:
-    """Creating one does no I/O."""
+    """Opens a tracker for its first consumer, and closes it after its last. Creating one does no I/O."""
 
     def __init__(self, connection: Connection, hooks: Hooks) -> None:
         self._connection = connection

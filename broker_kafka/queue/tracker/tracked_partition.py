@@ -29,83 +29,14 @@ from broker_kafka.queue.tracker.tracker_state import TrackerCounts
 
 __all__ = ["FailureBackoff", "SeekFailed", "TrackedPartition", "TrackerHost", "now_ms"]
 
-
 _IMMEDIATE: Final = 2
 """After so many failures in a row the partition continues at once."""
 _WARN_AT: Final = 5
 _QUIET: Final = 30.0
-"""Seconds without a failure, beside the pause, after which the count starts again."""
-
-
-class FailureBackoff:
-    """How long a partition pauses after unknown outcomes, and when operators are warned. Times are in seconds.
-
-    One now and then is that of a broker that restarts, or of another tracker that took the partition over. One that
-    repeats has a cause that a new writer does not remove: without a pause it would keep the brokers busy and stay
-    unseen.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._backoff = Backoff(0.5, 60.0)
-        self._quiet_at = 0.0
-        self._reason = ""
-
-    def add(self, reason: str, now: float) -> float:
-        """Count one more; returns how many seconds the partition pauses."""
-        if now >= self._quiet_at:
-            self._count = 0
-            self._backoff.reset()
-        self._count += 1
-        self._reason = reason
-        seconds = self._backoff.next() if self._count > _IMMEDIATE else 0.0
-        self._quiet_at = now + seconds + _QUIET
-        return seconds
-
-    @property
-    def is_warning_due(self) -> bool:
-        """Whether to warn of the last one: once for all in a row."""
-        return self._count == _WARN_AT
-
-    def trouble(self, now: float) -> str:
-        """What is wrong; empty if nothing is."""
-        return self._reason if self._count >= _WARN_AT and now < self._quiet_at else ""
-
-
+"""Seconds without a failure, the pause not included, after which the count starts again."""
 _LONGEST_WAIT: Final = 1.0
 _LONG: Final = 60.0
 """Seconds without a claim after which operators are warned."""
-
-
-def now_ms() -> int:
-    """The local monotonic time in milliseconds."""
-    return int(1000 * monotonic())
-
-
-class SeekFailed(BrokerError):
-    """The client does not read the partition from the position of the claim."""
-
-
-class TrackerHost(Protocol):
-    """The tracker, as its partitions call it."""
-
-    def request_log_end(self) -> None:
-        """Have `log_end_known` called soon."""
-        ...
-
-    async def reclaim(self, tracked: TrackedPartition) -> None:
-        """Claim the partition again and call `begin`.
-
-        :raises LeaseLost: the partition is not ours. :raises SeekFailed: only this partition is affected.
-        :raises BrokerError: the claim failed.
-        """
-        ...
-
-    def fail(self, error: BrokerError) -> None:
-        """A partition cannot be tracked any more."""
-        ...
-
-    def warn(self, text: str) -> None: ...
 
 
 class TrackedPartition:
@@ -326,3 +257,69 @@ class TrackedPartition:
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.stop(WRITER_CLOSE)
+
+
+class TrackerHost(Protocol):
+    """The tracker, as its partitions call it."""
+
+    def request_log_end(self) -> None:
+        """Have `log_end_known` called soon."""
+        ...
+
+    async def reclaim(self, tracked: TrackedPartition) -> None:
+        """Claim the partition again and call `begin`.
+
+        :raises LeaseLost: the partition is not ours. :raises SeekFailed: only this partition is affected.
+        :raises BrokerError: the claim failed.
+        """
+        ...
+
+    def fail(self, error: BrokerError) -> None:
+        """A partition cannot be tracked any more."""
+        ...
+
+    def warn(self, text: str) -> None: ...
+
+
+class FailureBackoff:
+    """How long a partition pauses after unknown outcomes, and when operators are warned. Times are in seconds.
+
+    A single unknown outcome comes from a broker that restarts, or from another tracker that took over the partition.
+    Repeated ones have a cause that a new writer does not remove: without a pause they would keep the brokers busy,
+    unnoticed.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._backoff = Backoff(0.5, 60.0)
+        self._quiet_at = 0.0
+        self._reason = ""
+
+    def add(self, reason: str, now: float) -> float:
+        """Count one more; returns how many seconds the partition pauses."""
+        if now >= self._quiet_at:
+            self._count = 0
+            self._backoff.reset()
+        self._count += 1
+        self._reason = reason
+        seconds = self._backoff.next() if self._count > _IMMEDIATE else 0.0
+        self._quiet_at = now + seconds + _QUIET
+        return seconds
+
+    @property
+    def is_warning_due(self) -> bool:
+        """Whether to warn of the last one: once for all in a row."""
+        return self._count == _WARN_AT
+
+    def trouble(self, now: float) -> str:
+        """What is wrong; empty if nothing is."""
+        return self._reason if self._count >= _WARN_AT and now < self._quiet_at else ""
+
+
+class SeekFailed(BrokerError):
+    """The client does not read the partition from the position of the claim."""
+
+
+def now_ms() -> int:
+    """The local monotonic time in milliseconds."""
+    return int(1000 * monotonic())

@@ -7,7 +7,7 @@ writes. *Exactly once.* A redelivery and its END are one transaction, and the ne
 one before it looks up the end of the log: a process that was suspended or cut off writes nothing afterwards.
 *Failure.* While the brokers are unreachable the clocks stop, and nothing is redelivered. An error that is not
 retriable becomes `failure`, and `wait` raises it; trouble of a single partition holds up no other. *Close.* Commits and
-leaves the group, within `CLOSE` seconds without brokers too.
+leaves the group, within `CLOSE_SECONDS` without brokers too.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from broker_kafka.queue.tracker.redelivery_checks import GroupPositions, TopicCh
 from broker_kafka.queue.tracker.tracked_partition import SeekFailed, TrackedPartition, now_ms
 from broker_kafka.queue.tracker.tracker_state import QueueTracked, TrackerCounts, TrackerOptions, TrackerState
 
-__all__ = ["CLOSE", "Tracker"]
+__all__ = ["CLOSE_SECONDS", "Tracker"]
 
-CLOSE: Final = 15.0
+CLOSE_SECONDS: Final = 15.0
 """Seconds that a close takes at most."""
-_TURN: Final = 3.0
-_COMMIT: Final = 3.0
-_LEAVE: Final = 5.0
+_TURN_SECONDS: Final = 3.0
+_COMMIT_SECONDS: Final = 3.0
+_LEAVE_SECONDS: Final = 5.0
 _LEAST_PAUSE: Final = 0.01
-_PATIENCE: Final = 2.0
+_REQUEST_SECONDS: Final = 2.0
 _BATCH: Final = 2_000
 _REVOKE_SECONDS: Final = 10.0
 
@@ -87,7 +87,7 @@ class Tracker:
         self._closing: asyncio.Task[None] | None = None
 
     @property
-    def silent(self) -> float:
+    def unanswered_seconds(self) -> float:
         """Seconds since the brokers last answered."""
         return (now_ms() - self._answered_at) / 1000
 
@@ -144,10 +144,10 @@ class Tracker:
     async def _close(self) -> None:
         self._tasks.cancel()
         tracked = list(self._tracked.values())
-        await asyncio.gather(*(each.stop(_TURN) for each in tracked))
+        await asyncio.gather(*(each.stop(_TURN_SECONDS) for each in tracked))
         if self._thread is not None:
-            await self._commit(tracked, _COMMIT)
-            await self._thread.stop(_LEAVE)
+            await self._commit(tracked, _COMMIT_SECONDS)
+            await self._thread.stop(_LEAVE_SECONDS)
         self._tracked.clear()
         unused, self._claims = list(self._claims.values()), {}
         await asyncio.gather(
@@ -259,8 +259,8 @@ class Tracker:
         if self._hooks.listening:
             current = sorted(set(self._tracked).difference(partitions))
             self._hooks.emit(PartitionsRevoked(partitions=list(partitions), current=current))
-        await asyncio.gather(*(each.stop(_TURN) for each in revoked))
-        await self._commit(revoked, min(_COMMIT, deadline - asyncio.get_running_loop().time()))
+        await asyncio.gather(*(each.stop(_TURN_SECONDS) for each in revoked))
+        await self._commit(revoked, min(_COMMIT_SECONDS, deadline - asyncio.get_running_loop().time()))
         self._drop(partitions)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -340,10 +340,10 @@ class Tracker:
             self._log_end_requested.clear()
             tracked = dict(self._tracked)
             at = now_ms()
-            # A tracker without partitions requests it too: `silent` must be known before it has to take over.
+            # A tracker without partitions requests it too: its `unanswered_seconds` must be right before it takes over.
             places = list(tracked) or [TopicPartition(self.topic, 0)]
             try:
-                found = await high_watermarks(self._connection, places, _PATIENCE)
+                found = await high_watermarks(self._connection, places, _REQUEST_SECONDS)
             except BrokerError as error:
                 logger.debug("The log ends of the markers of %r are unknown: %s", self.subscription, error)
                 found = {}

@@ -18,7 +18,7 @@ class TrackerOptions:
     :ivar topic: the message topic of markers that name none, as those of kafka-mq-go.
     :ivar batch: the most messages of one transaction, so that many leases which end at once do not hold up other work.
     :ivar batch_bytes: the most bytes of one transaction; a single message may be larger.
-    :ivar commit_markers: how many markers at most are read again after a crash, beside those that are open.
+    :ivar commit_markers: the most markers that are read again after a crash, besides those of open messages.
     :ivar commit_after: seconds after which a marker is committed at the latest.
     :ivar retry_after: seconds until a failed transaction is retried.
     :ivar refused_after: seconds until a refused message is retried; grows up to an hour.

@@ -98,7 +98,7 @@ class TestUrl:
 
     def test_invalid_settings_are_named_with_advice(self) -> None:
         assert "Did you mean 'linger_ms'?" in refused("kafka://h?lingr_ms=3")
-        assert "at least one copy" in refused("kafka://h?replication_factor=0")
+        assert "at least one replica" in refused("kafka://h?replication_factor=0")
         assert "8192" in refused("kafka://h?message_max_bytes=1000")
         assert "group_instance_id" in refused("kafka://h?group_instance_id=")
         assert "3600" in refused("kafka://h?request_timeout=1e300")

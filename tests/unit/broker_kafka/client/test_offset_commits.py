@@ -29,7 +29,7 @@ class Client:
     def __init__(self) -> None:
         self.commits: CommitQueue
         self.stored: dict[int, int] = {}
-        self.under_way: list[Positions] = []
+        self.in_flight: list[Positions] = []
         self.reported: list[tuple[KafkaError | None, Positions]] = []
         self.requests = 0
 
@@ -37,7 +37,7 @@ class Client:
         self.requests += 1
         positions = {each.partition: (each.offset, each.metadata or "") for each in offsets}
         if asynchronous:
-            self.under_way.append(positions)
+            self.in_flight.append(positions)
             return None
         error = self._store(positions)
         if error is not None:
@@ -45,8 +45,8 @@ class Client:
         return _answers(positions, None)
 
     def carry_out(self, which: int = 0, *, error: KafkaError | None = None, reached: bool = True) -> None:
-        """One of what is under way reaches the coordinator, or not; the answer may be lost."""
-        positions = self.under_way.pop(which)
+        """A commit in flight reaches the coordinator, or not; the answer may be lost."""
+        positions = self.in_flight.pop(which)
         refused = self._store(positions) if reached else None
         self.reported.append((error or refused, positions))
 
@@ -100,14 +100,14 @@ def test_a_newer_commit_waits_until_the_older_is_answered() -> None:
     world = World()
     first, second, third = world.request(0), world.request(0, 1), world.request(0)
     # The older of the two queued commits is never sent, and a commit of another partition does not wait.
-    assert world.client.under_way == [{0: (first, "")}, {1: (second, "")}]
+    assert world.client.in_flight == [{0: (first, "")}, {1: (second, "")}]
     world.client.carry_out(1)
     world.go_on()
     assert world.answers == {}
     world.client.carry_out(0)
     world.go_on()
     assert world.answers == {first: {PLACES[0]: None}}
-    assert world.client.under_way == [{0: (third, "")}]
+    assert world.client.in_flight == [{0: (third, "")}]
     world.client.carry_out(0)
     world.go_on()
     assert world.answers[second] == {PLACES[0]: None, PLACES[1]: None}
@@ -153,7 +153,7 @@ def test_a_repeated_commit_does_not_undo_a_later_one() -> None:
     world.client.poll()
     last = world.request(0, wait=True)
     world.request(1)
-    while world.client.under_way:
+    while world.client.in_flight:
         world.client.carry_out(0)
         world.go_on()
     assert world.answers[last] == {PLACES[0]: None}
@@ -168,7 +168,7 @@ def test_a_resent_commit_has_the_latest_position() -> None:
     # Both go together, and the refusal of one counts for none.
     world.go_on()
     last = world.request(0, wait=True)
-    while world.client.under_way:
+    while world.client.in_flight:
         world.client.carry_out(0)
         world.go_on()
     assert world.answers[first] == world.answers[last] == {PLACES[0]: None}
@@ -181,7 +181,7 @@ def test_a_waiting_commit_frees_its_partitions() -> None:
     world = World()
     world.request(0, 1, wait=True)
     later = world.request(0)
-    assert world.client.under_way == [{0: (later, "")}]
+    assert world.client.in_flight == [{0: (later, "")}]
 
 
 def test_a_rebalance_sends_queued_commits() -> None:
@@ -201,7 +201,7 @@ def test_commits_of_an_earlier_assignment_are_not_sent() -> None:
     assert isinstance(world.answers[queued][PLACES[0]], LeaseLost)
     world.client.carry_out(0)
     world.go_on()
-    assert world.client.under_way == []
+    assert world.client.in_flight == []
 
 
 @pytest.mark.parametrize("wait", [False, True])
@@ -211,8 +211,8 @@ def test_a_rejected_partition_does_not_fail_others(wait: bool) -> None:
     good, bad = world.request(0, 2), world.request(1, large=True)
     if wait:
         world.commits.settle(world.client)
-    while world.client.under_way or world.client.reported:
-        if world.client.under_way:
+    while world.client.in_flight or world.client.reported:
+        if world.client.in_flight:
             world.client.carry_out(0)
         world.go_on()
     assert world.answers[good] == {PLACES[0]: None, PLACES[2]: None}
@@ -240,7 +240,7 @@ def test_closing_sends_queued_commits() -> None:
     last = world.request(0)
     world.client.carry_out(0)
     world.commits.finish(world.client)
-    assert world.client.under_way == [{0: (last, "")}]
+    assert world.client.in_flight == [{0: (last, "")}]
     world.commits.close()
     assert isinstance(world.answers[last][PLACES[0]], Closed)
 
@@ -270,10 +270,10 @@ class Histories(RuleBasedStateMachine):
         self.world.commits.drop([PLACES[number]])
         self.since[number] = len(self.world.requested)
 
-    @precondition(lambda self: self.client.under_way)
+    @precondition(lambda self: self.client.in_flight)
     @rule(which=st.integers(0, 5), error=st.sampled_from([None, None, AWAY]), reached=st.booleans())
     def carry_out(self, which: int, error: KafkaError | None, reached: bool) -> None:
-        which %= len(self.client.under_way)
+        which %= len(self.client.in_flight)
         self.client.carry_out(which, error=error, reached=reached or error is None)
 
     @rule()
@@ -286,13 +286,13 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def of_a_partition_one_commit_is_sent_without_waiting(self) -> None:
-        numbers = [number for positions in self.client.under_way for number in positions]
+        numbers = [number for positions in self.client.in_flight for number in positions]
         assert len(numbers) == len(set(numbers))
 
     def teardown(self) -> None:
-        while self.client.under_way or self.client.reported or self.world.commits.due:
-            if self.client.under_way:
-                self.client.carry_out(len(self.client.under_way) - 1)
+        while self.client.in_flight or self.client.reported or self.world.commits.due:
+            if self.client.in_flight:
+                self.client.carry_out(len(self.client.in_flight) - 1)
             self.world.go_on()
         assert not self.world.commits
         assert len(self.world.answers) == len(self.world.requested)

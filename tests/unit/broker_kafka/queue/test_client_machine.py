@@ -1,6 +1,6 @@
 """Random histories of one process that consumes: its writes and commits fail or are answered late, partitions come and
 go, and what it holds is renewed and settled in any order. Invariants I1, I3 and I7, by the numbers that
-`tests/kafka/test_queue_invariants.py` tells, as its own code keeps them."""
+`tests/kafka/test_queue_invariants.py` lists, as its own code keeps them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Member:
                 max_messages -= count
         return runs
 
-    async def commit_noted(
+    async def commit_with_metadata(
         self, positions: Mapping[TopicPartition, tuple[int, str]]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         if self.refuses:

@@ -11,33 +11,33 @@ SOON = 0.05
 
 async def test_drain_waits_for_work_of_an_interrupted_fetch() -> None:
     loop = asyncio.get_running_loop()
-    under_way, go = InFlightClaims(), asyncio.Event()
-    with under_way.claim():
-        under_way.interrupt()
-        assert await under_way.unless_interrupted(go.wait()) is None
+    claims, go = InFlightClaims(), asyncio.Event()
+    with claims.claim():
+        claims.interrupt()
+        assert await claims.unless_interrupted(go.wait()) is None
     begun = loop.time()
-    await under_way.drain(begun + SOON)
+    await claims.drain(begun + SOON)
     assert loop.time() >= begun + SOON
-    waiting = asyncio.ensure_future(under_way.drain(begun + 60))
+    waiting = asyncio.ensure_future(claims.drain(begun + 60))
     go.set()
     await asyncio.wait_for(waiting, 60)
-    await under_way.drain(loop.time() - 1)
+    await claims.drain(loop.time() - 1)
 
 
 async def test_a_claim_ends_with_its_last_step() -> None:
     loop = asyncio.get_running_loop()
-    under_way, goes = InFlightClaims(), [asyncio.Event(), asyncio.Event()]
+    claims, goes = InFlightClaims(), [asyncio.Event(), asyncio.Event()]
     steps: list[int] = []
 
     async def claim() -> None:
-        with under_way.claim():
+        with claims.claim():
             for number, go in enumerate(goes):
-                assert await under_way.unless_interrupted(go.wait())
+                assert await claims.unless_interrupted(go.wait())
                 steps.append(number)
 
     claiming = asyncio.ensure_future(claim())
     await asyncio.sleep(0)
-    waiting = asyncio.ensure_future(under_way.drain(loop.time() + 60))
+    waiting = asyncio.ensure_future(claims.drain(loop.time() + 60))
     for go in goes:
         assert not waiting.done()
         go.set()
@@ -49,12 +49,12 @@ async def test_a_claim_ends_with_its_last_step() -> None:
 
 async def test_cancelled_work_continues_and_drain_waits_for_it() -> None:
     loop = asyncio.get_running_loop()
-    under_way, go = InFlightClaims(), asyncio.Event()
-    fetch = asyncio.ensure_future(under_way.unless_interrupted(go.wait()))
+    claims, go = InFlightClaims(), asyncio.Event()
+    fetch = asyncio.ensure_future(claims.unless_interrupted(go.wait()))
     await asyncio.sleep(0)
     fetch.cancel()
     await asyncio.wait({fetch})
-    waiting = asyncio.ensure_future(under_way.drain(loop.time() + 60))
+    waiting = asyncio.ensure_future(claims.drain(loop.time() + 60))
     await asyncio.sleep(0)
     assert not waiting.done()
     go.set()

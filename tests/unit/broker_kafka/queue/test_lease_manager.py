@@ -117,7 +117,7 @@ async def test_an_end_that_got_no_answer_may_have_been_written(outcome: Outcome)
     assert await book.extend([hold]) != [None]
     await asyncio.sleep(0.06)
     answers = [*await book.settle(settlements), *await book.extend([hold])]
-    # What was given back comes again, whether that was written or not.
+    # A released message is redelivered, whether its release was written or not.
     is_ended = outcome in (Outcome.ACK, Outcome.REJECT)
     assert {type(answer) for answer in answers} == {SettleError if is_ended else LeaseLost}
 
@@ -180,7 +180,7 @@ async def test_a_released_message_keeps_its_attempts_and_delay(delay: float, cou
     hold = new_hold(10)
     await book.keep(hold, 3, delay)
     await book.settle([settlement(hold, Outcome.RELEASE)])
-    # Delivered once more, and given back untried, it counts one fewer.
+    # Delivered once more, and released untried, it counts one fewer.
     _, after_ms, attempt, released = producer.said[-1]
     assert (round(after_ms, -2), attempt, released) == (1000 * delay, counted, True)
 

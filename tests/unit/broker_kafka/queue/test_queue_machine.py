@@ -1,6 +1,6 @@
 """Random histories of a queue: workers and trackers die at every step, writes are lost and doubled, and the log is read
 again from any committed offset. The invariants are those of the protocol, by the numbers that
-`tests/kafka/test_queue_invariants.py` tells."""
+`tests/kafka/test_queue_invariants.py` lists."""
 
 from __future__ import annotations
 
