@@ -25,10 +25,8 @@ from broker.protocols import BatchHandler, Handler
 
 __all__ = ["Closable", "MessageConsumer", "Service", "Steps"]
 
-T = TypeVar("T", default=bytes)
-
-
 S = TypeVar("S")
+T = TypeVar("T", default=bytes)
 
 
 class Steps(AsyncIterator[S]):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from math import inf
@@ -30,7 +29,7 @@ from broker.driver.contract import MessageSource, RetryTopic, Settlement
 from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
 from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
-from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
+from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed, logger
 from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["DelayHolder", "FailurePolicy"]
@@ -70,9 +69,6 @@ class DelayHolder:
         while self._heap and self._heap[0][0] <= now:
             self._due(heapq.heappop(self._heap)[2])
         self._arm()
-
-
-logger = logging.getLogger("broker")
 
 
 class FailurePolicy:

@@ -11,7 +11,6 @@ error ends the worker and with it all workers, after at most `close_timeout` sec
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import copy_context
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from broker.consuming.engine import Engine, policy_of
 from broker.consuming.in_flight import leave
 from broker.errors import BrokerError, Closed, ConfigurationError
+from broker.hooks import logger
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
@@ -103,8 +103,6 @@ def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
-
-logger = logging.getLogger("broker")
 
 LAST_CHANCE = 1.0
 """Seconds for a cancelled handler to clean up; `receive` returns then, whatever the handler does."""

@@ -11,11 +11,11 @@ cancelled. *Failure.* A refused settlement is a `SettleFailed` event; a fatal fe
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
+from logging import DEBUG, WARNING
 from time import monotonic
 from typing import Any, Final
 
@@ -43,19 +43,11 @@ from broker.hooks import (
     Received,
     Settled,
     SettleFailed,
+    logger,
 )
 from broker.messages import Message, MessageOwner, Outcome, SettleState
 
-__all__ = [
-    "Flow",
-    "InFlight",
-    "Receivers",
-    "enter",
-    "leave",
-]
-
-
-logger = logging.getLogger("broker")
+__all__ = ["Flow", "InFlight", "Receivers", "enter", "leave"]
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _ACK = Outcome.ACK
@@ -412,7 +404,7 @@ class InFlight:
 
     def _lost(self, message: Message[Any], reason: str) -> None:
         message.state = _LOST
-        level = logging.DEBUG if message.lease_ends is None else logging.WARNING
+        level = DEBUG if message.lease_ends is None else WARNING
         logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
         if self.hooks.listening:
             self.hooks.emit(LeaseExpired(message=message, reason=reason))

@@ -16,7 +16,6 @@ clock reading per batch there, and would cost a copy of each message here.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -28,7 +27,7 @@ from broker.capabilities import Capabilities
 from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
-from broker.hooks import Hooks, Published
+from broker.hooks import Hooks, Published, logger
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import Codec
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
@@ -38,8 +37,6 @@ __all__ = ["TopicFacade", "codec_key"]
 
 
 T = TypeVar("T", default=bytes)
-
-logger = logging.getLogger("broker")
 
 _DEFAULT_PIPELINE: Final = PipelineSettings()
 
