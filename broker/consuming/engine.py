@@ -144,8 +144,8 @@ class Engine:
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
             before = len(batch)
-            while not self._ended and len(batch) < most and (taken := in_flight.ready.take_some(most - len(batch))):
-                batch += self._admitted(in_flight, taken)
+            while not self._ended and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
+                batch += self._admitted(in_flight, some)
             if len(batch) > before:
                 in_flight.handed_over(len(batch) - before)
         return batch
@@ -192,18 +192,18 @@ class Engine:
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
-        open_ones = [message for message in messages if message.state is _OPEN]
+        still_open = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
-            await _all([message.nack(delay) for message in open_ones])
+            await _all([message.nack(delay) for message in still_open])
             return
         parts: dict[InFlight, list[Message[Any]]] = {}
         if len(self._in_flight) == 1:
-            parts[self._in_flight[0]] = open_ones
+            parts[self._in_flight[0]] = still_open
         else:
-            for message in open_ones:
+            for message in still_open:
                 parts.setdefault(policy_of(message).in_flight, []).append(message)
         await _all([answer for in_flight, part in parts.items() if (answer := in_flight.ack_all(part)) is not None])
-        if len(open_ones) < len(messages):
+        if len(still_open) < len(messages):
             lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
             if lost is not None:
                 lost.begin_settling(Outcome.ACK)

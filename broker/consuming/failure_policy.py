@@ -124,7 +124,7 @@ class FailurePolicy:
             self.in_flight.transacted.check_free(message)
             await self.reject(message, reason)
         elif message.begin_settling(outcome):
-            await self.in_flight.carry_out(message, Settlement(message, outcome))
+            await self.in_flight.carry_out(Settlement(message, outcome))
         else:
             self.in_flight.transacted.check_free(message)
 
@@ -234,7 +234,7 @@ class FailurePolicy:
         if not message.begin_settling(Outcome.NACK):
             return
         if not self._waits_here(delay):
-            await self.in_flight.carry_out(message, self._nacked(message, delay))
+            await self.in_flight.carry_out(self._nacked(message, delay))
         elif (storing := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
             await _wait_for(storing, message)
 
@@ -367,7 +367,7 @@ class FailurePolicy:
             raise
         else:
             if message.state is SettleState.SETTLING:
-                await self.in_flight.carry_out(message, Settlement(message, Outcome.ACK, reason=reason))
+                await self.in_flight.carry_out(Settlement(message, Outcome.ACK, reason=reason))
 
     async def _give_up(
         self,
@@ -402,7 +402,7 @@ class FailurePolicy:
             raise self._lost_meanwhile(message)
         text = "" if error is None else describe(error)
         # The caller has waited for the letter and waits for this too: otherwise a refusal would be lost.
-        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=text), surely=True)
+        await self.in_flight.carry_out(Settlement(message, outcome, reason=reason, error=text), wait=True)
 
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
         """Emit that it was given up, and that its lease ended before it was settled."""

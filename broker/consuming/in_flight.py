@@ -268,9 +268,9 @@ class InFlight:
 
     # -- settling ----------------------------------------------------------------------------------------
 
-    async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
-        """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
-        if surely or self.awaits_acks:
+    async def carry_out(self, settlement: Settlement, *, wait: bool = False) -> None:
+        """Settle a message that is in state settling; wait for the answer where acks are confirmed, or with `wait`."""
+        if wait or self.awaits_acks:
             await self.settle_loop.put_and_wait((settlement,))
         else:
             self.settle_loop.put(settlement)

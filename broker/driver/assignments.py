@@ -118,7 +118,7 @@ class Assignments:
         """
         return self.current() if partitions is None else check_partitions(partitions)
 
-    def own(self, partitions: Iterable[TopicPartition], group: str) -> None:
+    def check_assigned(self, partitions: Iterable[TopicPartition], group: str) -> None:
         """:raises LeaseLost: one of these is not assigned."""
         for partition in partitions:
             if partition not in self._assigned:

@@ -114,13 +114,13 @@ class MessageLimits:
     def refused(self, messages: Sequence[OutboundMessage]) -> dict[int, BrokerError]:
         """Why some of these cannot be carried, by their index; empty if all can."""
         refused: dict[int, BrokerError] = {}
-        harmless, harmless_key, check = self.harmless, self.harmless_text, self.check
+        harmless, harmless_text, check = self.harmless, self.harmless_text, self.check
         for index, message in enumerate(messages):
             if message.plain:
                 # Nearly every message leaves here.
                 data, key = message.data, message.key
                 length = 0 if key is None else len(key)
-                if data is not None and length <= harmless_key and len(data) + length <= harmless:
+                if data is not None and length <= harmless_text and len(data) + length <= harmless:
                     continue
             try:
                 check(message)

@@ -88,14 +88,14 @@ class UnsentMessages:
 
     def _goes_whole(self, number: int, batch: OutgoingBatch) -> bool:
         """Whether no message has to wait for its key; later messages of the keys then wait for this batch."""
-        busy, notes = self._busy, self._later is None
-        # With ordered calls a key is noted only while one of its messages is retried.
-        if not busy and not notes:
+        busy, marks = self._busy, self._later is None
+        # With ordered calls a key is busy only while one of its messages is retried.
+        if not busy and not marks:
             return True
         keys = {message.key for message in batch.messages}
         if not busy.keys().isdisjoint(keys):
             return False
-        if notes:
+        if marks:
             keys.discard(None)
             busy.update(dict.fromkeys(cast("set[bytes]", keys), number))
         return True
@@ -104,13 +104,13 @@ class UnsentMessages:
         """A batch of messages with entries."""
         batch: list[Entry] = []
         ready, busy, max_batch = self._ready, self._busy, self._settings.max_batch
-        notes = self._later is None
-        looks = notes or bool(busy)
+        marks = self._later is None
+        checks_keys = marks or bool(busy)
         space = self._settings.max_batch_bytes
         while ready and space > 0 and len(batch) < max_batch:
             entry = ready.popleft()
-            if looks and (key := entry.message.key) is not None:
-                holder = busy.setdefault(key, number) if notes else busy.get(key, number)
+            if checks_keys and (key := entry.message.key) is not None:
+                holder = busy.setdefault(key, number) if marks else busy.get(key, number)
                 if holder != number:
                     self._waiting.setdefault(key, []).append(entry)
                     continue

@@ -30,7 +30,7 @@ class OutgoingQueue:
         "_bytes",
         "_closed",
         "_harmless",
-        "_harmless_key",
+        "_harmless_text",
         "_loop",
         "_messages",
         "_open",
@@ -45,7 +45,7 @@ class OutgoingQueue:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._harmless = limits.harmless
-        self._harmless_key = limits.harmless_text
+        self._harmless_text = limits.harmless_text
         self._closed = closed
         self._open = OutgoingBatch([], [])
         self._messages = self._bytes = 0
@@ -84,7 +84,7 @@ class OutgoingQueue:
         size = len(data)
         if key is not None:
             length = len(key)
-            if length > self._harmless_key:
+            if length > self._harmless_text:
                 return None
             size += length
         messages, total = batch.messages, batch.size + size

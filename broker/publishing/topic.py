@@ -326,7 +326,9 @@ class TopicFacade(Generic[T]):
         if messages:
             if self._pipeline is not None and self._pipeline.messages:
                 await self._pipeline.drain()
-            outcomes = await (self._send(target, messages) if receipts else self._send_plainly(target, messages))
+            outcomes = await (
+                self._send(target, messages) if receipts else self._send_without_receipts(target, messages)
+            )
         if not refused:
             return outcomes
         rest = iter(outcomes)
@@ -338,7 +340,7 @@ class TopicFacade(Generic[T]):
         """Send with receipts."""
         return cast("Sequence[Receipt | BrokerError]", await self._call(target.publish, messages))
 
-    async def _send_plainly(
+    async def _send_without_receipts(
         self, target: PublishTarget, messages: Sequence[OutboundMessage]
     ) -> Sequence[Receipt | BrokerError | None]:
         """Send without receipts."""

@@ -111,7 +111,7 @@ class Membership:
         """
         if self._records is not None and not self._records.seek:
             raise Unsupported("This backend cannot seek within a group", advice="Use bus.log to read from a position")
-        self._assignments.own(positions, self._group)
+        self._assignments.check_assigned(positions, self._group)
         for partition, position in positions.items():
             if position is not None and position < 0:
                 topic, number = partition
@@ -157,7 +157,7 @@ class Membership:
 
         :raises LeaseLost: one is not assigned to this member; nothing is paused.
         """
-        self._assignments.own(partitions, self._group)
+        self._assignments.check_assigned(partitions, self._group)
         self._source.pause(partitions)
         self._fetcher.buffer.pause(partitions)
 
@@ -166,7 +166,7 @@ class Membership:
 
         :raises LeaseLost: one is not assigned to this member; nothing is resumed.
         """
-        self._assignments.own(partitions, self._group)
+        self._assignments.check_assigned(partitions, self._group)
         self._fetcher.resume(partitions)
         self._source.resume(partitions)
 

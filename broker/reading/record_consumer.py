@@ -139,7 +139,7 @@ class RecordReading:
                 left = _IDLE_RECHECK
             idle = False
             if head is not None and self._decoder is not None:
-                await self._decoder.buried(left)
+                await self._decoder.dead_lettered(left)
             else:
                 self._since_yield = 0
                 await fetcher.arrival(left)
