@@ -103,10 +103,10 @@ async def test_transactions_neither_nest_nor_overlap() -> None:
             with pytest.raises(Unsupported, match="do not nest"):
                 async with b.publisher.transaction():
                     pass
-            with pytest.raises(Unsupported, match="positions ride in it"):
+            with pytest.raises(Unsupported, match="commits its positions"):
                 async with other.transaction(b.consumer):
                     pass
-            with pytest.raises(Unsupported, match="positions ride in it"):
+            with pytest.raises(Unsupported, match="commits its positions"):
                 await b.consumer.commit()
         async with other.transaction(b.consumer):
             pass
@@ -251,7 +251,7 @@ async def test_a_consumer_of_another_broker_is_refused_in_memory() -> None:
         async with other.records("elsewhere", group="work") as source, bus.transactional_publisher("one") as publisher:
             with pytest.raises(ConfigurationError, match=r"another broker.*on one bus"):
                 async with publisher.transaction(source):
-                    pytest.fail("its positions cannot ride in it")
+                    pytest.fail("the transaction cannot commit its positions")
             async with publisher.transaction():
                 pass
             await source.commit()
