@@ -154,7 +154,7 @@ async def test_an_impossible_ack_raises_at_the_call(
             await tx.ack(no_message)
         with pytest.raises(ConfigurationError, match="ack_batch takes many"):
             await tx.ack_batch(message)  # type: ignore[arg-type]
-        with pytest.raises(Unsupported, match="not handed over by a consumer"):
+        with pytest.raises(Unsupported, match="does not come from a consumer"):
             await tx.ack(Message("orders", b"", Raw("9", None, 1, {}), VIEW))
         with pytest.raises(Unsupported, match="transactions of backend 'scripted' ack no messages"):
             await other.ack(message)

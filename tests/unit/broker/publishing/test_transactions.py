@@ -100,7 +100,7 @@ async def test_transactions_neither_nest_nor_overlap() -> None:
     async with bench() as b:
         other = TransactionalPublisherFacade("tx-2", FakeProducer(), b.backend.capabilities, b.hooks)
         async with b.publisher.transaction(b.consumer):
-            with pytest.raises(Unsupported, match="do not nest"):
+            with pytest.raises(Unsupported, match="neither nest nor overlap"):
                 async with b.publisher.transaction():
                     pass
             with pytest.raises(Unsupported, match="commits its positions"):
