@@ -33,7 +33,7 @@ from broker.protocols import Codec
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt
 
-__all__ = ["TopicFacade", "codec_key"]
+__all__ = ["TopicFacade", "codec_key", "intercepted"]
 
 
 T = TypeVar("T", default=bytes)
@@ -132,7 +132,7 @@ class TopicFacade(Generic[T]):
         else:
             message = self._outbound(payload, key, attributes)
         if self._interceptors:
-            (message,) = self._intercepted((message,))
+            (message,) = intercepted(self._interceptors, self.name, (message,))
         self._check(message)
         if self._pipeline is not None and self._pipeline.messages and message.key is not None:
             await self._pipeline.drain()
@@ -207,7 +207,7 @@ class TopicFacade(Generic[T]):
         else:
             message = self._outbound(payload, key, attributes)
         if self._interceptors:
-            (message,) = self._intercepted((message,))
+            (message,) = intercepted(self._interceptors, self.name, (message,))
         pipeline = self._pipeline or self._open_pipeline(target)
         if message.plain and (future := pipeline.put_plain(message)) is not None:
             return future
@@ -280,7 +280,7 @@ class TopicFacade(Generic[T]):
         if unmade:
             messages = [message for index, message in enumerate(messages) if index not in unmade]
         if self._interceptors:
-            messages = list(self._intercepted(messages))
+            messages = list(intercepted(self._interceptors, self.name, messages))
         refused = self._limits.refused(messages)
         if not refused:
             return messages, unmade
@@ -301,18 +301,6 @@ class TopicFacade(Generic[T]):
         if self._encode is None:
             return OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
         return OutboundMessage(_encoded(self._encode, payload), key, attributes)
-
-    def _intercepted(self, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
-        for interceptor in tuple(self._interceptors):
-            try:
-                replaced = interceptor(self.name, messages)
-                if len(replaced) != len(messages):
-                    raise ValueError(f"{len(messages)} messages became {len(replaced)}")
-                messages = replaced
-            except Exception:
-                # A failing interceptor must not stop the message.
-                logger.exception("A publish interceptor failed on topic %r", self.name)
-        return messages
 
     async def _send_many(
         self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
@@ -385,6 +373,24 @@ class TopicFacade(Generic[T]):
         if self._calls:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._idle,), timeout=timeout)
+
+
+def intercepted(
+    interceptors: Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]],
+    topic: str,
+    messages: Sequence[OutboundMessage],
+) -> Sequence[OutboundMessage]:
+    """The messages as the publish interceptors of the hooks replace them."""
+    for interceptor in tuple(interceptors):
+        try:
+            replaced = interceptor(topic, messages)
+            if len(replaced) != len(messages):
+                raise ValueError(f"{len(messages)} messages became {len(replaced)}")
+            messages = replaced
+        except Exception:
+            # A failing interceptor must not stop the message.
+            logger.exception("A publish interceptor failed on topic %r", topic)
+    return messages
 
 
 def _wrong_number(outcomes: Sequence[object], wanted: int) -> BackendError:

@@ -37,6 +37,7 @@ from broker.messages import Message
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
+from broker.publishing.topic import intercepted
 from broker.publishing.transactional_acks import TransactedAcks, checked
 from broker.reading.membership import Membership
 from broker.reading.record_consumer import RecordConsumer
@@ -226,14 +227,14 @@ class OpenTransaction:
         self._acks.add(messages)
 
     async def _publish(
-        self, topic: str, messages: list[OutboundMessage], *, receipts: bool = True
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
         if not messages:
             return []
         if self._over:
             raise Closed("The transaction is over", advice="Publish inside its block")
         check_name(topic, "topic")
-        messages = self._intercepted(topic, messages)
+        messages = intercepted(self._publisher.hooks.publishing, topic, messages)
         for refusal in self._publisher.limits.refused(messages).values():
             raise refusal
         # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.
@@ -267,15 +268,6 @@ class OpenTransaction:
     def _failed(self, error: BrokerError) -> None:
         if self._failure is None or isinstance(error, TransactionFatal):
             self._failure = error
-
-    def _intercepted(self, topic: str, messages: list[OutboundMessage]) -> list[OutboundMessage]:
-        for interceptor in tuple(self._publisher.hooks.publishing):
-            try:
-                messages = list(interceptor(topic, messages))
-            except Exception:
-                # A failing interceptor must not stop the message.
-                logger.exception("A publish interceptor failed on topic %r", topic)
-        return messages
 
     # -- begin and end, called by the block ----------------------------------------------------------------
 
