@@ -96,7 +96,8 @@ class TransactedAcks:
     def _owner_of(self, message: object) -> TransactedMessages:
         if not isinstance(message, Message):
             raise ConfigurationError(
-                f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
+                f"A transaction cannot ack an object of type {type(message).__name__}",
+                advice="Pass messages of bus.messages(...)",
             )
         if not isinstance(self._spi, TransactionalAcks):
             raise Unsupported(

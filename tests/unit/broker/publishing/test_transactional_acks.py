@@ -150,7 +150,7 @@ async def test_an_impossible_ack_raises_at_the_call(
     plain = publisher_over(FakeProducer())
     async with consuming(source) as consumer, publisher.transaction() as tx, plain.transaction() as other:
         message = await taken(consumer)
-        with pytest.raises(ConfigurationError, match="cannot ack a object"):
+        with pytest.raises(ConfigurationError, match="cannot ack an object of type object"):
             await tx.ack(no_message)
         with pytest.raises(ConfigurationError, match="ack_batch takes many"):
             await tx.ack_batch(message)  # type: ignore[arg-type]
