@@ -13,14 +13,14 @@ from broker.consuming.retry.policy import Retry
 from broker.errors import AlreadySettled, BrokerError, LeaseLost, OperationTimeout, Unsupported
 from broker.hooks import Event, FlowBlocked, LeaseExpired, LeasesNotRenewed, SettleFailed
 from broker.messages import Message, Outcome, SettleState
-from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, received, until
 
 
 async def test_settling_twice_alike_is_harmless_and_differently_raises() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         await message.ack()
         await message.ack()
         assert message.state is SettleState.SETTLED
@@ -35,7 +35,7 @@ async def test_cancelling_an_ack_does_not_cancel_the_settlement() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         source.settle_gate.clear()
         ack = asyncio.create_task(message.ack())
         await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_a_refused_ack_raises_and_an_unawaited_one_is_an_event() -> None:
     source.add("1")
     source.refuse["1"] = LeaseLost("too late")
     async with consuming(source, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(LeaseLost, match="too late"):
             await message.ack()
         assert message.lease_lost
@@ -87,7 +87,7 @@ async def test_an_unanswered_ack_leaves_the_state_unknown() -> None:
     source.add("1")
     source.refuse["1"] = OperationTimeout("no answer")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(OperationTimeout):
             await message.ack()
         assert message.state is SettleState.UNKNOWN
@@ -128,7 +128,7 @@ async def test_max_bytes_is_exceeded_by_at_most_one_message() -> None:
     for number in range(50):
         source.add(str(number), data=b"x" * 100)
     async with consuming(source, max_outstanding_bytes=250) as consumer:
-        held = [await taken(consumer) for _ in range(3)]
+        held = [await received(consumer) for _ in range(3)]
         assert await consumer.next_message(timeout=0.05) is None
         assert source.fetched * 100 <= 250 + 100
         await held[0].ack()
@@ -140,8 +140,8 @@ async def test_forgotten_messages_are_reported() -> None:
     source.add("1", "2", "3")
     events: list[Event] = []
     async with consuming(source, max_outstanding=2, events=events, blocked_after=0.05) as consumer:
-        await taken(consumer)
-        await taken(consumer)
+        await received(consumer)
+        await received(consumer)
         for _ in range(20):
             assert await consumer.next_message(timeout=0.01) is None
     blocked = [event for event in events if isinstance(event, FlowBlocked)]
@@ -201,7 +201,7 @@ async def test_max_lease_starts_at_delivery_and_its_end_is_reported() -> None:
     source.add("1")
     events: list[Event] = []
     async with consuming(source, max_lease=0.05, events=events, retry=Retry(maximum=1, initial=0)) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         await until(lambda: message.lease_lost)
         with pytest.raises(LeaseLost):
             await message.ack()
@@ -213,7 +213,7 @@ async def test_extend_exceeds_max_lease() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, max_lease=0.02, retry=Retry(maximum=1, initial=0)) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         await message.extend(60)
         assert await consumer.next_message(timeout=0.1) is None
         assert message.state is SettleState.OPEN
@@ -224,7 +224,7 @@ async def test_a_lease_that_the_broker_ended_is_lost() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         assert source.listener is not None
         source.listener.lost([message])
         assert message.lease_lost
@@ -256,7 +256,7 @@ async def test_an_unconfirmed_ack_does_not_wait() -> None:
     source.add("1")
     source.settle_gate.clear()
     async with consuming(source, confirmed=ConfirmedAck.NEVER) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         async with asyncio.timeout(60):
             await message.ack()
         assert message.state is SettleState.SETTLING
@@ -268,7 +268,7 @@ async def test_a_delay_beyond_broker_and_lease_is_refused() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, native_delay=1.0, max_lease=5.0, retry=Retry(initial=0, maximum=1)) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(Unsupported, match="600 s"):
             await message.nack(delay=600)
         assert message.state is SettleState.OPEN
@@ -279,9 +279,9 @@ async def test_without_leases_any_delay_is_kept_in_memory() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, native_delay=0.0, lease=LeaseMode.NONE) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         await message.nack(delay=0.01)
-        again = await taken(consumer)
+        again = await received(consumer)
         assert again.id == "1"
         assert again.delivery_attempt == 2
         await again.ack()
@@ -295,7 +295,7 @@ async def test_a_reject_whose_settlement_fails_after_its_letter_raises(confirmed
     source.add("1")
     source.refuse["1"] = LeaseLost("too late")
     async with consuming(source, letters=letters, confirmed=confirmed, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(LeaseLost, match="too late"):
             await message.reject("no")
         assert message.lease_lost
@@ -309,7 +309,7 @@ async def test_a_lease_lost_while_a_letter_is_written_is_reported() -> None:
     source.add("1")
     letters.gate.clear()
     async with consuming(source, letters=letters, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         rejecting = asyncio.create_task(message.reject("no"))
         await until(lambda: letters.tried)
         assert source.listener is not None
@@ -326,11 +326,11 @@ async def test_a_message_lost_during_its_backoff_is_dropped() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     async with consuming(source, native_delay=0.0) as consumer:
-        message, other = await taken(consumer), await taken(consumer)
+        message, other = await received(consumer), await received(consumer)
         await message.nack(delay=0.01)
         await other.nack(delay=0.02)
         assert source.listener is not None
         source.listener.lost([message])
-        assert (await taken(consumer)).id == "2"
+        assert (await received(consumer)).id == "2"
         assert consumer._engine is not None
         assert not len(consumer._engine.policies[0]._holder)
