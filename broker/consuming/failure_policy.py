@@ -107,7 +107,7 @@ class FailurePolicy:
         if isinstance(self._dead_letter, DeadLetterWriter):
             # Without dead letters the handler may as well have the last delivery.
             self._last_delivery = capabilities.delivery_limit
-        # A message that waits for a handler may lose its lease or be given back: its last delivery would be wasted.
+        # A message that waits for a handler may lose its lease or be released, which would waste its last delivery.
         admits = self._last_delivery is not None and not self.in_flight.options.ordered_by_key
         self.in_flight.start(
             source,

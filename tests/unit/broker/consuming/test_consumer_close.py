@@ -1,4 +1,4 @@
-"""Closing a consumer: what it gives back, what it waits for, and which errors waiting calls raise."""
+"""Closing a consumer: what it releases, what it waits for, and which errors waiting calls raise."""
 
 from __future__ import annotations
 
