@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -31,14 +30,12 @@ from broker.blocking.portal import Call, Portal
 from broker.consuming import consumer as asynchronous
 from broker.consuming.runner import check_services
 from broker.errors import Closed, ConfigurationError, SettleError
-from broker.hooks import Hooks
+from broker.hooks import Hooks, logger
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 
 __all__ = ["BatchHandler", "BlockingMessage", "BlockingMessageBatch", "Handler", "MessageConsumer", "Service", "run"]
 
 T = TypeVar("T", default=bytes)
-
-logger = logging.getLogger("broker")
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GLANCE: Final = 0.5

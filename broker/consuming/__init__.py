@@ -1,1 +1,1 @@
-"""The Message family: `MessageConsumer`, and each of its promises as a mechanism in a module of its own."""
+"""The Message family: `MessageConsumer`, with each of its mechanisms in a module of its own."""

@@ -1,8 +1,8 @@
-"""`MessageConsumer`: one subscription, consumed in whichever shape suits.
+"""`MessageConsumer`: consumes one subscription, one by one, in batches, or by handlers.
 
-All shapes may be used from several tasks at once; each message goes to one of them. Iterators hold nothing of
-their own, so `break` needs no clean-up. Cancelling a call loses no message. Errors that a reconnect may
-cure are handled inside and reported to the hooks; a fatal one stops the consumer and is raised once.
+Several tasks may use all shapes at once; each message goes to one of them. Iterators buffer nothing, so `break` needs
+no clean-up. Cancelling a call loses no message. A retriable error is an event, and the consumer tries again; a fatal
+error stops the consumer and is raised once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from broker.protocols import BatchHandler, Handler
 
 __all__ = ["Closable", "MessageConsumer", "Service", "Steps"]
 
-T = TypeVar("T", default=bytes)
-
-
 S = TypeVar("S")
+T = TypeVar("T", default=bytes)
 
 
 class Steps(AsyncIterator[S]):
@@ -57,13 +55,13 @@ class Steps(AsyncIterator[S]):
 
 
 class Closable(Protocol):
-    """What a consumer stands on, and `broker.run` closes at the end: its bus."""
+    """The bus of a consumer; `broker.run` closes it at the end."""
 
     async def close(self) -> None: ...
 
 
 class MessageConsumer(Generic[T]):
-    """Made by `bus.messages(...)`; opened and closed by `async with`.
+    """Created by `bus.messages(...)`; opened and closed by `async with`.
 
     Implements `MessageIterator`, `BatchedMessageIterator`, `MessageStream`, `BatchedMessageStream`, `Receiver` and
     `BatchedReceiver`.
@@ -97,11 +95,11 @@ class MessageConsumer(Generic[T]):
     # -- opening and closing -----------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Subscribe and begin to fetch; `async with` does it.
+        """Subscribe and start to fetch; `async with` calls this.
 
-        :raises NotFound: the topic, or the subscription with `create=False`, does not exist.
-        :raises Unsupported: the backend cannot honour an option.
-        :raises Closed: it was closed, perhaps while it opened.
+        :raises NotFound: the topic, or with `create=False` the subscription, does not exist.
+        :raises Unsupported: the broker does not support an option.
+        :raises Closed: the consumer was closed, perhaps while it opened.
         """
         async with self._one_open:
             if self._closed:
@@ -112,7 +110,7 @@ class MessageConsumer(Generic[T]):
             try:
                 self._engine = engine = await self._make_engine()
             except asyncio.CancelledError:
-                # One cancellation is the close's, as that of asyncio.timeout is; any other goes on.
+                # `close` cancelled this task once, as asyncio.timeout does; any other cancellation is passed on.
                 if task is not None and self._closed and task.uncancel() == 0:
                     raise self._is_closed() from None
                 raise
@@ -129,20 +127,20 @@ class MessageConsumer(Generic[T]):
                 raise self._is_closed()
 
     def stop(self) -> None:
-        """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits.
+        """Stop delivering: iterations end, and `receive` returns after its running handlers. Never waits.
 
-        What was not handed over is given back at once. It may come before the consumer is open; then nothing is handed
-        over, and `receive` returns at once.
+        Undelivered messages are released at once. May be called before the consumer is open: then nothing is delivered,
+        and `receive` returns at once.
         """
         self._stopped = True
         if self._engine is not None:
             self._engine.end()
 
     async def close(self) -> None:
-        """Wait for running handlers, at most `close_timeout` seconds; give everything else back at once.
+        """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
 
-        Never deletes a subscription. May be called twice; cancelling the caller does not stop it.
-        A handler that calls it does not wait for itself. It ends an opening that is under way.
+        Never deletes a subscription. May be called twice; cancelling the caller does not stop the close. A handler that
+        calls this does not wait for itself. Ends a running `open`.
         """
         if self._opening is not None and not self._closed:
             self._opening.cancel()
@@ -172,10 +170,10 @@ class MessageConsumer(Generic[T]):
     # -- one by one --------------------------------------------------------------------------------------
 
     async def next_message(self, timeout: float | None = None) -> Message[T] | None:
-        """The next message; None after `timeout` idle seconds, or when `stop_when_idle` ended the consumer.
+        """The next message, or None after `timeout` idle seconds or when `stop_when_idle` ended the consumer.
 
-        :raises Closed: the consumer was closed.
-        :raises BrokerError: a fatal error, once.
+        :raises Closed: the consumer is not open.
+        :raises BrokerError: a fatal error, raised once.
         """
         engine = self._engine or self._not_open()
         if timeout is not None:
@@ -200,10 +198,10 @@ class MessageConsumer(Generic[T]):
     # -- by batch ----------------------------------------------------------------------------------------
 
     async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[T]:
-        """What is there, at least one and at most `max_messages`; empty after `timeout` idle seconds.
+        """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds.
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
-        :raises Closed: the consumer was closed.
+        :raises Closed: the consumer is not open.
         """
         engine = self._engine or self._not_open()
         self._check_batch(max_messages)
@@ -219,7 +217,7 @@ class MessageConsumer(Generic[T]):
         return MessageBatch(batch, engine)
 
     def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[T]]:
-        """`async for batch in consumer.batches():`; each has at least one message.
+        """Iterate over batches of at least one message: `async for batch in consumer.batches():`.
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
@@ -229,20 +227,21 @@ class MessageConsumer(Generic[T]):
     # -- by handler --------------------------------------------------------------------------------------
 
     async def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
-        """Run the handler on every message until the consumer is stopped, closed or idle.
+        """Call the handler with every message, `concurrency` at once, until the consumer is stopped, closed or idle.
 
-        Handlers that run when it is stopped get `close_timeout` seconds; then they are cancelled, and their messages
-        given back.
-        Returning acks the message, raising settles it by the retry policy; a handler may settle it itself.
-        Each message is handled in a context of its own. Cancelling this cancels the handlers and gives
-        their messages back; a fatal error lets them finish, at most `close_timeout` seconds, and is raised.
+        Returning acks the message; raising settles it by the retry policy; the handler may also settle it. Each message
+        is handled in a context of its own. After a stop or a fatal error, running handlers have `close_timeout` seconds
+        to end; then they are cancelled, and their messages released. Cancelling the call cancels the handlers at once.
+
+        :raises ConfigurationError: the handler is not a coroutine function.
+        :raises BrokerError: a fatal error, raised once.
         """
         check_handler(handler)
         check_count("concurrency", concurrency)
         await self._work(concurrency, lambda engine: handle_each(engine, handler))
 
     async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
-        """Run the handler on batches; it returns None to ack all, or per message None or its failure.
+        """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """

@@ -42,13 +42,13 @@ _LONGEST_PAUSE: Final = 30.0
 
 
 class LetterWriter:
-    """Writes and repeats, until `close`."""
+    """Writes letters; repeats a failed write until `close`."""
 
     def __init__(self) -> None:
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """Repeat no failed write from now on; one that is under way may still succeed."""
+        """Repeat no failed write from now on; a running one may still succeed."""
         self._closing.set()
 
     async def write(
@@ -61,7 +61,7 @@ class LetterWriter:
     ) -> None:
         """Return when the letter is on the broker.
 
-        :param shapes: the largest first; each is made once at most.
+        :param shapes: the shapes of the letter, the largest first; each is made at most once.
         :param failed: called with each failure and the seconds until the next try.
         :param stubborn: try again also when all shapes were refused.
         :raises InvalidMessage: all shapes were refused.
@@ -95,7 +95,7 @@ class LetterWriter:
 
 
 def describe(error: BaseException) -> str:
-    """The error in words, whatever its own text does."""
+    """The type and the text of an error; its `__str__` may raise."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -103,7 +103,7 @@ def describe(error: BaseException) -> str:
 
 
 def _refusal(raised: Exception) -> InvalidMessage | None:
-    """Why the letter itself cannot be written, whenever it is tried."""
+    """The error, if it refuses the letter itself, so that no repetition can succeed; otherwise None."""
     if isinstance(raised, PublishError):
         return next((outcome for outcome in raised.outcomes if isinstance(outcome, InvalidMessage)), None)
     return raised if isinstance(raised, InvalidMessage) else None
@@ -164,7 +164,10 @@ def make_dead_letter(
 
 
 class DeadLetterWriter:
-    """:param publish: puts one message on the dead-letter topic, or raises."""
+    """Writes the dead letters of one consumer.
+
+    :param publish: puts one message on the dead-letter topic, or raises.
+    """
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class DeadLetterWriter:
         self._writer = LetterWriter()
 
     def close(self) -> None:
-        """Repeat no failed write from now on; one that is under way may still succeed."""
+        """Repeat no failed write from now on; a running one may still succeed."""
         self._writer.close()
 
     async def write(

@@ -1,8 +1,8 @@
-"""The heart of a message consumer: hand-over, waiters, and the order of events when it ends.
+"""The core of a message consumer: hand-over, waiters, and the order of events when it ends.
 
-Everything runs on the loop that opened it. Waiters are woken and then take synchronously, so that a
-cancelled one loses nothing: what it was woken for goes to the next. An end is one of three: closed,
-idle (`stop_when_idle`), or a fatal error, which is raised once.
+*Concurrency.* Everything runs on the loop that opened the engine. *Cancellation.* A waiter is woken, then takes
+messages without suspending; if it was cancelled, the next waiter is woken. *Failure.* A consumer ends in one of three
+ways: closed, idle (`stop_when_idle`), or with a fatal error, which is raised once.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Engine:
         return not self._ended
 
     def take(self) -> Message[Any] | None:
-        """The next message, if one is there; sources take turns."""
+        """The next message, if there is one; sources take turns."""
         for _ in range(len(self._in_flight)):
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
@@ -136,7 +136,7 @@ class Engine:
         return None
 
     def take_batch(self, most: int) -> list[Message[Any]]:
-        """Up to `most` of the messages that are there; sources take turns to be first."""
+        """The available messages, at most `most`; sources take turns to be first."""
         batch: list[Message[Any]] = []
         for _ in range(len(self._in_flight)):
             if len(batch) == most:
@@ -144,8 +144,8 @@ class Engine:
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
             before = len(batch)
-            while not self._ended and len(batch) < most and (taken := in_flight.ready.take_some(most - len(batch))):
-                batch += self._admitted(in_flight, taken)
+            while not self._ended and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
+                batch += self._admitted(in_flight, some)
             if len(batch) > before:
                 in_flight.handed_over(len(batch) - before)
         return batch
@@ -179,7 +179,7 @@ class Engine:
         """Whether the consumer still runs; False after an idle end.
 
         :raises BrokerError: the fatal error, once.
-        :raises Closed: it was closed, or its fatal error was raised before.
+        :raises Closed: the consumer was closed, or its fatal error was raised before.
         """
         if self._fatal is not None:
             fatal, self._fatal = self._fatal, None
@@ -192,18 +192,18 @@ class Engine:
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
-        open_ones = [message for message in messages if message.state is _OPEN]
+        still_open = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
-            await _all([message.nack(delay) for message in open_ones])
+            await _all([message.nack(delay) for message in still_open])
             return
         parts: dict[InFlight, list[Message[Any]]] = {}
         if len(self._in_flight) == 1:
-            parts[self._in_flight[0]] = open_ones
+            parts[self._in_flight[0]] = still_open
         else:
-            for message in open_ones:
+            for message in still_open:
                 parts.setdefault(policy_of(message).in_flight, []).append(message)
         await _all([answer for in_flight, part in parts.items() if (answer := in_flight.ack_all(part)) is not None])
-        if len(open_ones) < len(messages):
+        if len(still_open) < len(messages):
             lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
             if lost is not None:
                 lost.begin_settling(Outcome.ACK)
@@ -217,7 +217,7 @@ class Engine:
             self.end()
 
     def end(self) -> None:
-        """Stop the hand-over, give back what was not handed over, and wake all waiters."""
+        """Stop the hand-over, release undelivered messages, and wake all waiters."""
         if self._ended:
             return
         self._ended = True
@@ -232,7 +232,7 @@ class Engine:
         self._winding_down = self._loop.create_task(self._wind_down(), name="broker-consumer-wind-down")
 
     async def close(self) -> None:
-        """End, give handlers until the deadline, give everything else back at once, and close the sources."""
+        """End, wait for handlers until the deadline, release all other messages at once, and close the sources."""
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(), name="broker-consumer-close")
         await asyncio.shield(self._closing)
@@ -270,11 +270,11 @@ class Engine:
             policy.stop()
         for in_flight in self._in_flight:
             in_flight.ready.drain()
-            # What has no end to its lease was not handed over, or waits in memory to be handed over again.
+            # Messages without `lease_ends` were not handed over, or wait in memory to be handed over again.
             in_flight.release([m for m in in_flight.messages if m.state is _OPEN and m.lease_ends is None])
 
     def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-        """Those still ours that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
+        """Those that are still ours and may go to a handler, decoded and with `lease_ends`; dead-letters the others."""
         if in_flight.expire_leases is not None:
             in_flight.expire_leases(messages)
         admitted: list[Message[Any]] = []
@@ -327,7 +327,7 @@ class Engine:
             self._end_idle()
 
     async def _check_sources_idle(self, seconds: float) -> None:
-        """End if the sources say that no message means that there is none, and nothing comes meanwhile."""
+        """End if all sources are idle, and nothing arrives meanwhile."""
         active_at = self.receivers.active_at
         try:
             idle = True

@@ -1,6 +1,6 @@
-"""Makes message consumers: checks the options before any I/O, then opens sources and dead letters.
+"""`ConsumerFactory`: makes the message consumers of a bus. Options are checked before any I/O.
 
-One per bus, on the loop of the bus. Making a consumer does no I/O; a cancelled opening leaves nothing open.
+Used on the loop of the bus. Making a consumer does no I/O; a cancelled opening leaves nothing open.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HostBus(Closable, Protocol):
 
 
 class ConsumerFactory:
-    """Makes and opens the message consumers of one bus."""
+    """Makes the message consumers of one bus."""
 
     def __init__(self, bus: HostBus, backend: Backend) -> None:
         self._bus = bus
@@ -70,7 +70,7 @@ class ConsumerFactory:
         else:
             if not family.retry_topics:
                 raise Unsupported(
-                    f"{self._backend.capabilities.backend} has no retry topics for messages",
+                    f"{self._backend.capabilities.backend} does not support retry topics for messages",
                     advice="The broker keeps delays itself: give retry=Retry(...) alone, or use "
                     "bus.records(...).as_messages(retry_topics=...)",
                 )
@@ -207,7 +207,8 @@ class ConsumerFactory:
 def unsupported(backend: str, what: str, capability: str) -> Unsupported:
     """The error for a feature that the backend does not have."""
     return Unsupported(
-        f"{backend} cannot do {what}", advice=f"Ask bus.capabilities.{capability} first, or use another backend"
+        f"{backend} does not support {what}",
+        advice=f"Check bus.capabilities.{capability} first, or use another backend",
     )
 
 

@@ -1,17 +1,16 @@
-"""What happens to messages that were not simply acked: retries, delays, retry topics, dead letters.
+"""What happens to messages that are not acked: retries, delays, retry topics, dead letters.
 
 `DelayHolder` keeps messages in memory for delays that the broker cannot keep; they stay outstanding, and their leases
 are renewed.
 
-*Concurrency.* One event loop. *Cancellation.* A write that was started goes on when its caller is cancelled; a close
-lets writes end until its deadline, then gives the messages back. *Failure.* Failed writes are retried by their writers.
+*Concurrency.* One event loop. *Cancellation.* A running write goes on when its caller is cancelled; a close waits for
+writes until its deadline, then releases the messages. *Failure.* The writers repeat failed writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from math import inf
@@ -30,14 +29,17 @@ from broker.driver.contract import MessageSource, RetryTopic, Settlement
 from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
 from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
-from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
+from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed, logger
 from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["DelayHolder", "FailurePolicy"]
 
 
 class DelayHolder:
-    """:param due: called on the loop with each message whose delay is over, also if it was lost meanwhile."""
+    """Keeps messages for a delay.
+
+    :param due: called on the loop with each message whose delay is over, also if it was lost meanwhile.
+    """
 
     def __init__(self, due: Callable[[Message[Any]], None]) -> None:
         self._due = due
@@ -55,7 +57,7 @@ class DelayHolder:
         self._arm()
 
     def close(self) -> None:
-        """Forget all of them; giving them back is the owner's."""
+        """Forget all messages; the owner releases them."""
         if self._timer is not None:
             self._timer.cancel()
         self._heap.clear()
@@ -70,9 +72,6 @@ class DelayHolder:
         while self._heap and self._heap[0][0] <= now:
             self._due(heapq.heappop(self._heap)[2])
         self._arm()
-
-
-logger = logging.getLogger("broker")
 
 
 class FailurePolicy:
@@ -108,7 +107,7 @@ class FailurePolicy:
         if isinstance(self._dead_letter, DeadLetterWriter):
             # Without dead letters the handler may as well have the last delivery.
             self._last_delivery = capabilities.delivery_limit
-        # A message that waits for a handler may lose its lease or be given back: its last delivery would be wasted.
+        # A message that waits for a handler may lose its lease or be released, which would waste its last delivery.
         admits = self._last_delivery is not None and not self.in_flight.options.ordered_by_key
         self.in_flight.start(
             source,
@@ -128,7 +127,7 @@ class FailurePolicy:
             self.in_flight.transacted.check_free(message)
             await self.reject(message, reason)
         elif message.begin_settling(outcome):
-            await self.in_flight.carry_out(message, Settlement(message, outcome))
+            await self.in_flight.carry_out(Settlement(message, outcome))
         else:
             self.in_flight.transacted.check_free(message)
 
@@ -219,9 +218,9 @@ class FailurePolicy:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
 
     async def nack(self, message: Message[Any], delay: float | None) -> None:
-        """Redeliver it after the delay; None is the first delay of the policy.
+        """Redeliver the message after the delay; None is the first delay of the policy.
 
-        With retry topics it waits on one of them, and the call returns when it is there.
+        With retry topics the message waits on one of them; the call returns when it is there.
         """
         if self._retry_writer is not None and delay != 0:
             check_seconds("delay", delay, optional=True)
@@ -238,20 +237,20 @@ class FailurePolicy:
         if not message.begin_settling(Outcome.NACK):
             return
         if not self._waits_here(delay):
-            await self.in_flight.carry_out(message, self._nacked(message, delay))
+            await self.in_flight.carry_out(self._nacked(message, delay))
         elif (storing := self._hold(message, delay)) is not None and self.in_flight.awaits_acks:
             await _wait_for(storing, message)
 
     async def reject(self, message: Message[Any], reason: str) -> None:
-        """Dead-letter it; return when its letter is written and it is settled.
+        """Dead-letter the message; return when its letter is written and the message settled.
 
-        :raises LeaseLost, SettleError: it is, or may be, redelivered beside its letter.
+        :raises LeaseLost, SettleError: the message is, or may be, redelivered although its letter is written.
         """
         if message.begin_settling(Outcome.REJECT):
             await _wait_for(self._give_up_soon(message, reason, None, self._failure_count(message)), message)
 
     def give_up_soon(self, message: Message[Any], reason: str, error: Exception | None = None) -> None:
-        """Dead-letter a message that no handler is to see."""
+        """Dead-letter a message before a handler gets it; returns at once."""
         if message.begin_settling(Outcome.REJECT):
             self._give_up_soon(message, reason, error, self._failure_count(message))
 
@@ -267,7 +266,7 @@ class FailurePolicy:
         return [message for message in messages if not self.give_up_last(message)]
 
     def stop(self) -> None:
-        """Stop delaying messages and retrying writes; the caller gives the messages back."""
+        """Stop delaying messages and repeating writes; the caller releases the messages."""
         self._stopped = True
         self._holder.close()
         if isinstance(self._dead_letter, DeadLetterWriter):
@@ -276,14 +275,14 @@ class FailurePolicy:
             self._retry_writer.close()
 
     async def close(self, deadline: float) -> None:
-        """Let the writes that are under way end, until the loop time `deadline`.
+        """Wait for running writes, at most until the loop time `deadline`.
 
-        What was not written is open again; the caller gives it back.
+        Messages whose letter was not written are open again; the caller releases them.
         """
         await self._tasks.wait(deadline - asyncio.get_running_loop().time())
 
     def _redeliver(self, message: Message[Any], delay: float, error: Exception | None = None) -> None:
-        """Redeliver it after the delay, from memory or by the broker; returns at once."""
+        """Redeliver the message after the delay, from memory or by the broker; returns at once."""
         if self._waits_here(delay):
             self._hold(message, delay)
         else:
@@ -294,8 +293,8 @@ class FailurePolicy:
         return in_process and self._has_room()
 
     def _hold(self, message: Message[Any], delay: float) -> asyncio.Task[None] | None:
-        """Have it wait in memory; return the task that stores the delay, if any."""
-        # A delivery that follows at once is stored by itself.
+        """Keep the message in memory for the delay; return the task that stores the delay, if any."""
+        # Without a delay, `_due` follows at once and stores the attempt.
         storing = self._store_attempt(message, delay) if delay else None
         copy = self.in_flight.again(message)
         self._holder.hold(copy, delay)
@@ -304,10 +303,10 @@ class FailurePolicy:
         return None if storing is None else self._tasks.spawn(storing)
 
     def _check_delay(self, message: Message[Any], delay: float) -> None:
-        """Whether the broker, a retry topic or this process can keep such a delay.
+        """Refuse a delay that cannot be kept.
 
-        :raises ConfigurationError: it is not a number of seconds.
-        :raises Unsupported: neither the broker nor this process can keep it.
+        :raises ConfigurationError: the delay is not a number of seconds.
+        :raises Unsupported: neither the broker nor this process can keep the message that long.
         """
         check_seconds("delay", delay, zero=True)
         longest = longest_delay(self.in_flight.options, self.in_flight.capabilities)
@@ -325,8 +324,8 @@ class FailurePolicy:
             )
 
     def _has_room(self) -> bool:
-        # Order needs the message here whatever it costs; otherwise half of the room stays free for others, unless the
-        # broker would send it again at once, and again, until it counts as undeliverable.
+        # Order needs the message in this process. Otherwise half of the room stays free for other messages, unless the
+        # broker has no delays: it would redeliver the message at once, until the message counts as undeliverable.
         options = self.in_flight.options
         here = options.ordered_by_key or self.in_flight.capabilities.native_delay == 0
         return here or 2 * len(self._holder) < self.in_flight.max_messages
@@ -357,7 +356,7 @@ class FailurePolicy:
         error: Exception | None,
         failures: int,
     ) -> None:
-        """Have it wait on a retry topic; what no retry topic takes is given up."""
+        """Send the message to a retry topic; give it up if the topic refuses it."""
         assert self._retry_writer is not None
         message.lease_ends = None
         try:
@@ -371,7 +370,7 @@ class FailurePolicy:
             raise
         else:
             if message.state is SettleState.SETTLING:
-                await self.in_flight.carry_out(message, Settlement(message, Outcome.ACK, reason=reason))
+                await self.in_flight.carry_out(Settlement(message, Outcome.ACK, reason=reason))
 
     async def _give_up(
         self,
@@ -406,10 +405,10 @@ class FailurePolicy:
             raise self._lost_meanwhile(message)
         text = "" if error is None else describe(error)
         # The caller has waited for the letter and waits for this too: otherwise a refusal would be lost.
-        await self.in_flight.carry_out(message, Settlement(message, outcome, reason=reason, error=text), surely=True)
+        await self.in_flight.carry_out(Settlement(message, outcome, reason=reason, error=text), wait=True)
 
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
-        """Emit that it was given up, and that its lease ended before it was settled."""
+        """Report that the message was given up, and that its lease ended before it was settled."""
         error = LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was given up after its lease was lost")
         logger.warning("%s: it is redelivered", error.message)
         if self._hooks.listening:
@@ -417,7 +416,7 @@ class FailurePolicy:
         return error
 
     def _failures_before(self, message: Message[Any]) -> int:
-        """How often it had failed when it was sent to the retry topic that it came from."""
+        """How often the message had failed when it was sent to the retry topic that it came from."""
         letter = letter_of(message)
         return 0 if letter is None else letter.failures
 
@@ -426,7 +425,7 @@ class FailurePolicy:
         return failures or message.delivery_attempt
 
     def _not_written(self, message: Message[Any], failure: BaseException) -> None:
-        """A letter that cannot be made, or was not written before the close, leaves its original to be redelivered."""
+        """Redeliver a message whose letter cannot be made, or was not written before the close."""
         if message.state is not SettleState.SETTLING:
             return
         if self._stopped or not isinstance(failure, Exception):
@@ -436,7 +435,7 @@ class FailurePolicy:
         self._redeliver(message, self.retry.maximum)
 
     def _nacked(self, message: Message[Any], delay: float, error: Exception | None = None) -> Settlement:
-        """Has the broker redeliver the message, at most as late as the broker can."""
+        """The settlement with which the broker redelivers the message, at most as late as the broker can."""
         text = "" if error is None else describe(error)
         return Settlement(message, Outcome.NACK, min(delay, self.in_flight.capabilities.native_delay), error=text)
 
@@ -477,9 +476,9 @@ class FailurePolicy:
 
 
 async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:
-    """Wait for a task that goes on if the caller is cancelled; a close that cuts it off is an error, no cancellation.
+    """Wait for a task that goes on if the caller is cancelled.
 
-    :raises SettleError: it was cut off.
+    :raises SettleError: a close cancelled the task.
     """
     try:
         await asyncio.shield(task)

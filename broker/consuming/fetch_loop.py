@@ -68,9 +68,9 @@ class Prefetch:
                 self._started = now
                 self._count = 0
             else:
-                # Within a window the last one's rate still counts for the part that has not passed yet.
+                # Until a window is over, the rate of the last window stands for the rest of it.
                 measured += self._rate * (1 - elapsed / _WINDOW)
-            # Without a request since the last look there is nothing to grow by.
+            # The target grows only if there was a request since the last update.
             most = 2 * self.target if self._fresh else self.target
             self._fresh = False
             self.target = max(1, min(self.limit, int(measured * _SECONDS), most))
@@ -137,7 +137,7 @@ class FetchLoop(Generic[T]):
             await asyncio.wait((self._fetch_ended,))
 
     def stop(self) -> None:
-        """Start no other fetch; the result of a running one is still delivered."""
+        """Start no further fetch; the result of a running one is still delivered."""
         self._stopped.set()
         self._interrupt()
         self.poke()
@@ -175,7 +175,7 @@ class FetchLoop(Generic[T]):
                 self._end_fetch()
                 self._backoff.reset()
                 if not items:
-                    # A source that answers without suspending must not block the event loop.
+                    # A source that returns without suspending must not block the event loop.
                     await asyncio.sleep(0)
         except BrokerError as error:
             self._failed(error)

@@ -4,14 +4,13 @@ One worker handles one message, or one batch, at a time. The handler runs in a c
 a task of its own, so that one handler's context variables are not seen by the next.
 
 *Cancellation.* Cancellation and `timeout` act on the handler as on any awaited call; the messages of a cancelled
-handler are released. *Failure.* A handler may raise any `Exception`: the message goes to the retry policy. Any other
-error ends the worker and with it all workers, after at most `close_timeout` seconds.
+handler are released. *Failure.* A handler may raise any `Exception`: the retry policy settles the message. Any other
+error ends all workers, after at most `close_timeout` seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import copy_context
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from broker.consuming.engine import Engine, policy_of
 from broker.consuming.in_flight import leave
 from broker.errors import BrokerError, Closed, ConfigurationError
+from broker.hooks import logger
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
@@ -53,12 +53,13 @@ class Isolated:
 
 
 class NotAsync(ConfigurationError):
-    """The handler is not a coroutine function; this is no failure of the message."""
+    """The handler is not a coroutine function. This does not count as a failure of the message."""
 
 
 def check_handler(handler: object) -> None:
+    """:raises ConfigurationError: the handler is not callable."""
     if not callable(handler):
-        raise ConfigurationError(f"The handler is {handler!r}", advice="It takes an `async def` function")
+        raise ConfigurationError(f"The handler is {handler!r}", advice="Give an `async def` function")
 
 
 async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
@@ -104,10 +105,8 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-logger = logging.getLogger("broker")
-
 LAST_CHANCE = 1.0
-"""Seconds for a cancelled handler to clean up; `receive` returns then, whatever the handler does."""
+"""Seconds for a cancelled handler to clean up; then `receive` returns, even if the handler still runs."""
 
 
 async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -193,7 +192,7 @@ async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_message
                 raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
         except BaseException as raised:
             results = [raised] * len(messages)
-        # All are settled before anything is raised, so that none of the batch is forgotten.
+        # Settle all messages of the batch before raising.
         ends = [
             conclude(message, error) for message, error in zip(messages, results or [None] * len(messages), strict=True)
         ]
@@ -204,7 +203,7 @@ def _still_runs(engine: Engine) -> bool:
     try:
         return engine.check()
     except Closed as closed:
-        # Another worker has raised the fatal error, or the consumer was closed: both end this worker.
+        # The consumer was closed, or another worker raised the fatal error: either ends this worker.
         if closed.__cause__ is None or engine.receivers.workers:
             return False
         raise

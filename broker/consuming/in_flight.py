@@ -11,11 +11,11 @@ cancelled. *Failure.* A refused settlement is a `SettleFailed` event; a fatal fe
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
+from logging import DEBUG, WARNING
 from time import monotonic
 from typing import Any, Final
 
@@ -43,19 +43,11 @@ from broker.hooks import (
     Received,
     Settled,
     SettleFailed,
+    logger,
 )
 from broker.messages import Message, MessageOwner, Outcome, SettleState
 
-__all__ = [
-    "Flow",
-    "InFlight",
-    "Receivers",
-    "enter",
-    "leave",
-]
-
-
-logger = logging.getLogger("broker")
+__all__ = ["Flow", "InFlight", "Receivers", "enter", "leave"]
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _ACK = Outcome.ACK
@@ -73,10 +65,10 @@ _LONGEST_PAUSE: Final = 5.0
 
 
 class Flow:
-    """Counts what was fetched and is not settled, buffered messages included; implements `InFlightMessages`.
+    """Counts fetched and unsettled messages, buffered ones included; implements `InFlightMessages`.
 
-    The number of messages never exceeds `max_messages`; the bytes exceed `max_bytes` by one message at most, whose size
-    is not known before it is fetched.
+    The number of messages never exceeds `max_messages`; the bytes may exceed `max_bytes` by one message, whose size is
+    unknown before the fetch.
     """
 
     __slots__ = ("bytes", "count", "max_bytes", "max_messages", "topic")
@@ -95,7 +87,7 @@ class Flow:
 
 
 def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], size: int) -> None:
-    """These were fetched, of so many bytes together."""
+    """Report fetched messages; `size` is their total in bytes."""
     now = monotonic()
     for message in messages:
         message.received_at = now
@@ -105,7 +97,7 @@ def _emit_received(hooks: Hooks, topic: str, messages: Sequence[Message[Any]], s
 def _emit_settled(
     hooks: Hooks, topic: str, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]
 ) -> None:
-    """Report the settlements that were carried out; nothing if all were refused, which is reported elsewhere."""
+    """Report the settlements that were carried out; refused ones are reported elsewhere."""
     nacked = released = refused = 0
     handled: list[Message[Any]] = []
     for settlement, error in zip(settlements, results, strict=True):
@@ -180,7 +172,7 @@ class Receivers:
                 count -= 1
 
     def settled(self, ready: int) -> None:
-        """A message was settled or lost: `ready` others may be handed over now, and a close may go on."""
+        """A message was settled or lost: `ready` other messages may be handed over now, and a close may continue."""
         self.active_at = self._loop.time()
         if self.waiters:
             self.wake(ready)
@@ -217,7 +209,7 @@ class InFlight:
         self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
         self.messages: dict[Message[Any], int] = {}
-        """What was fetched and not settled, in order, with the size of each for flow control."""
+        """Fetched and unsettled messages, in order, with the size of each for flow control."""
         self._flow = Flow(topic, max_messages, max_bytes)
         self._prefetch = Prefetch(min(options.prefetch or max_messages, max_messages))
         self._loop = asyncio.get_running_loop()
@@ -276,9 +268,9 @@ class InFlight:
 
     # -- settling ----------------------------------------------------------------------------------------
 
-    async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
-        """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
-        if surely or self.awaits_acks:
+    async def carry_out(self, settlement: Settlement, *, wait: bool = False) -> None:
+        """Settle a message that is in state settling; wait for the answer where acks are confirmed, or with `wait`."""
+        if wait or self.awaits_acks:
             await self.settle_loop.put_and_wait((settlement,))
         else:
             self.settle_loop.put(settlement)
@@ -293,12 +285,12 @@ class InFlight:
             self.returned(message)
 
     def returned(self, message: Message[Any]) -> None:
-        """The handler has returned: if the message was settled before, the next of its key may follow."""
+        """The handler has returned: if the message was settled before, the next message of its key may follow."""
         if self._lanes is not None and self._lanes.returned(message):
             self._receivers.settled(len(self.ready))
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
-        """Ack these, which are open, as one batch; a future where the broker answers."""
+        """Ack these open messages as one batch; returns a future where acks are confirmed."""
         for message in messages:
             message.state = _SETTLING
             message.outcome = _ACK
@@ -309,7 +301,7 @@ class InFlight:
         return None
 
     def release(self, messages: Sequence[Message[Any]], delay: float | None = None) -> None:
-        """Give these back unhandled."""
+        """Release those of these messages that are open."""
         for message in messages:
             if message.state is _OPEN:
                 message.state = _SETTLING
@@ -319,7 +311,7 @@ class InFlight:
                 self.settle_loop.put(Settlement(message, _RELEASE, delay))
 
     def again(self, message: Message[Any]) -> Message[Any]:
-        """A fresh copy of a failed message, to be handed over from memory; it takes the old one's place."""
+        """Replace a failed message by a fresh copy, to be handed over from memory; returns the copy."""
         copy: Message[Any] = msgspec.structs.replace(
             message, state=_OPEN, outcome=None, lease_ends=None, retries=message.retries + 1, in_use=False
         )
@@ -330,7 +322,7 @@ class InFlight:
         return copy
 
     def concluded(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
-        """These were carried out, or tried; what became of each."""
+        """Apply the results of settlements."""
         size = count = 0
         attempts = self.attempts
         forgets = bool(attempts)
@@ -373,7 +365,7 @@ class InFlight:
         """These are no longer ours (`SourceListener`)."""
         replaced = {id(message.raw) for message in messages if message not in self.messages}
         if replaced:
-            # The source knows the originals; what waits for its next try in memory is a copy of one.
+            # The source knows the originals; messages that wait in memory for a retry are copies.
             messages = [*messages, *(message for message in self.messages if id(message.raw) in replaced)]
         self._lose(messages, "the broker took it back")
 
@@ -386,11 +378,11 @@ class InFlight:
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
         expired = [each for each in messages if each.state is _OPEN or self.transacted.waits(each)]
         for message in set(messages).difference(expired):
-            # Being settled, or waiting for its dead letter: no handler overstays with it.
+            # It is being settled, or waits for its dead letter: no handler has it.
             message.lease_ends = None
         self._lose(expired, f"max_lease of {self.options.max_lease:g} s passed")
         for message in expired:
-            # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
+            # A handler had it, so this delivery counts: a message that always exceeds max_lease must reach its bound.
             self.settle_loop.put(Settlement(message, Outcome.NACK))
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
@@ -401,10 +393,10 @@ class InFlight:
                 self._flow.bytes -= size_counted
             if message.state is _SETTLED or message.state is _LOST:
                 continue
-            # Before its state is reported: an ack in flight may still be carried out.
+            # Before the state changes: an ack in flight may still be carried out.
             self._give_back_followers(message)
             if self.capabilities.lease is LeaseMode.NONE:
-                # It went with its partition, whose new owner need not leave anything of it to us.
+                # Its partition was revoked: the new owner may settle any message of the key.
                 self.ready.forget(message)
             self._lost(message, reason)
         self._refill()
@@ -412,7 +404,7 @@ class InFlight:
 
     def _lost(self, message: Message[Any], reason: str) -> None:
         message.state = _LOST
-        level = logging.DEBUG if message.lease_ends is None else logging.WARNING
+        level = DEBUG if message.lease_ends is None else WARNING
         logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
         if self.hooks.listening:
             self.hooks.emit(LeaseExpired(message=message, reason=reason))
@@ -423,13 +415,13 @@ class InFlight:
     # -- fetching ----------------------------------------------------------------------------------------
 
     def event(self, event: Event) -> None:
-        """Pass on what the source reports (`SourceListener`)."""
+        """Pass on an event of the source (`SourceListener`)."""
         if isinstance(event, PartitionsAssigned):
             self._receivers.active()
         self.hooks.emit(event)
 
     def handed_over(self, count: int) -> None:
-        """The consumer took so many; it may be time to fetch."""
+        """The consumer took so many messages; fetch if the buffer is half empty."""
         self._prefetch.requested(count, len(self._receivers.workers) or 1)
         self._refill()
 
@@ -468,7 +460,7 @@ class InFlight:
             self._receivers.wake(len(messages) - len(refused))
 
     def deliver_again(self, message: Message[Any]) -> None:
-        """Hand a message over again that waited in memory."""
+        """Hand over a message that waited in memory."""
         self.ready.put_again(message)
         if self.hooks.listening:
             # `received_at` stays the time of the first delivery.
@@ -489,7 +481,7 @@ class InFlight:
         self.fetch_loop.no_demand_since = self._loop.time()
         if self._flow.room()[0] > 0:
             return
-        # Buffered messages were not handed over, so no handler forgot them.
+        # A handler cannot have forgotten a buffered message.
         forgotten = (m for m in self.messages if m.lease_ends is not None and m.state is _OPEN and not m.in_use)
         oldest = list(islice(forgotten, _SHOWN))
         if not oldest:
@@ -509,7 +501,7 @@ class InFlight:
         self.fetch_loop.stop()
 
     async def fetching_stopped(self, timeout: float) -> None:
-        """Wait until what the last fetch had was delivered; cut off a source that ignores `interrupt`."""
+        """Wait until the result of the last fetch is delivered; cancel a fetch that ignores `interrupt`."""
         await self.fetch_loop.stopped(timeout)
         self.fetch_loop.cancel()
 
@@ -526,7 +518,7 @@ class InFlight:
                 message.state = SettleState.UNKNOWN
         self.messages.clear()
         self._hide()
-        # A source that hangs must not hold up the consumer: close returns within its deadline.
+        # A source that hangs must not delay the close beyond its deadline.
         closing = self._loop.create_task(self.source.close(), name="broker-source-close")
         _, late = await asyncio.wait({closing}, timeout=max(1.0, deadline - self._loop.time()))
         if late:

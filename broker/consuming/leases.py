@@ -1,7 +1,7 @@
 """Renews the leases of all messages of a source: one ticker, no timer per message.
 
 Renewal begins when a message is fetched. After hand-over a message is renewed for `max_lease` seconds, or for as long
-as `extend` requires; then the consumer gives it back, without waiting for the lease to end on the broker.
+as `extend` requires; then the consumer nacks it, without waiting for the lease to end on the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IDLE_TICK: Final = 30.0
 class LeaseKeeper:
     """One per source whose messages have leases.
 
-    :param messages: the live collection of what is fetched and not settled.
+    :param messages: the live collection of fetched and unsettled messages.
     :param expired: called with messages whose `max_lease` has passed; removes them from `messages`.
     :param lost: called with messages whose leases the broker reports as lost.
     """
@@ -53,7 +53,7 @@ class LeaseKeeper:
         self._task = self._loop.create_task(self._run(), name="broker-lease-keeper")
 
     async def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -61,7 +61,7 @@ class LeaseKeeper:
         renew_at = self._loop.time() + self._period
         while True:
             now = self._loop.time()
-            # What is handed over after this look cannot expire before now + max_lease.
+            # Messages that are handed over from now on cannot expire before now + max_lease.
             ends = [message.lease_ends for message in self._messages if message.lease_ends is not None]
             wake_at = min([renew_at, now + self._max_lease, *ends])
             await asyncio.sleep(max(0.001, wake_at - now))
@@ -93,7 +93,7 @@ class LeaseKeeper:
 def emit_not_renewed(
     emit: Callable[[Event], object], messages: Sequence[Message[Any]], results: Sequence[BrokerError | None]
 ) -> None:
-    """Emit which of these were not renewed and are not lost; nothing if all were."""
+    """Report the messages that were not renewed and are not lost, if any."""
     failed = [
         (message, error)
         for message, error in zip(messages, results, strict=True)

@@ -92,7 +92,7 @@ def longest_delay(options: ConsumerOptions, capabilities: MessageCapabilities) -
 
 
 def fitting_retry(retry: Retry | None, capabilities: MessageCapabilities) -> Retry:
-    """The policy of a consumer. Where leases are not renewed, an open `maximum` becomes half a lease at most."""
+    """The policy of a consumer. Where leases are not renewed, the default `maximum` becomes half a lease at most."""
     default = Retry()
     retry = retry or default
     if capabilities.lease is not LeaseMode.FIXED or capabilities.lease_seconds is None:

@@ -3,13 +3,13 @@
 `ArrivalOrder` is first come, first served. `Lanes` runs keys in parallel and hands over the messages of one key
 strictly one after the other; messages without a key are unordered.
 
-- A lane is busy while its head is unsettled, or while a handler still works on a message that was settled or lost. A
-  failed head blocks only its own lane.
-- A lane holds at most its share of the outstanding messages, so that a hot key does not starve the others. A message
-  for a full lane is given back, and later messages of its key too, until they are redelivered in order. The delay
-  grows the longer the lane makes no progress.
-- Lanes whose next message waited for its key are served by the arrival of that message; every second hand-over goes to
-  a key that did not wait.
+- A lane is busy while its head is unsettled, or while a handler still works on a settled or lost message. A failed head
+  blocks only its own lane.
+- A lane has at most its share of the outstanding messages, so that a hot key does not starve the others. A message for
+  a full lane is released, and later messages of its key too, until they are redelivered in order. The delay grows while
+  the lane makes no progress.
+- Lanes whose next message waited for its key are served in the order of its arrival; every second hand-over goes to a
+  key that did not wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Ready(Protocol):
     """Decides which message is handed over next."""
 
     def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
-        """Keep these; return those to give back to the broker instead, each with a delay in seconds."""
+        """Add these; return those to release instead, each with a delay in seconds."""
         ...
 
     def put_again(self, message: Message[Any]) -> None:
-        """Put a message whose retry delay is over."""
+        """Add a message whose retry delay is over."""
         ...
 
     def replace(self, message: Message[Any], copy: Message[Any]) -> None:
@@ -49,11 +49,11 @@ class Ready(Protocol):
         ...
 
     def done(self, message: Message[Any]) -> None:
-        """The message was settled: the next of its key may follow."""
+        """The message was settled: the next message of its key may follow."""
         ...
 
     def abandon(self, message: Message[Any]) -> list[Message[Any]]:
-        """The lease of the message ended; return the later messages of its key, to give back too."""
+        """The message was lost; return the later messages of its key, to release too."""
         ...
 
     def expired(self, messages: Sequence[Message[Any]]) -> None:
@@ -61,7 +61,7 @@ class Ready(Protocol):
         ...
 
     def forget(self, message: Message[Any]) -> None:
-        """Stop waiting for messages of this key that were given back: another consumer has them."""
+        """Stop waiting for released messages of this key: another consumer has them."""
         ...
 
     def drain(self) -> list[Message[Any]]:
@@ -122,7 +122,7 @@ class ArrivalOrder:
 
 
 _GONE_AFTER: Final = 60.0
-"""Seconds without a message that was given back, or more where leases are longer, after which it went elsewhere."""
+"""Seconds after which a released message that was not redelivered counts as gone; more where leases are longer."""
 _SWEPT_AT_ONCE: Final = 100
 _SETTLED: Final = 100
 _DOUBTED: Final = frozenset({SettleState.SETTLING, SettleState.UNKNOWN})
@@ -131,7 +131,7 @@ _LONGEST: Final = 5.0
 
 
 class _Spilled:
-    """A message that was given back and must be redelivered before what follows it."""
+    """A message that was released and must be redelivered before the later ones of its key."""
 
     __slots__ = ("doubted", "number", "seen")
 
@@ -139,7 +139,7 @@ class _Spilled:
         self.number = number
         self.seen = seen
         self.doubted = False
-        """Whether it may have been settled, and is not redelivered then."""
+        """Whether the message may have been settled, and then is not redelivered."""
 
 
 class _Lane:
@@ -161,18 +161,18 @@ class _Lane:
         self.head: Message[Any] | None = None
         self.arrival = 0
         self.in_handler: Message[Any] | None = None
-        """What was the head, and is settled or lost, while its handler still works."""
+        """The former head, settled or lost, while its handler still works."""
         self.waiting: deque[Message[Any]] = deque()
         self.arrivals: deque[int] = deque()
-        """Of each that waits, when it arrived; `arrival` is that of the head."""
+        """The arrival numbers of the waiting messages; `arrival` is that of the head."""
         self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
         self.settled: deque[str] | None = None
-        """Ids of the latest that were settled for good: a second copy that is on its way is the last of them."""
+        """Ids of the latest acked or rejected messages: a copy that still arrives is not redelivered again."""
         self.numbers = count()
         self.began = 0.0
         self.pace = 0.0
         self.moved = now
-        """When it last began, let a message in that had been given back, or was done with one."""
+        """When the lane was created, or last admitted a released message, or finished or lost a message."""
 
     @property
     def outstanding(self) -> int:
@@ -183,7 +183,7 @@ class _Lane:
         return self.head is None and self.in_handler is None
 
     def cut(self, at: int) -> list[Message[Any]]:
-        """Take out what waits from this place on."""
+        """Remove and return the waiting messages from this index on."""
         behind = list(islice(self.waiting, at, None))
         for _ in behind:
             self.waiting.pop()
@@ -191,14 +191,14 @@ class _Lane:
         return behind
 
     def spill(self, message_id: str, now: float) -> float:
-        """Note it as given back; the seconds after which its turn should have come."""
+        """Note the message as released; return the seconds until its turn should come."""
         spilled = self.spilled.get(message_id)
         if spilled is None:
             spilled = self.spilled[message_id] = _Spilled(next(self.numbers), now)
         spilled.seen = now
         first = next(iter(self.spilled.values()))
         ahead = self.outstanding + spilled.number - first.number
-        # Some brokers rewrite a message to redeliver it, which is wasted as long as the lane makes no progress.
+        # Some brokers rewrite a message to redeliver it: wasted work while the lane makes no progress.
         return min(_LONGEST, max(_SHORTEST, ahead * self.pace, (now - self.moved) / 2))
 
 
@@ -207,8 +207,8 @@ class Lanes:
 
     :param share: the most messages that one key may hold; None where the broker cannot take messages back
         with a delay, which leaves a hot key unbounded.
-    :param clock: seconds, monotonic; a message that was given back and is not redelivered within a minute counts as
-        delivered to another consumer, or as settled by an ack whose answer was lost.
+    :param clock: monotonic seconds; a released message that is not redelivered within a minute counts as delivered to
+        another consumer, or as settled by an ack whose answer was lost.
     :param lease: the broker's lease in seconds: a message that is still leased to us is not redelivered yet.
     """
 
@@ -225,7 +225,7 @@ class Lanes:
         self._turn_of_following = False
         self._numbers = count()
         self._sweeps: OrderedDict[tuple[str, bytes], float] = OrderedDict()
-        """When to look again at each lane that waits for what was given back; the soonest first."""
+        """When to check each lane that waits for released messages; the soonest first."""
 
     def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
         if self._sweeps:
@@ -295,7 +295,7 @@ class Lanes:
             return
         lane.head = None
         if message.outcome is not Outcome.NACK:
-            # A copy of it that was given back is never redelivered.
+            # A released copy of it is never redelivered.
             lane.spilled.pop(message.id, None)
             if lane.waiting or lane.spilled:
                 lane.settled = lane.settled or deque(maxlen=_SETTLED)
@@ -334,12 +334,12 @@ class Lanes:
                 lane.in_handler = message
             followers = lane.cut(0)
         elif message in lane.waiting:
-            # What waits before it is still ours.
+            # The messages that wait before it are still ours.
             _, *followers = lane.cut(lane.waiting.index(message))
         else:
             return []
         now = self._clock()
-        # The broker delivers these again: they are let in only from the first on.
+        # The broker redelivers these: the lane admits them only from the first on.
         earlier, lane.spilled = lane.spilled, OrderedDict()
         lane.numbers = count()
         lane.moved = now
@@ -377,7 +377,7 @@ class Lanes:
 
     @property
     def kept(self) -> int:
-        """How many keys are remembered."""
+        """The number of keys with a lane."""
         return len(self._lanes)
 
     def _line_up(self, lane: _Lane) -> None:
@@ -394,7 +394,7 @@ class Lanes:
         return lane.spill(message_id, now)
 
     def _sweep(self, now: float) -> None:
-        """Forget idle lanes that wait for nothing but what went to another consumer."""
+        """Delete idle lanes whose released messages all count as gone."""
         for _ in range(_SWEPT_AT_ONCE):
             if not self._sweeps or next(iter(self._sweeps.values())) > now:
                 return
@@ -412,7 +412,7 @@ class Lanes:
                 self._sweeps[key] = now + self._gone_after
 
     def _next_of_spilled(self, lane: _Lane, message_id: str) -> bool:
-        """Whether this is the message that must follow now, and there is room for it."""
+        """Whether this is the message that must come next, and there is room for it."""
         now = self._clock()
         while lane.spilled:
             first, spilled = next(iter(lane.spilled.items()))
@@ -435,5 +435,5 @@ class Lanes:
 
 
 def _is_next(lane: _Lane, message_id: str) -> bool:
-    """Whether it is the one right behind the first that the lane waits for."""
+    """Whether this is the message right after the first one that the lane waits for."""
     return message_id == next(islice(lane.spilled, 1, None), message_id)

@@ -1,7 +1,7 @@
 """`run`: the main function of a consuming process, with signals.
 
-SIGTERM and SIGINT stop fetching; running handlers finish within `close_timeout`, everything else is given back,
-and `run` returns. A second signal ends the process the usual way.
+SIGTERM and SIGINT stop the consumers: running handlers have `close_timeout` seconds to end, other messages are
+released, and `run` returns. A second signal ends the process as usual.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LAST_WAIT = 3.0
 
 
 async def serve(*services: Service) -> None:
-    """Serve until a signal comes, all services are idle or stopped, or one fails; then stop them all.
+    """Run services until a signal arrives, all are idle or stopped, or one fails; then stop all of them.
 
     Must run on the main thread's loop, where signals arrive.
 
     :raises ConfigurationError: there is no service, or this is not the main thread.
-    :raises BrokerError: the first service that failed, after the others were stopped and closed.
+    :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
     loop = asyncio.get_running_loop()
@@ -56,13 +56,13 @@ async def serve(*services: Service) -> None:
 
 
 def run(*services: Service) -> None:
-    """Serve in a new event loop: `broker.run(bus.messages(...).handled_by(handle, concurrency=8))`.
+    """`serve` in a new event loop: `broker.run(bus.messages(...).handled_by(handle, concurrency=8))`.
 
-    A bus that is not open yet is opened by its consumers, and closed at the end. A handler that goes on after it was
-    cancelled is left behind with a warning, `close_timeout` and a few seconds later: it does not keep the process.
+    The consumers open their buses; `run` closes these at the end. A handler that ignores its cancellation is abandoned
+    with a warning a few seconds after `close_timeout`: it does not keep the process alive.
 
     :raises ConfigurationError: there is no service, a loop runs already, or this is not the main thread.
-    :raises BrokerError: the first service that failed, after the others were stopped and closed.
+    :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
     if asyncio._get_running_loop() is not None:
@@ -82,7 +82,7 @@ def run(*services: Service) -> None:
 
 
 def check_services(services: Sequence[object], kind: type) -> None:
-    """:raises ConfigurationError: there is none, one is something else, or signals do not arrive here."""
+    """:raises ConfigurationError: there is no service, one is not a `kind`, or this is not the main thread."""
     if not services:
         raise ConfigurationError("There is nothing to serve", advice="Give bus.messages(...).handled_by(handle)")
     for service in services:
@@ -90,8 +90,8 @@ def check_services(services: Sequence[object], kind: type) -> None:
             raise refused("A service", service, "what bus.messages(...).handled_by(handle) returns")
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            "Services are run in the main thread, where signals arrive",
-            advice="Call it there, or elsewhere open the consumers and call their receive(handle)",
+            "Services run in the main thread, where signals arrive",
+            advice="Make the call there; in another thread, open the consumers and call their receive(handle)",
         )
 
 
@@ -105,7 +105,7 @@ async def _run(services: tuple[Service, ...]) -> None:
 
 
 def _end(loop: asyncio.AbstractEventLoop) -> None:
-    """What `asyncio.run` does at its end, in bounded time."""
+    """Do what `asyncio.run` does at its end, in bounded time."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

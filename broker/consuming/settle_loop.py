@@ -1,8 +1,8 @@
-"""Carries out the settlements of one source in batches.
+"""`SettleLoop`: carries out the settlements of one source in batches.
 
-Settlements that are requested while a `settle` call runs form the next batch: a single ack is not delayed, and a flood
-is batched. *Cancellation.* The loop is a task of the consumer: cancelling a caller does not cancel the settlement.
-*Failure.* If the source cannot try at all (it is reconnecting), the call is repeated until the loop is closed.
+Settlements that are requested while `settle` runs form the next batch: a single ack is not delayed, and many acks are
+batched. *Cancellation.* The loop is a task of the consumer: cancelling a caller does not cancel the settlement.
+*Failure.* If `settle` raises a retriable error, the call is repeated until the loop is closed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SettleLoop:
         return future
 
     async def close(self, deadline: float) -> None:
-        """Carry out what was requested, at most until the loop time `deadline`; the rest fails as unanswered."""
+        """Carry out the requested settlements, at most until the loop time `deadline`; the rest fails as unanswered."""
         self._closing.set()
         self.put()
         _, late = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self._loop.time()))

@@ -1,8 +1,8 @@
-"""Messages of one source that are acked in transactions, until these end. Used on one event loop.
+"""`TransactedMessages`: the messages of one source that open transactions ack. Used on one event loop.
 
-While the transaction is open, leases are renewed; the message can still be lost by `max_lease`, by the broker or by the
-consumer's close, and then the transaction must not commit. While the transaction commits, the message is not touched.
-After an abort the message is open again; if its handler has returned, the message is settled as if the handler failed.
+While the transaction is open, leases are renewed. If `max_lease`, the broker or a close of the consumer ends a lease,
+the transaction must not commit. While the transaction commits, its messages are left alone. After an abort they are
+open again; a message whose handler has returned is settled as if the handler had failed.
 """
 
 from __future__ import annotations
@@ -28,37 +28,40 @@ class Owner(Protocol):
 
 
 class TransactedMessages:
-    """:param failed: settles a message whose handler has returned, by the retry policy."""
+    """Keeps track of messages in transactions.
+
+    :param failed: settles a message whose handler has returned, by the retry policy.
+    """
 
     def __init__(self, owner: Owner, failed: Callable[[Message[Any], Exception], None]) -> None:
         self._owner = owner
         self._failed = failed
         self._waiting: dict[Message[Any], bool] = {}
-        """Those of open transactions, and whether a handler had each."""
+        """Messages of open transactions, and whether a handler had each."""
         self._ending: dict[Message[Any], bool] = {}
-        """Those of which the commit has begun."""
+        """Messages of transactions whose commit has begun."""
 
     @property
     def source(self) -> MessageSource:
         return self._owner.source
 
     def waits(self, message: Message[Any]) -> bool:
-        """Whether its transaction is open, and does not commit yet."""
+        """Whether the message is in an open transaction whose commit has not begun."""
         return message in self._waiting
 
     def check_free(self, message: Message[Any]) -> None:
-        """:raises AlreadySettled: it is acked in a transaction that is not over."""
+        """:raises AlreadySettled: a transaction that has not ended acks the message."""
         if message in self._waiting or message in self._ending:
             raise AlreadySettled(
                 f"Message {message.id!r} of topic {message.topic!r} is acked in a transaction that is not over",
-                advice="It is acked by the commit; leave the block with an exception to keep it",
+                advice="The commit acks it; leave the block with an exception to abort",
             )
 
     def join(self, message: Message[Any]) -> None:
-        """It is to be acked by a transaction.
+        """Add a message to a transaction.
 
         :raises LeaseLost: its lease ended.
-        :raises AlreadySettled: it was settled, or is acked in another transaction.
+        :raises AlreadySettled: the message was settled, or is in a transaction.
         """
         self.check_free(message)
         if not message.begin_settling(Outcome.ACK):
@@ -66,32 +69,32 @@ class TransactedMessages:
         self._waiting[message] = message.in_use
 
     def leave(self, message: Message[Any]) -> None:
-        """It joined for nothing; it is as it was."""
+        """Undo `join`."""
         self._waiting.pop(message)
         message.state, message.outcome = SettleState.OPEN, None
 
     def begin(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-        """Their transaction is about to commit; those that are not ours any more, with which it must not."""
+        """Their transaction is about to commit; return the messages that are no longer ours, so that it must not."""
         for message in messages:
             self._ending[message] = self._waiting.pop(message)
         return [message for message in messages if not _is_ours(message)]
 
     def over(self, messages: Sequence[Message[Any]], error: BrokerError | None) -> None:
-        """They are acked, or `error` says why they are lost or their outcome is unknown."""
+        """The messages are acked; with `error`, they are lost or their outcome is unknown."""
         for message in messages:
             self._waiting.pop(message, None)
             self._ending.pop(message, None)
             if error is None:
-                # What took it back meanwhile did not know that its ack was on the broker before.
+                # Even if it was lost meanwhile: its ack was on the broker before.
                 message.state = SettleState.SETTLING
         self._owner.concluded([Settlement(message, Outcome.ACK) for message in messages], [error] * len(messages))
 
     def ours(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-        """Those that were not taken back meanwhile."""
+        """Those of these messages that are still ours."""
         return [message for message in messages if _is_ours(message)]
 
     def aborted(self, messages: Sequence[Message[Any]], error: BaseException) -> None:
-        """The transaction was, for this reason."""
+        """The transaction was aborted because of `error`."""
         for message in messages:
             had_handler = self._waiting.pop(message, False) | self._ending.pop(message, False)
             if not _is_ours(message):
@@ -107,7 +110,7 @@ class TransactedMessages:
                     self._owner.release([message])
 
     def close(self) -> None:
-        """Give back those whose transactions do not commit yet; these are to find that they lost them."""
+        """Release the messages of transactions whose commit has not begun; these commits will fail."""
         for message in list(self._waiting):
             if _is_ours(message):
                 message.state, message.outcome = SettleState.OPEN, None

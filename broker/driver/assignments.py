@@ -1,7 +1,7 @@
-"""The partitions of a group member, with the position and the committed position of each.
+"""`Assignments`: the partitions of a group member, with the position and the committed position of each.
 
-Pure and synchronous: no I/O, no clock, no lock. Positions are "the next offset to read". Each assignment of a partition
-has a generation of its own, so that a commit for an earlier generation is recognised after the partition came back.
+Pure and synchronous: no I/O, no clock, no lock. A position is the next offset to read. Each assignment of a partition
+has a generation of its own, so that commits for an earlier assignment are recognised after the partition came back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NAMED: Final = 10
 class AssignedPartition:
     """One assignment of one partition.
 
-    :ivar position: the position after the last record that was handed over or skipped; None before the first.
-    :ivar committed: the highest position that the broker has confirmed to this member, -1 if none.
+    :ivar position: the position after the last handed-over or skipped record; None before the first.
+    :ivar committed: the highest position that the broker has confirmed to this member; -1 if none.
     :ivar revoking: the partition is being revoked: its records are no longer handed over, commits are still possible.
     :ivar lost: another member may have the partition: commits are refused.
     :ivar ranges_changed: a range above the committed position was finished since the last commit.
@@ -56,28 +56,28 @@ class AssignedPartition:
         self.skipped_to = -1
 
     def skip(self, offset: int) -> None:
-        """Skip a record, such as a dead-lettered one: the commit of the record before it covers it too."""
+        """Skip a record, such as a dead-lettered one: a commit of the record before covers it too."""
         position = -1 if self.position is None else self.position
         if self.skipped_to != position or position < 0:
             self.skipped_after = position
         self.skipped_to = self.position = offset + 1
 
     def covers(self, position: int) -> int:
-        """The position to commit for `position`: behind skipped records that follow directly."""
+        """The position to commit for `position`: after the skipped records that follow directly."""
         return self.skipped_to if position == self.skipped_after else position
 
     @property
     def skipped_alone(self) -> int | None:
-        """A position to commit that only skipped records separate from the committed one, or from the start."""
+        """The position to commit if only skipped records precede it since the last commit, or the start; else None."""
         return self.skipped_to if self.skipped_to > self.committed and self.committed >= self.skipped_after else None
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether something was handed over, or skipped, that is not committed."""
+        """Whether a handed-over or skipped record is not committed."""
         return self.position is not None and self.position > self.committed
 
     def sought(self, position: int | None) -> None:
-        """Seek to the position, None being the committed one; records handed over below it can still be committed."""
+        """Seek to the position; None is the committed one. Records handed over below it can still be committed."""
         if position is None or self.position is None or min(self.position, position) <= self.committed:
             self.position = None
         else:
@@ -96,7 +96,7 @@ class Assignments:
         self._generation = 0
         self._recent: AssignedPartition | None = None
         self.lost_uncommitted: list[TopicPartition] = []
-        """Partitions that were lost with uncommitted records, until the next commit reports them."""
+        """Partitions that were lost with uncommitted records; the next commit reports them."""
 
     def __iter__(self) -> Iterator[AssignedPartition]:
         return iter(self._assigned.values())
@@ -112,20 +112,20 @@ class Assignments:
         return [partition for partition, assigned in self._assigned.items() if not assigned.revoking]
 
     def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
-        """These partitions, assigned or not; None means the current ones.
+        """These partitions, assigned or not; None means `current()`.
 
-        :raises ConfigurationError: they are no partitions.
+        :raises ConfigurationError: they are not partitions.
         """
         return self.current() if partitions is None else check_partitions(partitions)
 
-    def own(self, partitions: Iterable[TopicPartition], group: str) -> None:
-        """:raises LeaseLost: one of these is not assigned."""
+    def check_assigned(self, partitions: Iterable[TopicPartition], group: str) -> None:
+        """:raises LeaseLost: one of these partitions is not assigned."""
         for partition in partitions:
             if partition not in self._assigned:
                 raise not_assigned(partition, group, self.current())
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Assign these; one that is assigned already keeps its generation."""
+        """Assign these partitions; one that is already assigned keeps its generation."""
         for partition in map(TopicPartition._make, partitions):
             assigned = self._assigned.get(partition)
             if assigned is None or assigned.revoking:
@@ -136,14 +136,14 @@ class Assignments:
                 self._given_up.discard(partition)
 
     def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
-        """Mark these as being revoked; return those that are assigned."""
+        """Mark these partitions as being revoked; return the assignments among them."""
         going = [assigned for partition in partitions if (assigned := self._assigned.get(partition)) is not None]
         for assigned in going:
             assigned.revoking = True
         return going
 
     def give_up(self, partitions: Iterable[AssignedPartition]) -> None:
-        """These assignments are over."""
+        """End these assignments."""
         for assigned in partitions:
             if not assigned.lost and assigned.has_uncommitted:
                 self.lost_uncommitted.append(assigned.partition)
@@ -163,7 +163,7 @@ class Assignments:
         return None if assigned.revoking else assigned
 
     def hand_over(self, records: Sequence[Record[Any]], owner: Any) -> None:
-        """Bind records to the consumer and to their assignments, and move the positions of these."""
+        """Bind records to the consumer and to their assignments, and advance the positions."""
         assigned: AssignedPartition | None = None
         topic, partition, generation = "", -1, 0
         last: Record[Any] | None = None
@@ -181,7 +181,7 @@ class Assignments:
             assigned.position = last.offset + 1
 
     def hand_over_runs(self, runs: Sequence[RecordRun], owner: Any) -> RecordsOfRuns:
-        """`hand_over` of records that are not made yet."""
+        """`hand_over` for records that are not created yet."""
         bound: list[tuple[RecordRun, int]] = []
         for run in runs:
             assigned = self._assigned.get(TopicPartition(run.topic, run.partition))
@@ -191,7 +191,7 @@ class Assignments:
         return RecordsOfRuns(bound, owner)
 
     def hand_over_one(self, record: Record[Any], owner: Any) -> None:
-        """`hand_over` of one record, on the fast path."""
+        """`hand_over` for one record, on the fast path."""
         assigned = self._recent
         if (
             assigned is None
@@ -209,9 +209,9 @@ class Assignments:
     def positions_of(
         self, records: Iterable[Record[Any]], owner: Any
     ) -> tuple[dict[TopicPartition, tuple[AssignedPartition, int]], LeaseLost | None]:
-        """The positions that settle these records, and the error if a partition was lost since.
+        """The positions that settle these records, and the error if a partition was lost since the hand-over.
 
-        Records of another consumer count as lost: each numbers its assignments from 1.
+        Records of another consumer count as lost: each consumer numbers its assignments from 1.
 
         :param owner: the consumer to which `hand_over` bound the records.
         """
@@ -247,7 +247,7 @@ class Assignments:
         return positions, lost
 
     def handed_over(self) -> dict[TopicPartition, tuple[AssignedPartition, int]]:
-        """The position of each partition after everything handed over that is not committed."""
+        """The position of each partition with handed-over records that are not committed."""
         return {
             assigned.partition: (assigned, assigned.position)
             for assigned in self._assigned.values()
@@ -255,7 +255,7 @@ class Assignments:
         }
 
     def skipped_alone(self) -> Mapping[TopicPartition, tuple[AssignedPartition, int]]:
-        """The positions that only skipped records move, of partitions without another uncommitted record."""
+        """The positions of partitions in which only skipped records are uncommitted."""
         return {
             assigned.partition: (assigned, position)
             for assigned in self._assigned.values()
@@ -266,13 +266,13 @@ class Assignments:
 def partition_lost(partition: TopicPartition) -> LeaseLost:
     """The error of a commit for a partition that was lost."""
     return LeaseLost(
-        f"Partition {partition.partition} of topic {partition.topic!r} was taken away before the commit",
-        advice="Its new owner reads from the last commit on; make the work repeatable",
+        f"Partition {partition.partition} of topic {partition.topic!r} was revoked before the commit",
+        advice="Make the work idempotent, because the new owner reads again from the last commit on",
     )
 
 
 def not_assigned(partition: TopicPartition, group: str, assigned: Iterable[TopicPartition]) -> LeaseLost:
-    """The error of a call for a partition that is not assigned to this member, which has the `assigned` ones."""
+    """The error of a call for a partition that is not assigned to this member; names the `assigned` ones."""
     names = [f"{topic!r}[{number}]" for topic, number in sorted(assigned)]
     more = len(names) - _NAMED
     has = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -286,7 +286,7 @@ def not_assigned(partition: TopicPartition, group: str, assigned: Iterable[Topic
 def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
     """The pairs as partitions.
 
-    :raises ConfigurationError: they are no partitions.
+    :raises ConfigurationError: they are not partitions.
     """
     if not _is_iterable(partitions):
         raise refused("partitions", partitions, "a list of (topic, number), or None")
@@ -294,9 +294,9 @@ def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartiti
 
 
 def check_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:
-    """The positions by partition, given with pairs as keys.
+    """The positions with their keys as partitions.
 
-    :raises ConfigurationError: it is no mapping of partitions to offsets.
+    :raises ConfigurationError: this is not a mapping of partitions to offsets.
     """
     if not _is_mapping(positions):
         raise refused("positions", positions, "a mapping of (topic, number) to an offset or None")
@@ -312,7 +312,7 @@ def _as_partition(partition: tuple[str, int]) -> TopicPartition:
     return TopicPartition(*partition)
 
 
-# For values of any type, since callers need not have a type checker.
+# These take any value: not every caller uses a type checker.
 
 
 def _is_iterable(value: object) -> bool:

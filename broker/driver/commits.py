@@ -1,9 +1,8 @@
-"""Commits positions: one call to the source at a time; later requests are joined into the next call.
+"""`Committer`: commits positions with one call to the source at a time; later requests form the next call.
 
-*Concurrency.* Calls may overlap; positions of a partition reach the broker in rising order, and never fall.
-*Cancellation.* A requested commit is carried out even if its caller is cancelled; a failure without a
-caller becomes a `Warned` event. *Failure.* Each caller gets the error of its own partitions; nothing is
-repeated here.
+*Concurrency.* Calls may overlap; the positions of a partition reach the broker in rising order. *Cancellation.* A
+requested commit is carried out even if its caller is cancelled; its failure is then a `Warned` event. *Failure.* Each
+caller gets the error of its own partitions; no commit is repeated here.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class _Round:
 class Committer:
     """The commits of one record source.
 
-    :param progress: returns the progress of an assignment when its commit is sent, for a source that commits ranges.
+    :param progress: returns the progress of an assignment when its commit is sent; for a source that `CommitsRanges`.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Committer:
         self._task: asyncio.Task[None] | None = None
 
     async def commit(self, positions: Positions) -> None:
-        """Store these positions, except those that are stored already.
+        """Commit these positions, except those that are already committed.
 
         :raises LeaseLost: a partition was lost; the others were committed.
         :raises BrokerError: a commit failed; the others were committed.

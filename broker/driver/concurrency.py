@@ -1,4 +1,4 @@
-"""Tasks and retries on one event loop: `Backoff`, `TaskSet` and `SharedResource`."""
+"""Tasks, pauses and shared resources on one event loop: `Backoff`, `pause`, `TaskSet` and `SharedResource`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Backoff", "SharedResource", "TaskSet", "jitter", "pause"]
 
 
 jitter: Final = Random()
-"""The random source of backoff jitter; applications may have seeded `random`. Safe to use from any thread."""
+"""A random source for backoff jitter, since applications may have seeded `random`. Safe to use from any thread."""
 
 _SPREAD: Final = 0.2
 
@@ -77,7 +77,7 @@ class TaskSet:
         return task
 
     def cancel(self) -> None:
-        """Cancel every task; does not wait for their ends."""
+        """Cancel every task; does not wait for them."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,6 +1,6 @@
 """The contract between the core and a backend. Small and batch first; applications use other protocols.
 
-What a backend may implement besides is in `optional`, `group_admin` and `queue_tracking`.
+Optional protocols are in `optional`, `group_admin` and `queue_tracking`.
 
 *Loop.* Every call comes from the event loop in which `Backend.open` ran. A thread or callback of the client library
 must not call the core: an exception raised in a callback can end the process. The callback appends to a queue and wakes
@@ -23,11 +23,11 @@ reports a time-out. `settle`, `publish` and `commit` return one error per item, 
 batch; they raise only if nothing was tried. A client that reconnects by itself does so; the backend reports it with
 `listener.event`.
 
-*Delivery.* The core owns what `fetch` returned until it is settled; a backend forgets none of it. When a backend learns
-that messages or partitions are lost, it calls `listener.lost` at once. A source with `redelivers_in_order = True`
-redelivers a key from its first lost or unsettled message on.
+*Delivery.* The core owns the messages that `fetch` returned until they are settled; the backend keeps track of them.
+When a backend learns that messages or partitions are lost, it calls `listener.lost` at once. A source with
+`redelivers_in_order = True` redelivers a key from its first lost or unsettled message on.
 
-*Close.* `close` gives back at once what was fetched and not settled, where the broker allows it, and waits for nothing
+*Close.* `close` releases fetched and unsettled messages at once, where the broker allows it, and waits for nothing
 else. It deletes nothing on the broker except an ephemeral subscription. It may be called twice, and after a failure.
 """
 
@@ -163,11 +163,11 @@ class MessageSubscription:
     subscription: str | Ephemeral
     start: Start = "earliest"
     create: bool = True
-    """Create the subscription if it is missing; else a missing one raises SubscriptionNotFound."""
+    """Create a missing subscription; otherwise a missing one raises SubscriptionNotFound."""
     ordered_by_key: bool = False
     confirm_acks: bool = False
     max_outstanding: int = 1000
-    """The most messages the core will hold unsettled, for the broker's own bound; the core enforces it anyway."""
+    """The most unsettled messages of the core, for a limit of the broker; the core enforces it anyway."""
     max_deliveries: int | None = None
     """The core gives up after so many deliveries; the broker's own limit must be higher, or off."""
     dead_letter: str | None = None
@@ -192,11 +192,11 @@ class SourceListener(Protocol):
     """The core's callbacks for a message source; called on the loop, return at once."""
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
-        """These messages are lost: the broker delivers them again, to this or another consumer."""
+        """These messages are lost: the broker redelivers them, to this or another consumer."""
         ...
 
     def expired(self, messages: Sequence[Message[Any]]) -> None:
-        """The leases of these expired before hand-over. They are redelivered; later messages of their keys wait."""
+        """The leases of these expired before hand-over: they are redelivered, and later messages of their keys wait."""
         ...
 
     def event(self, event: Event) -> None:
@@ -233,33 +233,39 @@ class MessageSource(Protocol):
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """Settle these; one entry each: None, or the error. LeaseLost means that the message is redelivered. Without
-        confirmed acks None means sent."""
+        """Settle messages; returns None or the error of each. LeaseLost means that the message is redelivered. Without
+        confirmed acks, None means sent."""
         ...
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Renew the leases of these by one lease period. Called only in lease mode `renew`."""
+        """Renew the leases of these messages by one lease period; returns None or the error of each.
+
+        Called only in lease mode `renew`.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class RecordSource(Protocol):
-    """The partitions of a group that this member has been given."""
+    """The partitions of a group that are assigned to this member."""
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
-        """In order within each partition; runs of one partition are kept together."""
+        """Records in order within each partition; consecutive records of a partition stay together."""
         ...
 
     def interrupt(self) -> None: ...
 
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
-        """Store the next position to read of each partition. LeaseLost for one that is not ours any more."""
+        """Store the next position to read of each partition; returns None or the error of each.
+
+        LeaseLost is the error of a partition that is no longer assigned to this member.
+        """
         ...
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]: ...
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        """Read on from here; None is the committed position, or the start if there is none."""
+        """Continue reading at these positions; None is the committed position, otherwise `start`."""
         ...
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
@@ -269,16 +275,16 @@ class RecordSource(Protocol):
 
 
 class PublishTarget(Protocol):
-    """Where one topic's messages go; opening it does no I/O, a missing topic shows at the first publish."""
+    """Publishes to one topic. Opening it does no I/O: a missing topic raises at the first publish."""
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
-        """Publish these in order per key; one entry each. Several calls may run at once.
+        """Publish messages in order per key; returns the outcome of each. Several calls may run at once.
 
         Cancelling the caller leaves the outcome of its messages unknown and disturbs no other call.
 
-        :param receipts: without them, None may stand for a message that is on the broker, where that is quicker.
+        :param receipts: if False, None may be the outcome of a message that is on the broker, where that is faster.
         """
         ...
 
@@ -292,12 +298,12 @@ class TransactionSpi(Protocol):
     async def publish(
         self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
-        """The outcome of each; without receipts, None for a message that is in the transaction."""
+        """Publish in the transaction; returns the outcome of each message, which may be None without receipts."""
         ...
 
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None: ...
     async def commit(self) -> None:
-        """:raises TransactionAborted: it was undone. :raises TransactionFatal: the producer is fenced."""
+        """:raises TransactionAborted: it was rolled back. :raises TransactionFatal: the producer is fenced."""
         ...
 
     async def abort(self) -> None: ...
@@ -316,10 +322,9 @@ class LogReaderSpi(Protocol):
     def read(
         self, topic: str, partition: int, start: int, stop: int, max_records: int
     ) -> AsyncIterator[Sequence[Record[Any]]]:
-        """The records with start <= offset < stop, in batches. It ends when all that lie below `stop` were read,
-        and never waits for records that are not there yet.
+        """The records with start <= offset < stop, in batches. Ends at `stop`, and never waits for new records.
 
-        :raises OffsetOutOfRange: `start` was removed by retention, or `stop` lies beyond the end.
+        :raises OffsetOutOfRange: retention removed `start`, or `stop` is beyond the end.
         """
         ...
 
@@ -347,17 +352,20 @@ class AdminSpi(Protocol):
 
 
 class Backend(Protocol):
-    """One connection to one broker. Made from a settings object, without I/O.
+    """One connection to one broker. Created from a settings object, without I/O.
 
-    A backend class has `settings_type`, a subclass of `broker.driver.settings.BackendSettings`, and is made as
-    `BackendClass(settings, hooks)`.
+    A backend class has `settings_type`, a subclass of `broker.driver.settings.BackendSettings`, and is created as
+    `Class(settings, hooks)`.
     """
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
-        """Connect. :raises ConnectionFailed, AuthenticationFailed: after one try."""
+        """Connect; tries once.
+
+        :raises ConnectionFailed, AuthenticationFailed: the attempt failed.
+        """
         ...
 
     def publish_target(self, topic: str) -> PublishTarget: ...
@@ -367,17 +375,17 @@ class Backend(Protocol):
     def log_reader(self) -> LogReaderSpi: ...
     def admin(self) -> AdminSpi: ...
     async def check_health(self) -> float:
-        """One round trip to the server; its seconds."""
+        """Make one round trip to the server; return its seconds."""
         ...
 
     async def close(self) -> None: ...
 
 
 def check_start(start: Start, name: str = "start", *, also: str = "") -> Start:
-    """Return the start if it is one.
+    """Return the start if it is valid.
 
-    :param name: of the argument.
-    :param also: what the argument takes besides, for the error.
+    :param name: the name of the argument, for the error.
+    :param also: what else the argument takes, for the error.
     :raises ConfigurationError: it is neither "earliest" nor "latest" nor a time with a timezone.
     """
     if isinstance(start, datetime):

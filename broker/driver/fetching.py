@@ -22,11 +22,11 @@ __all__ = ["LeaseRenewer", "Waker", "lease_time", "take_from"]
 
 
 class Waker:
-    """For one waiting task at a time. Everything on one event loop; cancelling the wait leaves nothing behind.
+    """Wakes one waiting task; used on one event loop. Cancelling the wait has no effect on the waker.
 
-    An `asyncio.Event` within an `asyncio.timeout` does the same for half as much CPU time again, at every burst.
+    An `asyncio.Event` within an `asyncio.timeout` takes 50 % more CPU time at every burst.
 
-    :ivar waiter: None while no task waits; hot paths look here before they call `wake`.
+    :ivar waiter: None while no task waits; hot paths check this before they call `wake`.
     """
 
     __slots__ = ("waiter",)
@@ -35,7 +35,7 @@ class Waker:
         self.waiter: asyncio.Future[None] | None = None
 
     async def wait(self, seconds: float) -> None:
-        """Wait for the next `wake`, at most `seconds`. An earlier `wake` does not count: look first, then wait."""
+        """Wait for the next `wake`, at most `seconds`. An earlier `wake` does not count: check first, then wait."""
         loop = asyncio.get_running_loop()
         self.waiter = loop.create_future()
         timer = loop.call_later(seconds, self.wake)
@@ -54,7 +54,7 @@ class Waker:
 
 
 def take_from(buffer: deque[Message[Any]], max_messages: int, max_bytes: int) -> list[Message[Any]]:
-    """Take the first messages of the buffer: at most `max_messages`, and `max_bytes` unless the first is larger."""
+    """Remove and return the first messages: at most `max_messages`, and `max_bytes` unless the first is larger."""
     if len(buffer) <= max_messages and sum([message.size for message in buffer]) <= max_bytes:
         everything = list(buffer)
         buffer.clear()
@@ -69,28 +69,28 @@ def take_from(buffer: deque[Message[Any]], max_messages: int, max_bytes: int) ->
     return messages
 
 
-# Without a frame of its own: it is called for each hand-over.
+# Not a function, to save a frame: it is called at each hand-over.
 lease_time: Final[Callable[[], float]] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
 )
-"""Seconds by a clock that goes on while the machine is suspended, as that of the brokers does.
+"""Seconds of a clock that continues while the machine is suspended, as the clock of the broker does.
 
-The clock of an event loop stops meanwhile: after a suspension an expired lease would look valid. On other systems than
-Linux it is `time.monotonic`.
+The clock of an event loop stops: after a suspension an expired lease would look valid. Outside Linux this is
+`time.monotonic`.
 """
 
 
 _RENEWALS: Final = 3
-"""Within the time of a lease, so that two may fail."""
+"""Renewals per lease, so that two may fail."""
 
 
 class LeaseRenewer:
     """Renews the leases of received messages that no `fetch` has returned; the core renews the others.
 
-    :param name: of the source, for the log.
-    :param lease_seconds: that the broker grants; infinity if nothing is ever taken back.
+    :param name: the name of the source, for the log.
+    :param lease_seconds: the length of a lease; infinity if leases do not end.
     :param waiting: returns the received messages.
-    :param extend: renews these, as `MessageSource.extend`; failures are logged, and the next tick tries again.
+    :param extend: renews leases, as `MessageSource.extend` does; failures are logged, and the next renewal follows.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class LeaseRenewer:
         self._closed = False
 
     def watch(self) -> None:
-        """A message was received: renew from a third of a lease on, while messages wait. Returns at once."""
+        """A message was received: renew after each third of a lease while messages wait. Returns at once."""
         if self._timer is None and self._task is None and self._period < math.inf and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._period, self._begin)
 
     def close(self) -> None:
-        """Stop; a running renewal is cancelled."""
+        """Stop, and cancel a running renewal."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
-"""Administration of consumer groups: what a backend may implement besides `AdminSpi`, and its results.
+"""Administration of consumer groups: an optional protocol beside `AdminSpi`, and its results.
 
 A backend with `capabilities.records.group_admin` has an admin object that implements `GroupAdminSpi` too. All calls may
-be repeated. A reset or a deletion is refused while the group has members, because these would undo it.
+be repeated. A reset or a deletion is refused while the group has members, which would undo it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["GroupAdminSpi", "GroupInfo", "GroupMember", "GroupReset", "PositionC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """A process that is in a group.
+    """A member of a group.
 
-    :ivar id: the broker's name of it.
-    :ivar client: the client id that it chose.
-    :ivar partitions: its assignment.
+    :ivar id: the member id of the broker.
+    :ivar client: the client id.
+    :ivar partitions: the assignment.
     """
 
     id: str
@@ -35,7 +35,7 @@ class GroupMember:
 class GroupInfo:
     """The description of a consumer group.
 
-    :ivar state: in the broker's words, in lower case.
+    :ivar state: the state in the broker's words, in lower case.
     :ivar protocol: how partitions are assigned, in the broker's words.
     :ivar positions: the committed position of each partition.
     :ivar lag: records between the position and the end, for the same partitions.
@@ -86,24 +86,24 @@ class GroupAdminSpi(Protocol):
     """Groups of record consumers, over all topics."""
 
     async def list_groups(self) -> Sequence[GroupInfo]:
-        """All groups, with state and protocol; the rest may be left out."""
+        """All groups, with state and protocol; other fields are optional."""
         ...
 
     async def describe_group(self, name: str) -> GroupInfo:
-        """:raises SubscriptionNotFound: there is no such group."""
+        """:raises SubscriptionNotFound: the group does not exist."""
         ...
 
     async def reset_group(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
-        """Move the positions, or only report the new ones; by topic and partition.
+        """Move the positions, or with `dry_run` only return the changes; sorted by topic and partition.
 
-        A group that does not exist is made if topics are named.
+        A missing group is created if `reset` names topics.
 
-        :raises SubscriptionNotFound: there is no such group, and no topic is named.
-        :raises TopicNotFound: there is no such topic.
-        :raises OffsetOutOfRange: an offset that a partition does not hold.
+        :raises SubscriptionNotFound: the group does not exist, and `reset` names no topic.
+        :raises TopicNotFound: a topic does not exist.
+        :raises OffsetOutOfRange: a partition does not hold the offset.
         """
         ...
 
     async def delete_group(self, name: str) -> None:
-        """Delete the group with its positions on all topics; no error if there is none."""
+        """Delete the group and its positions on all topics. A missing group is no error."""
         ...

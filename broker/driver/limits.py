@@ -1,8 +1,7 @@
-"""What the broker cannot take is refused here, before anything is sent: emulators and some servers check nothing.
+"""`MessageLimits`: refuses messages that the broker cannot carry; and `PipelineSettings`, the bounds of a pipeline.
 
-Pure and synchronous; made once per topic from the backend's capabilities. A check raises and changes
-nothing, so a refused message leaves no trace. A refusal replaces silent cuts and ignored options.
-The bounds of what waits to be sent are here too.
+Messages are checked before they are sent, since emulators and some servers cut them or ignore options silently. Pure
+and synchronous; a topic makes its limits once from the capabilities of the backend.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class PipelineSettings:
     """The bounds of a publishing pipeline.
 
     :ivar max_messages: the most messages queued and in flight together.
-    :ivar max_bytes: the most bytes of them; a larger message goes alone.
+    :ivar max_bytes: the most bytes of these messages; a larger message is sent alone.
     :ivar max_batch: the most messages of one call to the backend.
-    :ivar max_batch_bytes: the most bytes of one call, but for its last message.
+    :ivar max_batch_bytes: the most bytes of one call; its last message may exceed it.
     :ivar in_flight: the most calls to the backend at once.
-    :ivar retry_for: seconds for which a retriable failure is sent again; 0 is never.
+    :ivar retry_for: seconds for which retriable failures are retried; 0 is never.
     """
 
     max_messages: int = 40_000
@@ -42,7 +41,7 @@ class PipelineSettings:
 
 
 def utf8_length(text: str) -> int:
-    """The bytes of a text as UTF-8, without encoding it where it is ASCII."""
+    """The bytes of a text in UTF-8; ASCII is not encoded."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -70,7 +69,7 @@ def _least(*limits: int | None) -> int:
 
 
 class MessageLimits:
-    """The limits and abilities of one backend, in the form in which they are quick to check."""
+    """The limits and capabilities of one backend, arranged for quick checks."""
 
     __slots__ = (
         "_backend",
@@ -106,21 +105,21 @@ class MessageLimits:
         self._partitions = publish.partitions
         self._tombstones = publish.tombstones
         self.harmless = _least(limits.body, limits.message)
-        """Bytes of body, key and attributes that no limit of the whole refuses."""
+        """Bytes of body, key and attributes together that no limit refuses."""
         self.harmless_text = _least(limits.key, limits.id, limits.attribute_key, limits.attribute_value)
-        """Bytes of key, attributes and id, together, that no limit of one of them refuses."""
+        """Bytes of key, attributes and id together that no limit of one of them refuses."""
         self._few = _least(limits.attributes)
 
     def refused(self, messages: Sequence[OutboundMessage]) -> dict[int, BrokerError]:
-        """Why some of these cannot be carried, by their index; empty if all can."""
+        """The errors of messages that the broker cannot carry, by index."""
         refused: dict[int, BrokerError] = {}
-        harmless, harmless_key, check = self.harmless, self.harmless_text, self.check
+        harmless, harmless_text, check = self.harmless, self.harmless_text, self.check
         for index, message in enumerate(messages):
             if message.plain:
                 # Nearly every message leaves here.
                 data, key = message.data, message.key
                 length = 0 if key is None else len(key)
-                if data is not None and length <= harmless_key and len(data) + length <= harmless:
+                if data is not None and length <= harmless_text and len(data) + length <= harmless:
                     continue
             try:
                 check(message)
@@ -129,18 +128,17 @@ class MessageLimits:
         return refused
 
     def check(self, message: OutboundMessage) -> int:
-        """Return the message's size if the broker can carry it as it is.
+        """Return the message's size if the broker can carry the message.
 
-        A dead letter, or a message on its way to a retry topic, is left to the broker.
+        Dead letters and messages for retry topics are not checked.
 
         :raises MessageTooLarge: the body, key, id, an attribute or the whole is too large.
-        :raises InvalidMessage: it has too many attributes.
-        :raises Unsupported: it asks for deliver_at, ttl, partition or a tombstone, and the backend has none.
+        :raises InvalidMessage: the message has too many attributes.
+        :raises Unsupported: the backend does not support deliver_at, ttl, partition or a tombstone.
         """
         data, key, identity, attributes = message.data, message.key, message.id, message.attributes
         if data is not None and message.deliver_at is message.ttl is message.partition is None:
-            # Nearly every message leaves here, after two comparisons: each limit apart costs more where it is read
-            # seldom, between two round trips.
+            # Nearly every message leaves here: two sums cost less than a check of each limit.
             text = 0 if key is None else len(key)
             for name, value in attributes.items():
                 text += len(name) + len(value) if name.isascii() and value.isascii() else _ALWAYS_LARGE
@@ -150,7 +148,7 @@ class MessageLimits:
             if size <= self.harmless and text <= self.harmless_text and len(attributes) <= self._few:
                 return size
         if attributes and is_letter(attributes):
-            # What it carries the broker has taken before, from whomever: only the broker can refuse it.
+            # The broker took the original, whoever published it: only the broker may refuse the letter.
             return message_size(message)
         if data is None:
             size = 0

@@ -1,6 +1,6 @@
-"""Optional protocols: what a backend may implement besides the contract. The core checks with `isinstance`.
+"""Optional protocols of sources, admins, log readers and transactions. The core checks with `isinstance`.
 
-Groups and queues, which have results of their own, are in `group_admin` and `queue_tracking`.
+The protocols of groups and queues are in `group_admin` and `queue_tracking`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ExpiresLeases(Protocol):
     """A source that knows when leases end, even if a renewal failed."""
 
     def expire_leases(self, messages: Sequence[Message[Any]]) -> None:
-        """Report to the listener those of these whose leases are over, and any other message that is lost.
+        """Report to the listener which of these messages have no lease any more, and any other lost message.
 
-        Called right before messages are handed over, one or many; must be quick and do no I/O.
+        Called right before messages are handed over; must be quick and do no I/O.
         """
         ...
 
@@ -50,7 +50,7 @@ class ReportsLeaseLeft(Protocol):
     """A source in lease mode `fixed` that knows when each lease ends."""
 
     def lease_left(self, message: Message[Any]) -> float:
-        """The seconds until the lease ends; 0 or less if it has ended."""
+        """Seconds until the lease ends; 0 or less if it has ended."""
         ...
 
 
@@ -64,14 +64,13 @@ class RedeliversInOrder(Protocol):
 
 @runtime_checkable
 class StoresAttempts(Protocol):
-    """A source that stores the attempts and delays of messages that wait in the core's memory, so that they survive a
-    crash."""
+    """A source that stores attempts and delays of messages in the core's memory, so that they survive a crash."""
 
     async def store_attempt(self, message: Message[Any], delay: float) -> BrokerError | None:
-        """Store that `message.delivery_attempt` deliveries count and that the next one is due in `delay` seconds; with
-        0 the current delivery is the last that counts. Return None, or the error.
+        """Store that `message.delivery_attempt` deliveries count, and that the next one is due in `delay` seconds, or
+        with 0 that it is delivered now. Return None, or the error.
 
-        The core keeps the message, and renews its lease.
+        The core keeps the message and renews its lease.
         """
         ...
 
@@ -81,7 +80,7 @@ class StoresAttempts(Protocol):
 
 @runtime_checkable
 class FetchesRuns(Protocol):
-    """A record source that fetches runs, whose records the reader creates when it needs them."""
+    """A record source that fetches runs, whose records are created on demand."""
 
     async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[RecordRun]:
         """As `RecordSource.fetch`."""
@@ -89,7 +88,7 @@ class FetchesRuns(Protocol):
 
 
 class Progress(NamedTuple):
-    """The finished offsets of a partition: all below `position`, and `ranges` above it, half-open and rising."""
+    """The finished offsets of a partition: all below `position`, and the half-open `ranges` above it, rising."""
 
     position: int
     ranges: Sequence[tuple[int, int]]
@@ -97,7 +96,7 @@ class Progress(NamedTuple):
 
 @runtime_checkable
 class CommitsRanges(Protocol):
-    """A record source that stores finished ranges with a committed position, as far as they fit."""
+    """A record source that stores finished ranges with a committed position, if they fit."""
 
     def finished_ranges(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """The ranges that were stored with the position at which the current assignment began."""
@@ -110,7 +109,7 @@ class CommitsRanges(Protocol):
         ...
 
     def fullness(self, partition: TopicPartition) -> float:
-        """The size of the ranges of the last commit as a fraction of the room for them; above 1, some did not fit."""
+        """The size of the ranges of the last commit as a fraction of their room; above 1, some did not fit."""
         ...
 
 
@@ -119,9 +118,9 @@ class ReportsIdle(Protocol):
     """A source whose fetch may return nothing because other members hold the unread messages."""
 
     async def is_idle(self, seconds: float) -> bool:
-        """Whether this member has nothing left, after `seconds` without a message or a new partition.
+        """Whether nothing is left for this member, after `seconds` without a message or a new partition.
 
-        False if it is not known yet; the core calls again soon.
+        False if the source does not know yet; the core calls again soon.
         """
         ...
 
@@ -134,13 +133,16 @@ class HasTopicIdentity(Protocol):
     """An admin that reads a topic's identity with fewer requests than its description."""
 
     async def topic_identity(self, name: str) -> str | None:
-        """`describe_topic(name).identity`. :raises TopicNotFound: the topic does not exist."""
+        """The same as `describe_topic(name).identity`.
+
+        :raises TopicNotFound: the topic does not exist.
+        """
         ...
 
 
 class Span(NamedTuple):
-    """Positions from `start` to `stop`, half-open, that hold batches of records. A batch begins at each multiple of
-    `step`, and has at most `step` records."""
+    """Offsets from `start` up to `stop` that hold records, in batches: a batch begins at each multiple of `step`, and
+    has at most `step` records."""
 
     start: int
     stop: int
@@ -149,10 +151,10 @@ class Span(NamedTuple):
 
 @runtime_checkable
 class ReportsSpans(Protocol):
-    """A log reader whose offsets do not count records."""
+    """A log reader for which the difference of two offsets is not the number of records between them."""
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """The spans between two positions that hold records now, rising; without those that retention removed."""
+        """The spans of offsets between two positions that still hold records, rising."""
         ...
 
 
@@ -164,29 +166,33 @@ class ChecksConsumers(Protocol):
     """A `TransactionSpi` that checks, before a transaction begins, whether it can commit a consumer's positions."""
 
     async def check_consumer(self, source: RecordSource) -> None:
-        """:raises ConfigurationError: the source is of another broker. :raises BrokerError: the check failed."""
+        """Check that the transaction can commit positions of this source.
+
+        :raises ConfigurationError: the source is of another broker.
+        :raises BrokerError: the check failed.
+        """
         ...
 
 
 @runtime_checkable
 class TransactionalAcks(Protocol):
-    """A `TransactionSpi` in which messages can be acked.
+    """A `TransactionSpi` that can ack messages.
 
-    The core adds acks last, when everything else is in the transaction. Until then it keeps the leases of the
-    messages renewed, as without a transaction.
+    The core adds acks last, when everything else is in the transaction. Until then it renews the leases of the
+    messages, as without a transaction.
     """
 
     def check_source(self, source: MessageSource) -> None:
-        """:raises Unsupported: messages of this source cannot be acked in the transaction; says why."""
+        """:raises Unsupported: the transaction cannot ack messages of this source; the error says why."""
         ...
 
     async def add_acks(self, source: MessageSource, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Stop renewing the leases of these, and write their acks into the open transaction.
+        """Stop renewing the leases of these messages, and write their acks into the open transaction.
 
-        One entry each: None, LeaseLost, or another error. Unless all are None, the core commits nothing.
+        Returns None, LeaseLost or another error of each message. Unless all are None, the core aborts.
         """
         ...
 
     def acks_aborted(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
-        """The acks that `add_acks` wrote are aborted: renew the leases of these again."""
+        """The acks that `add_acks` wrote are aborted: renew the leases of these messages again."""
         ...

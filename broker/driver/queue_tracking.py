@@ -1,7 +1,7 @@
-"""Queues whose messages are tracked by processes of ours: what a backend may implement besides `Backend`.
+"""Queues on a broker without leases: an optional protocol beside `Backend`, and its results.
 
-On a broker without leases, a process has to watch for leases that end. Consumers do so while they run; a separate
-tracker also works while no consumer runs.
+On such a broker a process must redeliver messages when leases end. Consumers do so while they run; a separate tracker
+also works while no consumer runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of durations.
+    """A histogram of durations.
 
     :ivar bounds: the upper bound of each bucket, in seconds; ascending.
-    :ivar counts: the count of each bucket, and one for longer durations.
-    :ivar sum: of all seconds.
+    :ivar counts: the count of each bucket, and of longer durations.
+    :ivar sum: the sum of all durations.
     """
 
     bounds: tuple[float, ...] = _BOUNDS
@@ -31,13 +31,13 @@ class Histogram:
     sum: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a duration."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
 
 
 class QueueTracker(Protocol):
-    """One tracker of a subscription; any number of processes share the work. Used on the event loop."""
+    """One tracker of a subscription; the trackers of a subscription share the work. Used on the event loop."""
 
     async def open(self) -> None:
         """Start.
@@ -47,37 +47,37 @@ class QueueTracker(Protocol):
         ...
 
     async def wait(self) -> None:
-        """Wait until it is closed.
+        """Wait until the tracker is closed.
 
         :raises BrokerError: the tracker failed.
         """
         ...
 
     async def close(self) -> None:
-        """Close within seconds, even without a connection; may be called twice."""
+        """Close within seconds, even without a connection. May be called twice."""
         ...
 
     def trouble(self) -> str:
-        """Why it does not track now, as text; empty if it does."""
+        """Why the tracker does not work at present; empty if it does."""
         ...
 
     def metrics(self) -> Mapping[str, float | Histogram]:
-        """Its metrics by name; counters end in `_total`."""
+        """The metrics by name; names of counters end in `_total`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLease:
-    """A message that was delivered and is not done.
+    """A message that was delivered and is not settled.
 
-    :ivar topic: where the message lies, with `partition` and `offset`.
-    :ivar state: `held` by a worker; `waiting`, given back, for its time; or `due`, to be sent again by a tracker.
-    :ivar attempt: how many deliveries of it count.
-    :ivar age: seconds since its first delivery.
+    :ivar topic: with `partition` and `offset`, the position of the message.
+    :ivar state: `held` by a consumer; `waiting` for its delay, after a nack or release; or `due` for redelivery.
+    :ivar attempt: the number of deliveries that count.
+    :ivar age: seconds since the first delivery.
     :ivar due_in: seconds until the redelivery; below 0 if it is late.
-    :ivar holder: the name of the consumer that has it.
-    :ivar reason: why it was given back.
-    :ivar size: bytes of its markers.
+    :ivar holder: the name of the consumer that has the message.
+    :ivar reason: the reason of the last nack or release.
+    :ivar size: bytes of the message's markers.
     """
 
     topic: str
@@ -95,13 +95,13 @@ class OpenLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedMessage:
-    """A message of a queue that is not done.
+    """A message of a queue that is not settled.
 
-    :ivar topic: where the message lies, with `partition` and `offset`.
-    :ivar state: `ready` if no consumer has it; else the state of an `OpenLease`.
-    :ivar attempt: how many deliveries of it count; 0 if it had none.
-    :ivar due_in: seconds until the redelivery, below 0 if it is late; None if it is ready.
-    :ivar id: as consumers see it.
+    :ivar topic: with `partition` and `offset`, the position of the message.
+    :ivar state: `ready` if it was never delivered; otherwise the state of an `OpenLease`.
+    :ivar attempt: the number of deliveries that count; 0 if there was none.
+    :ivar due_in: seconds until the redelivery, below 0 if it is late; None if the state is `ready`.
+    :ivar id: the id that consumers see.
     """
 
     topic: str
@@ -120,8 +120,8 @@ class QueuedMessage:
 class PurgedQueue:
     """The number of messages that a purge drops.
 
-    :ivar open: messages that were delivered and not done.
-    :ivar ready: messages that no consumer had; log entries, where there are more than are worth reading.
+    :ivar open: messages that were delivered and are not settled.
+    :ivar ready: messages that were never delivered; for a large backlog the number of log entries.
     """
 
     open: int
@@ -135,32 +135,33 @@ class TracksQueues(Protocol):
     def queue_tracker(self, subscription: str, *, topics: Sequence[str] = (), unnamed: str = "") -> QueueTracker:
         """A tracker that is not open yet; it is closed with the connection.
 
-        :param topics: of the messages; what the tracker stores its state in is made to measure for these.
-        :param unnamed: the topic of messages whose state names none, as older formats do.
+        :param topics: the topics of the messages; the storage of the tracker is sized for these.
+        :param unnamed: the topic of messages whose state names none, as in formats of other programs.
         """
         ...
 
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
-        """The messages that were delivered and are not done, by age. Read-only; it does not affect consumers.
+        """The messages that were delivered and are not settled, by age. Read-only; does not affect consumers.
 
-        :raises NotFound: the subscription has no such state.
+        :raises NotFound: the queue does not exist.
         """
         ...
 
     async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
-        """Messages that are not done, at most `limit`: those that were delivered, by age, then those that no consumer
-        has, by time. Read-only; it does not affect consumers.
+        """At most `limit` messages that are not settled: delivered ones by age, then the others by time.
 
-        :raises NotFound: the subscription has no such state.
+        Read-only; does not affect consumers.
+
+        :raises NotFound: the queue does not exist.
         """
         ...
 
     async def purge_queue(self, subscription: str, *, dry_run: bool = False) -> PurgedQueue:
-        """Drop every message of the subscription that was sent before now and is not done; a dry run only counts them.
+        """Drop all messages of the queue that were published before now and are not settled; a dry run only counts.
 
-        A second purge finishes an interrupted one. Other subscriptions of the topics keep theirs.
+        A second purge finishes an interrupted one. Other subscriptions of the topics keep their messages.
 
-        :raises NotFound: the subscription has no such state.
-        :raises BackendError: consumers or trackers of it are open, or were opened meanwhile.
+        :raises NotFound: the queue does not exist.
+        :raises BackendError: consumers or trackers of the queue are open, or were opened meanwhile.
         """
         ...

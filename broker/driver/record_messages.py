@@ -1,7 +1,7 @@
-"""A record as a message, delivered for the first time or again, or from a retry topic. Pure.
+"""Records as messages: delivered for the first time or again, or from a retry topic. Pure.
 
-A message on a retry topic is the original with attributes for its due time and its origin. Its reader sees the
-original: its id, its attributes, and how often it was delivered.
+A message on a retry topic is the original with attributes for its due time and origin. Consumers see the id, the
+attributes and the delivery count of the original.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ _DIGITS: Final = 40
 
 
 class RetryLetter(NamedTuple):
-    """What a message on a retry topic says of its original."""
+    """The retry attributes of a message on a retry topic."""
 
     id: str
     attributes: Mapping[str, str]
-    """The original's own."""
+    """The attributes of the original."""
     due: float
     """Seconds since 1970."""
     attempts: int
-    """How often it was delivered before."""
+    """The number of earlier deliveries."""
     failures: int
-    """How often its handler failed."""
+    """The number of handler failures."""
     step: int
-    """How many rounds of failures are over."""
+    """The number of finished rounds of failures."""
     place: tuple[str, str]
-    """Partition and offset of the original, as text; empty where there are none."""
+    """Partition and offset of the original, as text; empty if unknown."""
 
 
 class Delivery(NamedTuple):
-    """A record that is delivered again, or after a wait on a retry topic."""
+    """A record that is redelivered, or delivered from a retry topic."""
 
     record: Record[Any]
     attempt: int
     returns: int
-    """How often it was given back or failed before."""
+    """How often it was released or nacked before."""
     letter: RetryLetter | None = None
-    """The retry attributes, if the record is from a retry topic; its original is shown then."""
+    """The retry attributes if the record is from a retry topic; consumers then see the original."""
 
 
 def record_of(message: Message[Any]) -> Delivery:
-    """The record that a message was made of, and which delivery of it this is."""
+    """The record of a message, and which delivery of it this is."""
     raw = message.raw
     return raw if type(raw) is Delivery else Delivery(raw, 1, 0)
 
 
 def letter_of(message: Message[Any]) -> RetryLetter | None:
-    """The retry attributes of a message that came from a retry topic."""
+    """The retry attributes of a message from a retry topic; None for any other message."""
     raw = message.raw
     return raw.letter if type(raw) is Delivery else None
 
@@ -87,11 +87,11 @@ def place_of(message: Message[Any]) -> tuple[str, str]:
 
 
 def origin_of(delivery: Delivery) -> Place | None:
-    """Where the original of a record lay first; None if the letter does not say."""
+    """The position of the original of a record; None if the retry attributes lack it."""
     record, letter = delivery.record, delivery.letter
     if letter is None:
         return Place(record.partition, record.offset)
-    # Anybody may have written it.
+    # Any program may have written the letter.
     if all(text.isdecimal() and len(text) <= _DIGITS for text in letter.place):
         return Place(*map(int, letter.place))
     return None
@@ -113,9 +113,9 @@ def make_retry_letter(
 ) -> OutboundMessage:
     """The original with `retry-letter-*` attributes.
 
-    Key, body and the original's own attributes are never touched: a handler is to see what it saw before. `brief`
-    leaves out what is not needed to bring the message back. The letter has an id of its own, because a broker that
-    deduplicates would take the second letter of a message for the first.
+    Key, body and attributes of the original stay unchanged, so that a handler sees the same message again. `brief`
+    omits the attributes that a redelivery does not need. The letter has an id of its own, because a broker with
+    deduplication would drop the second letter of a message.
     """
     needed = {
         "topic": target.origin,
@@ -144,7 +144,7 @@ def make_retry_letter(
 
 
 def read_retry_letter(attributes: Mapping[str, str]) -> RetryLetter | None:
-    """The retry attributes of a message; None if there are none, or they cannot be read."""
+    """The retry attributes of a message; None if they are missing or invalid."""
     found = {
         name.removeprefix(RETRY_LETTER_PREFIX): text
         for name, text in attributes.items()
@@ -170,7 +170,7 @@ def _text(text: str) -> str:
 
 
 class _FirstView:
-    """Of records delivered for the first time: the raw object is the record itself."""
+    """The view of records delivered for the first time: the raw object is the record."""
 
     __slots__ = ()
 
@@ -200,7 +200,7 @@ class _FirstView:
 
 
 class _AgainView:
-    """Of records delivered again: the raw object is a `Delivery`."""
+    """The view of redelivered records: the raw object is a `Delivery`."""
 
     __slots__ = ()
 
@@ -234,11 +234,11 @@ _AGAIN: Final[View] = _AgainView()
 
 
 def message_of(record: Record[Any], lease: Any = None) -> Message[Any]:
-    """The record as a message that is delivered for the first time; its native object stays the record's."""
+    """The record as a message that is delivered for the first time."""
     return Message(record.topic, record.data, record, FIRST, lease, record.size)
 
 
 def delivery_of(delivery: Delivery, topic: str, lease: Any) -> Message[Any]:
-    """The record as a message of this topic that is delivered again."""
+    """The record as a redelivered message of this topic."""
     record = delivery.record
     return Message(topic, record.data, delivery, _AGAIN, lease, record.size)

@@ -1,11 +1,9 @@
-"""What a setting's type accepts, in words; pure functions over pydantic's field descriptions.
-
-The base of every backend's settings: from a URL, the environment, a TOML file or keyword arguments.
+"""`BackendSettings`: the base of every backend's settings, from a URL, the environment, a TOML file or arguments.
 
 Precedence, highest first: keyword arguments or URL, environment variables `BROKER_<SCHEME>_<NAME>`, file, default.
-Settings are read once, when the object is made, and never change; objects may be shared between threads.
-Making one reads the environment and perhaps a file, and touches no network. Every problem is a
-`ConfigurationError` that names the setting, where its value came from and what is accepted, and shows no secret.
+Settings are read once, when the object is created, and never change; threads may share objects. Creating one does no
+network I/O. Every problem is a `ConfigurationError` that names the setting, the origin of its value and the accepted
+values, and shows no secret.
 """
 
 from __future__ import annotations
@@ -57,12 +55,12 @@ _WORDS: Final[Mapping[object, str]] = {
 
 
 class Form:
-    """Metadata of a field of text: a form of its text, described in words and not as a pattern.
+    """Metadata of a text field: the form of its text, as a pattern and in words for errors.
 
     `name: Annotated[str | None, Form(r"[a-z]+", "lower-case letters")] = None`. Immutable, safe from any thread.
 
-    :param pattern: a regular expression that the whole text matches.
-    :param words: what it takes, after "It takes".
+    :param pattern: a regular expression that the whole text must match.
+    :param words: the accepted values, after "It takes".
     """
 
     __slots__ = ("_pattern", "words")
@@ -81,7 +79,7 @@ class Form:
 
 
 def describe_type(field: FieldInfo) -> str:
-    """What the field accepts, for people."""
+    """The values that the field accepts, in words."""
     for constraint in field.metadata:
         if isinstance(constraint, Form):
             return constraint.words
@@ -105,7 +103,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def is_sequence(field: FieldInfo) -> bool:
-    """Whether the field takes several values, which text gives split by commas."""
+    """Whether the field takes several values, separated by commas in text."""
     return any(_is_several(member) for member in _members(field.annotation))
 
 
@@ -148,7 +146,7 @@ def _is_enum(annotation: Any) -> bool:
 
 
 class Origin(NamedTuple):
-    """Where a value came from; `where` is the variable's or file's name, or empty."""
+    """Where a value came from; `where` is the name of the variable or file, or empty."""
 
     kind: Literal["default", "url", "environment", "file", "argument"]
     where: str = ""
@@ -170,12 +168,12 @@ class SettingInfo(NamedTuple):
 class BackendSettings(BaseModel):
     """Base class of a backend's settings.
 
-    A subclass names its URL schemes in `schemes`, declares typed fields (secrets as `SecretStr`) with a
-    description each, and overrides `url_values` to say what user, hosts and path of a URL mean. Fields
-    are the URL's query parameters by the same names. A list is split by commas in URLs and in the environment.
+    A subclass names its URL schemes in `schemes`, declares typed fields (secrets as `SecretStr`) with a description
+    each, and overrides `url_values` to map the user, hosts and path of a URL to settings. Query parameters of the URL
+    have the names of the fields. Lists are separated by commas in URLs and in the environment.
 
-    :raises UnknownSetting: a field of that name does not exist; the error names the nearest.
-    :raises InvalidSetting: a value cannot be used.
+    :raises UnknownSetting: there is no such setting; the error names the most similar one.
+    :raises InvalidSetting: a value is invalid.
     """
 
     model_config = ConfigDict(
@@ -188,28 +186,28 @@ class BackendSettings(BaseModel):
     )
 
     schemes: ClassVar[tuple[str, ...]] = ()
-    """URL schemes that this backend answers to; the first names its environment variables."""
+    """The URL schemes of this backend; the first names its environment variables."""
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict[str, Origin])
     _url: str | None = PrivateAttr(default=None)
 
-    if not TYPE_CHECKING:  # so that type checkers keep the signature made of the fields
+    if not TYPE_CHECKING:  # Type checkers derive the signature from the fields.
 
         def __init__(self, **values: Any) -> None:
             self._fill(values, dict.fromkeys(values, Origin("argument")))
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Read a URL; what it leaves open comes from the environment or is the default.
+        """Read a URL; other settings come from the environment, or are the defaults.
 
         :raises UnknownScheme: the scheme is not one of `schemes`.
-        :raises UnknownSetting: a parameter that this backend does not have.
-        :raises InvalidSetting: a malformed URL or value.
+        :raises UnknownSetting: the backend does not have a parameter.
+        :raises InvalidSetting: the URL or a value is invalid.
         """
         parts = parse_url(url)
         if parts.scheme not in cls.schemes:
             raise UnknownScheme(
-                f"{cls.__name__} does not answer to the scheme {parts.scheme!r}",
+                f"{cls.__name__} does not have the scheme {parts.scheme!r}",
                 advice=f"Use {_listed(cls.schemes)}",
             )
         values = dict(cls.url_values(parts))
@@ -224,11 +222,11 @@ class BackendSettings(BaseModel):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str], *, table: str | None = None) -> Self:
-        """Read a TOML file whose keys are the settings; environment variables go before it.
+        """Read a TOML file whose keys are the settings; environment variables take precedence.
 
-        :param table: read this table of the file instead of its top level; dots descend.
-        :raises UnknownSetting: a key that this backend does not have.
-        :raises InvalidSetting: the file cannot be read, has no such table, or a value cannot be used.
+        :param table: read this table of the file instead of its top level; dots separate nested tables.
+        :raises UnknownSetting: the backend does not have a setting.
+        :raises InvalidSetting: the file cannot be read, has no such table, or a value is invalid.
         """
         origin = Origin("file", str(path))
         values = _read_table(path, table)
@@ -239,25 +237,25 @@ class BackendSettings(BaseModel):
 
     @classmethod
     def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
-        """The settings that scheme, user, hosts and path of a URL stand for; the parameters are added by the caller.
+        """The settings in scheme, user, hosts and path of a URL; the caller adds the parameters.
 
-        A subclass that overrides this refuses the parts it has no use for by calling `refuse_parts`.
+        An override calls `refuse_parts` with the parts that it does not use.
 
-        :raises InvalidSetting: the URL has a part that means nothing here.
+        :raises InvalidSetting: the URL has a part that this backend does not use.
         """
         cls.refuse_parts(parts, "user", "password", "hosts", "path")
         return {}
 
     @classmethod
     def query_values(cls, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """The settings that the parameters of a URL stand for; a subclass may fold several into one."""
+        """The settings in the parameters of a URL; a subclass may combine several into one."""
         return query
 
     @classmethod
     def refuse_parts(cls, parts: UrlParts, *names: Literal["user", "password", "hosts", "path"]) -> None:
         """Refuse a URL that has one of these parts.
 
-        :raises InvalidSetting: it has.
+        :raises InvalidSetting: the URL has one.
         """
         for name in names:
             value = getattr(parts, name)
@@ -274,28 +272,27 @@ class BackendSettings(BaseModel):
 
     @classmethod
     def advice_on_unknown(cls, name: str) -> str:
-        """What to do about a name that is no setting here; a subclass may know what was meant."""
+        """The advice on an unknown setting; a subclass may know what was meant."""
         names = sorted(cls.model_fields)
         near = get_close_matches(name, names, 1, 0.6)
         return f"Did you mean {near[0]!r}?" if near else f"It has {_listed(names)}"
 
     def check_given(self) -> None:
-        """Refuse settings that do not fit together, by where they came from too: `origin` says that here, as it does
-        not yet in a validator.
+        """Refuse settings that contradict each other. Unlike in a validator, `origin` is known here.
 
-        :raises InvalidSetting: they do not.
+        :raises InvalidSetting: they do.
         """
 
     @property
     def url(self) -> str:
-        """The URL these were made from, with secrets masked; the bare scheme if they were made otherwise."""
+        """The URL of these settings, with secrets masked; only the scheme if they do not come from a URL."""
         return self._url if self._url is not None else f"{self.schemes[0]}:"
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:
-        """These settings with other values for some, of which the origin is "argument"; the others keep theirs.
+        """A copy of these settings with changes, whose origin is "argument"; the others keep their origins.
 
-        :raises UnknownSetting: a change is of no setting.
-        :raises InvalidSetting: a value cannot be used, or does not fit to the others.
+        :raises UnknownSetting: there is no such setting.
+        :raises InvalidSetting: a value is invalid, or contradicts the others.
         """
         values = {name: getattr(self, name) for name in self.model_fields_set} | dict(changes)
         return self._make(values, self._origins | dict.fromkeys(changes, Origin("argument")), self._url)
@@ -324,7 +321,7 @@ class BackendSettings(BaseModel):
 
     @classmethod
     def environment_prefix(cls) -> str:
-        """What the names of this backend's environment variables begin with, such as `BROKER_NATS_`."""
+        """The prefix of this backend's environment variables, such as `BROKER_NATS_`."""
         scheme = cls.schemes[0] if cls.schemes else ""
         return f"BROKER_{scheme}_".upper().replace("+", "_").replace("-", "_").replace(".", "_")
 
@@ -333,7 +330,7 @@ class BackendSettings(BaseModel):
     def _read_text(cls, value: object, info: ValidationInfo) -> object:
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if isinstance(text, str) and "\0" in text:
-            raise ValueError("it has a NUL, at which clients in C end a text")
+            raise ValueError("it contains a NUL, at which clients written in C end a text")
         if isinstance(value, str) and info.field_name is not None and is_sequence(cls.model_fields[info.field_name]):
             return [item.strip() for item in value.split(",") if item.strip()]
         return value
@@ -368,7 +365,7 @@ class BackendSettings(BaseModel):
 
     @classmethod
     def _environment(cls) -> dict[str, str]:
-        """The fields that the environment gives, with the variable of each."""
+        """The settings in the environment, with the variable of each."""
         prefix = cls.environment_prefix()
         present = {variable.upper(): variable for variable in os.environ}
         found = {name: present.get(f"{prefix}{name}".upper()) for name in cls.model_fields}
@@ -397,7 +394,7 @@ class BackendSettings(BaseModel):
         value = os.environ.get(origin.where) if origin.kind == "environment" else values.get(name)
         field = cls.model_fields[name]
         accepts = describe_type(field)
-        # These kinds say more than `accepts` does; a validator's own sentence may quote a secret.
+        # These messages say more than `accepts`. A message of a validator may quote a secret.
         shown = (
             first["type"].startswith(("value_error", "string_", "finite_"))
             and not is_secret(field)

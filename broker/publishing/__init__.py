@@ -1,1 +1,1 @@
-"""Publishing: topics, the pipeline behind `enqueue`, limits, and transactions."""
+"""Publishing: topics, the pipeline behind `enqueue`, order per key, and transactions."""

@@ -1,4 +1,4 @@
-"""The order in which messages leave a publishing pipeline. Pure and synchronous.
+"""`UnsentMessages`: the order in which messages leave a publishing pipeline. Pure and synchronous.
 
 Messages of one key leave in the order of their calls. While a batch with a key has no answer, later messages of that
 key wait; messages of other keys pass them. A backend that keeps the order of its calls gets all messages at once: there
@@ -33,7 +33,7 @@ class UnsentMessages:
         self._ready: deque[Entry] = deque()
         """Messages with entries that may leave now."""
         self._batches: deque[OutgoingBatch] = deque()
-        """Batches that came after those."""
+        """Later batches."""
         self._busy: dict[bytes, int] = {}
         """Keys with a message in flight, each with the number of its batch."""
         self._waiting: dict[bytes, list[Entry]] = {}
@@ -67,7 +67,7 @@ class UnsentMessages:
     # -- leaving -------------------------------------------------------------------------------------------
 
     def next_batch(self, number: int) -> OutgoingBatch | None:
-        """The next batch, which gets this number; None if no message may leave."""
+        """The next batch, to be sent with this number; None if no message may leave."""
         while self:
             if not self._ready:
                 batch = self._batches.popleft()
@@ -79,7 +79,7 @@ class UnsentMessages:
         return None
 
     def left(self, number: int, batch: OutgoingBatch, unanswered: Container[int]) -> None:
-        """The batch is sent; its number is above all before.
+        """The batch is sent; its number is larger than all earlier ones.
 
         :param unanswered: numbers of batches that have no answer yet.
         """
@@ -87,30 +87,30 @@ class UnsentMessages:
             self._later.note(number, batch, unanswered)
 
     def _goes_whole(self, number: int, batch: OutgoingBatch) -> bool:
-        """Whether no message has to wait for its key; later messages of the keys then wait for this batch."""
-        busy, notes = self._busy, self._later is None
-        # With ordered calls a key is noted only while one of its messages is retried.
-        if not busy and not notes:
+        """Whether no message must wait for its key. If so, later messages of the keys wait for this batch."""
+        busy, marks = self._busy, self._later is None
+        # With ordered calls a key is busy only while one of its messages is retried.
+        if not busy and not marks:
             return True
         keys = {message.key for message in batch.messages}
         if not busy.keys().isdisjoint(keys):
             return False
-        if notes:
+        if marks:
             keys.discard(None)
             busy.update(dict.fromkeys(cast("set[bytes]", keys), number))
         return True
 
     def _gather(self, number: int) -> list[Entry]:
-        """A batch of messages with entries."""
+        """Remove and return the entries of the next batch; those that must wait for their key stay."""
         batch: list[Entry] = []
         ready, busy, max_batch = self._ready, self._busy, self._settings.max_batch
-        notes = self._later is None
-        looks = notes or bool(busy)
+        marks = self._later is None
+        checks_keys = marks or bool(busy)
         space = self._settings.max_batch_bytes
         while ready and space > 0 and len(batch) < max_batch:
             entry = ready.popleft()
-            if looks and (key := entry.message.key) is not None:
-                holder = busy.setdefault(key, number) if notes else busy.get(key, number)
+            if checks_keys and (key := entry.message.key) is not None:
+                holder = busy.setdefault(key, number) if marks else busy.get(key, number)
                 if holder != number:
                     self._waiting.setdefault(key, []).append(entry)
                     continue
@@ -121,7 +121,7 @@ class UnsentMessages:
     # -- answers -------------------------------------------------------------------------------------------
 
     def hold(self, number: int, entries: Iterable[Entry]) -> None:
-        """Hold back later messages of the keys of these."""
+        """Hold back later messages of the keys of these entries."""
         for entry in entries:
             if entry.message.key is not None and not entry.done:
                 self._busy.setdefault(entry.message.key, number)
@@ -175,11 +175,11 @@ class _LaterKeys:
         self._hold = hold
         self._most = most
         self._recent: deque[tuple[int, OutgoingBatch]] = deque()
-        """From the first batch without an answer on."""
+        """The batches from the first one without an answer on."""
         self._keys_after: dict[int, set[bytes | None]] = {}
 
     def note(self, number: int, batch: OutgoingBatch, unanswered: Container[int]) -> None:
-        """A batch is sent; its number is above all before."""
+        """A batch is sent; its number is larger than all earlier ones."""
         recent = self._recent
         recent.append((number, batch))
         while recent[0][0] not in unanswered:

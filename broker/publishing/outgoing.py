@@ -1,8 +1,8 @@
-"""The queue of outgoing messages: the batch that the next message joins, and the bounds of the whole pipeline.
+"""`OutgoingQueue`: the batch that the next message joins, and the bounds of the whole pipeline.
 
 Synchronous, on one event loop. A plain message costs one call of `put_plain` until its batch leaves: the queue counts
-messages and bytes per batch, and keeps how many more the open batch takes. A batch is two lists; its messages get an
-`Entry` each only when their outcomes differ or one has to wait for its key.
+messages and bytes per batch, and knows how many more the open batch takes. A batch is two lists; its messages get an
+`Entry` each only when their outcomes differ or one must wait for its key.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ __all__ = ["Caller", "Entry", "OutgoingBatch", "OutgoingQueue", "is_unseen"]
 
 
 class OutgoingQueue:
-    """
+    """Collects messages in an open batch until it is closed.
+
     :param limits: of the backend, for messages that were not checked.
-    :param closed: takes each batch once it is closed to further messages.
+    :param closed: called with each batch when it is closed.
     """
 
     __slots__ = (
         "_bytes",
         "_closed",
         "_harmless",
-        "_harmless_key",
+        "_harmless_text",
         "_loop",
         "_messages",
         "_open",
@@ -45,11 +46,11 @@ class OutgoingQueue:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._harmless = limits.harmless
-        self._harmless_key = limits.harmless_text
+        self._harmless_text = limits.harmless_text
         self._closed = closed
         self._open = OutgoingBatch([], [])
         self._messages = self._bytes = 0
-        """In the pipeline, without the open batch."""
+        """Messages and bytes in the pipeline, without the open batch."""
         self._room = self._space = 0
         """Messages and bytes that the open batch takes through `put_plain`."""
 
@@ -84,7 +85,7 @@ class OutgoingQueue:
         size = len(data)
         if key is not None:
             length = len(key)
-            if length > self._harmless_key:
+            if length > self._harmless_text:
                 return None
             size += length
         messages, total = batch.messages, batch.size + size
@@ -113,7 +114,7 @@ class OutgoingQueue:
             self._closed(batch)
 
     def remove(self, count: int, size: int) -> None:
-        """So many messages and bytes have left the pipeline; call `open_fast_path` afterwards."""
+        """These numbers of messages and bytes have left the pipeline; call `open_fast_path` afterwards."""
         self._messages -= count
         self._bytes -= size
 
@@ -181,15 +182,15 @@ class OutgoingBatch:
         return self.entries
 
     def end(self) -> None:
-        """All messages have their outcome. Only for a batch without entries."""
+        """All messages of a batch without entries have their outcomes."""
         self._done = True
 
     @property
     def done(self) -> bool:
-        """Whether each message has its outcome."""
+        """Whether all messages have their outcomes."""
         return self._done if self.entries is None else all(entry.done for entry in self.entries)
 
 
 def is_unseen(future: asyncio.Future[Receipt]) -> bool:
-    """Whether the future's exception was never retrieved; asyncio keeps this for its own warning."""
+    """Whether the future's exception was never retrieved; asyncio keeps this flag for its own warning."""
     return future.cancelled() or bool(getattr(future, "_log_traceback", True))

@@ -16,7 +16,7 @@ later message of its key. A message is not retried if
 - the outcome is unknown (OperationTimeout) and the broker does not deduplicate by id: it could be duplicated;
 - a later message of its key was published or is in flight: the two could be reordered.
 
-The future gets the final failure. `flush` and `close` raise the failures whose futures were never looked at (the newest
+The future gets the final failure. `flush` and `close` raise the failures whose futures were not looked at (the newest
 1000). A failed message fails no other message.
 
 All calls come from one event loop.
@@ -49,11 +49,11 @@ _RECEIPTS: Final = {Receipt}
 
 
 class PublishingPipeline:
-    """One topic's queue of messages on their way out.
+    """The pipeline of one topic.
 
     :param publish: sends a batch; returns as many receipts or errors, or raises if nothing was tried.
     :param limits: of the backend, for messages that were not checked.
-    :param able: what the backend can do.
+    :param able: the publish capabilities of the backend.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class PublishingPipeline:
         return future
 
     async def drain(self) -> None:
-        """Wait until everything queued by now has its receipt or its error."""
+        """Wait until all messages queued so far have their receipts or errors."""
         self._queue.close_batch()
         outstanding = self._unsent.everything()
         outstanding += [batch for _, batch in self._batches.values()]
@@ -145,18 +145,18 @@ class PublishingPipeline:
             await drainer
 
     async def flush(self) -> None:
-        """Wait until everything queued by now has its receipt.
+        """Wait until all messages queued so far are published.
 
-        :raises PublishError: some failed, and their futures were never looked at.
+        :raises PublishError: some messages failed, and their futures were not looked at.
         """
         await self.drain()
-        await asyncio.sleep(0)  # a task that awaits its future gets to look at it first
+        await asyncio.sleep(0)  # Tasks that await their futures look at them first.
         self._raise_failures()
 
     async def close(self, timeout: float) -> None:
         """Admit no more messages, send the queued ones for at most `timeout` seconds, then fail the rest.
 
-        :raises PublishError: some failed, and their futures were never looked at.
+        :raises PublishError: some messages failed, and their futures were not looked at.
         """
         self._closed = True
         self._queue.close_fast_path()
@@ -244,14 +244,14 @@ class PublishingPipeline:
                 tried = pending.apart()
                 again = self._finish(number, tried, outcomes, may_retry=now + delay < give_up)
                 for entry in tried if pending is not batch else ():
-                    # The collector does not see entries, and an error may lead back to its batch.
+                    # The garbage collector ignores entries, and an error may refer back to its batch.
                     entry.error = None if entry.done else entry.error
                 if not again:
                     break
                 pending = OutgoingBatch.of(again)
                 await asyncio.sleep(delay)
         except asyncio.CancelledError:
-            # Only the close of this pipeline, or the end of the loop, cancels.
+            # Only the close of this pipeline or the end of the loop cancels the task.
             self._fail_all(
                 number,
                 pending.apart(),
@@ -281,7 +281,7 @@ class PublishingPipeline:
             try:
                 future.set_result(cast("Receipt", outcome))
             except asyncio.InvalidStateError:
-                continue  # its caller has cancelled it
+                continue  # The caller has cancelled it.
         batch.end()
         self._unsent.free_whole(number, batch)
         self._remove(len(batch.messages), batch.size)
@@ -341,7 +341,7 @@ class PublishingPipeline:
         self._remove(len(finished), sum([entry.size for entry in finished]))
 
     def _remove(self, count: int, size: int) -> None:
-        """So many messages have left the pipeline: admit waiting callers and wake drainers."""
+        """Messages have left the pipeline: admit waiting callers and wake drainers."""
         self._queue.remove(count, size)
         self._admit()
         if self._unsent or self._queue.batch_has_messages:

@@ -1,22 +1,21 @@
-"""`TopicFacade`: what `bus.topic(name)` returns; publishes one message, a batch, or through the pipeline.
+"""`TopicFacade`, the type of `bus.topic(name)`: publishes one message, a batch, or through the pipeline.
 
-*Concurrency.* Share it between tasks of one event loop. A call made after another returned is behind it on
-the broker, if both have the same key: `publish` and `publish_batch` let what was enqueued before them go first.
+*Concurrency.* Tasks of one event loop may share a topic. Messages of a key are published in the order of the calls:
+`publish` and `publish_batch` first wait for the messages that were enqueued before.
 
-*Cancellation.* A cancelled `publish` may have published; a cancelled `enqueue` has done nothing while it waited.
+*Cancellation.* A cancelled `publish` may have published. An `enqueue` that is cancelled while it waits queues nothing.
 
-*Failure.* Limits and abilities of the backend are checked before anything is sent. `publish` and `publish_batch`
-report the broker's answer and try once, since their caller can decide; the pipeline of `enqueue` sends a
-retriable failure again. A message that cannot be sent never takes the rest of its batch with it.
+*Failure.* Limits and capabilities of the backend are checked before anything is sent. `publish` and `publish_batch` try
+once; the pipeline of `enqueue` retries retriable failures. A message that cannot be sent does not fail the rest of its
+batch.
 
-The producer's time is set by the backend while it encodes a message without one: it costs a
-clock reading per batch there, and would cost a copy of each message here.
+The backend sets the publish time of a message without one while it encodes the message. There it costs one look at the
+clock per batch; here it would cost a copy of each message.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -28,18 +27,16 @@ from broker.capabilities import Capabilities
 from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
-from broker.hooks import Hooks, Published
+from broker.hooks import Hooks, Published, logger
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import Codec
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt
 
-__all__ = ["TopicFacade", "codec_key"]
+__all__ = ["TopicFacade", "codec_key", "intercepted"]
 
 
 T = TypeVar("T", default=bytes)
-
-logger = logging.getLogger("broker")
 
 _DEFAULT_PIPELINE: Final = PipelineSettings()
 
@@ -56,9 +53,9 @@ def codec_key(codec: object) -> object:
 
 
 class TopicFacade(Generic[T]):
-    """A place to publish to; made by `bus.topic`, without I/O.
+    """A topic to publish to; created by `bus.topic`, without I/O.
 
-    :param target_factory: opens the backend's side at the first publish.
+    :param target_factory: opens the publish target at the first publish.
     :param codec: turns payloads into bytes; None takes bytes as they are.
     :param pipeline: the bounds of `enqueue`.
     """
@@ -109,7 +106,7 @@ class TopicFacade(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it has closed; `bus.topic` gives a new one then, and not while it still flushes."""
+        """Whether the topic has closed, after its flush; `bus.topic` then returns a new one."""
         return self._closing is not None and self._closing.done()
 
     async def publish(
@@ -119,15 +116,14 @@ class TopicFacade(Generic[T]):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Publish one message and wait until the broker has it.
+        """Publish one message; return when the broker has stored it. A cancelled call may have published.
 
-        A cancelled call may have published.
-
-        :param key: the payload's key; an OutboundMessage carries its own.
-        :param attributes: the payload's attributes; likewise.
-        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was sent.
-        :raises TopicNotFound: there is no such topic.
-        :raises BrokerError: it is not on the broker, or its outcome is unknown (OperationTimeout).
+        :param key: the key of a payload; an `OutboundMessage` has its own.
+        :param attributes: the attributes of a payload, likewise.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was sent.
+        :raises TopicNotFound: the topic does not exist.
+        :raises OperationTimeout: no answer in time; the message may be on the broker.
+        :raises BrokerError: the message was not published.
         :raises Closed: the topic was closed before the call.
         """
         target = self._target or self._open()
@@ -136,11 +132,11 @@ class TopicFacade(Generic[T]):
         else:
             message = self._outbound(payload, key, attributes)
         if self._interceptors:
-            (message,) = self._intercepted((message,))
+            (message,) = intercepted(self._interceptors, self.name, (message,))
         self._check(message)
         if self._pipeline is not None and self._pipeline.messages and message.key is not None:
             await self._pipeline.drain()
-        # As `_call` does, but in this frame: beside a round trip, one more costs as much as all the rest.
+        # The same as `_call`, inlined: one more frame would cost as much as everything else but the round trip.
         self._calls += 1
         try:
             if self._hooks.listening:
@@ -196,14 +192,14 @@ class TopicFacade(Generic[T]):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> asyncio.Future[Receipt]:
-        """Hand one message to the pipeline; awaiting the call is the back-pressure, the future is the receipt.
+        """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
-        Messages of one key leave in the order of the calls. Cancelling the call while it waits for room queues
-        nothing; cancelling the future withdraws nothing. `flush` and `close` raise the failures of futures that were
-        not looked at.
+        Messages of a key are published in the order of the calls. A call cancelled while it waits for room queues
+        nothing; cancelling the future does not withdraw the message. `flush` and `close` raise the failures of futures
+        that were not looked at.
 
-        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was queued.
-        :raises Closed: the topic was closed before the message was admitted.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was queued.
+        :raises Closed: the topic was closed before the message was queued.
         """
         target = self._target or self._open()
         if type(payload) is OutboundMessage and key is None and attributes is None:
@@ -211,7 +207,7 @@ class TopicFacade(Generic[T]):
         else:
             message = self._outbound(payload, key, attributes)
         if self._interceptors:
-            (message,) = self._intercepted((message,))
+            (message,) = intercepted(self._interceptors, self.name, (message,))
         pipeline = self._pipeline or self._open_pipeline(target)
         if message.plain and (future := pipeline.put_plain(message)) is not None:
             return future
@@ -219,19 +215,19 @@ class TopicFacade(Generic[T]):
         return pipeline.put_now(message, size) or await pipeline.put(message, size)
 
     async def flush(self) -> None:
-        """Wait until everything enqueued by now is on the broker.
+        """Wait until all queued messages are on the broker.
 
-        :raises PublishError: a message is not, and its future was not looked at.
+        :raises PublishError: some messages failed, and their futures were not looked at.
         """
         if self._pipeline is not None:
             await self._pipeline.flush()
 
     async def close(self, timeout: float = 30.0) -> None:
-        """Flush, let running calls end, and release the backend's side. May be called twice, also at the same time;
-        cancelling the caller does not stop it.
+        """Flush, wait for running calls, and close. May be called twice, even concurrently; cancelling the caller does
+        not stop the close.
 
-        :param timeout: seconds for the flush and the calls together; what is not sent by then fails.
-        :raises PublishError: an enqueued message failed, and its future was not looked at.
+        :param timeout: seconds for the flush and the calls; unsent messages then fail.
+        :raises PublishError: some messages failed, and their futures were not looked at.
         """
         if self._closing is None:
             self._closed = True
@@ -259,7 +255,7 @@ class TopicFacade(Generic[T]):
         if self._closed:
             raise Closed(
                 f"Topic {self.name!r} is closed",
-                advice="bus.topic gives a new one once it has flushed, as long as the bus is open",
+                advice="Call bus.topic again; it returns a new topic once this one has flushed",
             )
         self._target = self._target_factory()
         return self._target
@@ -272,7 +268,7 @@ class TopicFacade(Generic[T]):
     def _sendable(
         self, payloads: Sequence[T | OutboundMessage]
     ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
-        """The messages that can be sent, and by index why each of the others cannot."""
+        """The messages that can be sent, and by index the errors of the others."""
         messages: list[Any] = list(payloads)
         unmade: dict[int, BrokerError] = {}
         for index, payload in enumerate(messages):
@@ -284,7 +280,7 @@ class TopicFacade(Generic[T]):
         if unmade:
             messages = [message for index, message in enumerate(messages) if index not in unmade]
         if self._interceptors:
-            messages = list(self._intercepted(messages))
+            messages = list(intercepted(self._interceptors, self.name, messages))
         refused = self._limits.refused(messages)
         if not refused:
             return messages, unmade
@@ -298,30 +294,18 @@ class TopicFacade(Generic[T]):
         if isinstance(payload, OutboundMessage):
             if key is not None or attributes is not None:
                 raise InvalidMessage(
-                    "key= and attributes= were given beside an OutboundMessage",
-                    advice="Give them to the OutboundMessage itself",
+                    "key= or attributes= was given together with an OutboundMessage",
+                    advice="Give them to the OutboundMessage",
                 )
             return payload
         if self._encode is None:
             return OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
         return OutboundMessage(_encoded(self._encode, payload), key, attributes)
 
-    def _intercepted(self, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
-        for interceptor in tuple(self._interceptors):
-            try:
-                replaced = interceptor(self.name, messages)
-                if len(replaced) != len(messages):
-                    raise ValueError(f"{len(messages)} messages became {len(replaced)}")
-                messages = replaced
-            except Exception:
-                # An observer must not keep a message from going.
-                logger.exception("A publish interceptor failed on topic %r", self.name)
-        return messages
-
     async def _send_many(
         self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
     ) -> Sequence[Receipt | BrokerError | None]:
-        """Send what can be sent; an outcome for each payload."""
+        """Send the messages that can be sent; return the outcome of each payload."""
         target = self._target or self._open()
         check_batch(payloads)
         messages, refused = self._sendable(payloads)
@@ -329,7 +313,9 @@ class TopicFacade(Generic[T]):
         if messages:
             if self._pipeline is not None and self._pipeline.messages:
                 await self._pipeline.drain()
-            outcomes = await (self._send(target, messages) if receipts else self._send_plainly(target, messages))
+            outcomes = await (
+                self._send(target, messages) if receipts else self._send_without_receipts(target, messages)
+            )
         if not refused:
             return outcomes
         rest = iter(outcomes)
@@ -341,7 +327,7 @@ class TopicFacade(Generic[T]):
         """Send with receipts."""
         return cast("Sequence[Receipt | BrokerError]", await self._call(target.publish, messages))
 
-    async def _send_plainly(
+    async def _send_without_receipts(
         self, target: PublishTarget, messages: Sequence[OutboundMessage]
     ) -> Sequence[Receipt | BrokerError | None]:
         """Send without receipts."""
@@ -383,10 +369,28 @@ class TopicFacade(Generic[T]):
             idle.set_result(None)
 
     async def _wait_idle(self, timeout: float) -> None:
-        """Let the calls that run end, for at most so many seconds."""
+        """Wait for running calls, at most `timeout` seconds."""
         if self._calls:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._idle,), timeout=timeout)
+
+
+def intercepted(
+    interceptors: Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]],
+    topic: str,
+    messages: Sequence[OutboundMessage],
+) -> Sequence[OutboundMessage]:
+    """The messages as the publish interceptors of the hooks replace them."""
+    for interceptor in tuple(interceptors):
+        try:
+            replaced = interceptor(topic, messages)
+            if len(replaced) != len(messages):
+                raise ValueError(f"{len(messages)} messages became {len(replaced)}")
+            messages = replaced
+        except Exception:
+            # A failing interceptor must not stop the message.
+            logger.exception("A publish interceptor failed on topic %r", topic)
+    return messages
 
 
 def _wrong_number(outcomes: Sequence[object], wanted: int) -> BackendError:
@@ -402,5 +406,5 @@ def _encoded(encode: Callable[[Any], bytes | None], payload: object) -> bytes | 
         raise InvalidMessage(
             f"The codec cannot encode a payload of type {type(payload).__name__}: {error}",
             native=error,
-            advice="Publish what the topic's codec takes",
+            advice="Publish a payload of the codec's type",
         ) from error

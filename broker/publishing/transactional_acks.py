@@ -1,6 +1,7 @@
-"""The messages that one transaction acks: checked at the call, written when it commits. Used on one event loop.
+"""`TransactedAcks`: the messages that one transaction acks. Used on one event loop.
 
-Acks are written last, directly before the commit: from then on a message may be undecided on the broker.
+Messages are checked at the call. Their acks are written last, directly before the commit: from then on their outcome
+depends on the commit.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ _SETTLE_OTHERWISE: Final = "Call message.ack() after the transaction, and expect
 
 
 class TransactedAcks:
-    """:param backend: its name."""
+    """The acks of one transaction.
+
+    :param backend: the name of the backend.
+    """
 
     def __init__(self, spi: TransactionSpi, backend: str) -> None:
         self._spi = spi
         self._backend = backend
         self._messages: dict[TransactedMessages, list[Message[Any]]] = {}
         self._decided = False
-        """Whether the commit has begun; then only its answer decides."""
+        """Whether the commit has begun; then only its answer decides the outcome."""
 
     def add(self, messages: Sequence[Message[Any]]) -> None:
-        """All of these, or none.
+        """Add all of these messages or, if the call raises, none.
 
-        :raises ConfigurationError: one is no message.
-        :raises Unsupported: one cannot be acked in the transaction.
-        :raises LeaseLost, AlreadySettled: one is not open.
+        :raises ConfigurationError: one is not a message.
+        :raises Unsupported: the transaction cannot ack one of them.
+        :raises LeaseLost, AlreadySettled: a message is not open.
         """
         owners = [self._owner_of(message) for message in messages]
         joined: list[tuple[TransactedMessages, Message[Any]]] = []
@@ -51,10 +55,10 @@ class TransactedAcks:
             self._messages.setdefault(owner, []).append(message)
 
     async def write(self) -> None:
-        """Write them into the transaction, which is to commit now.
+        """Write the acks into the transaction, before its commit.
 
-        :raises TransactionAborted: one was lost, and the transaction must be undone.
-        :raises BrokerError: one could not be written, and the transaction must be undone.
+        :raises TransactionAborted: a message was lost; the transaction must be aborted.
+        :raises BrokerError: an ack could not be written; the transaction must be aborted.
         """
         lost = [message for owner, messages in self._messages.items() for message in owner.begin(messages)]
         if lost:
@@ -73,11 +77,11 @@ class TransactedAcks:
                     raise error
 
     def committing(self) -> None:
-        """From now on it may be committed, whatever the call says."""
+        """The commit begins: the transaction may be committed even if the call fails."""
         self._decided = True
 
     def end(self, error: BaseException | None) -> None:
-        """The transaction is over: committed, or why not."""
+        """The transaction has ended: committed, or failed with this error."""
         messages_of, self._messages = self._messages, {}
         for owner, messages in messages_of.items():
             if error is None:
@@ -92,20 +96,24 @@ class TransactedAcks:
     def _owner_of(self, message: object) -> TransactedMessages:
         if not isinstance(message, Message):
             raise ConfigurationError(
-                f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
+                f"A transaction cannot ack an object of type {type(message).__name__}",
+                advice="Pass messages of bus.messages(...)",
             )
         if not isinstance(self._spi, TransactionalAcks):
             raise Unsupported(
                 f"The transactions of backend {self._backend!r} ack no messages", advice=_SETTLE_OTHERWISE
             )
         if not isinstance(message.owner, FailurePolicy):
-            raise Unsupported("The message was not handed over by a consumer, and nothing is to be acked")
+            raise Unsupported("The message does not come from a consumer, so there is nothing to ack")
         self._spi.check_source(message.owner.in_flight.source)
         return message.owner.in_flight.transacted
 
 
 def checked(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
-    """A batch as a list."""
+    """The messages as a list.
+
+    :raises ConfigurationError: this is a single message.
+    """
     if isinstance(messages, Message):
         raise ConfigurationError("ack_batch takes many messages", advice="Call ack(message) for one")
     return list(messages)

@@ -1,10 +1,11 @@
 """Transactions: publish, ack messages and commit a record consumer's positions, all or nothing.
 
-*Concurrency.* A publisher, and a consumer, takes part in one transaction at a time; a second one is refused. Calls in a
-transaction may overlap; the end of the block waits for them. *Cancellation.* A cancelled block is aborted; the abort is
-carried out anyway. *Failure.* The end of the block raises `TransactionAborted` (undone, the consumer is rewound: repeat
-the work) or `TransactionFatal` (the publisher is fenced or broken, the consumer is rewound: open a new publisher). An
-exception inside the block aborts, rewinds, and is raised again. After an abort the messages to be acked are open again.
+*Concurrency.* A publisher or consumer takes part in one transaction at a time; a second one is refused. Calls in a
+transaction may overlap; the end of the block waits for them. *Cancellation.* A cancelled block aborts the transaction,
+and the abort is carried out. *Failure.* The end of the block raises `TransactionAborted` (rolled back, the consumer is
+rewound: repeat the work) or `TransactionFatal` (the publisher is fenced or broken, the consumer is rewound: open a new
+publisher). An exception inside the block aborts, rewinds, and is raised again. After an abort the messages to ack are
+open again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from broker.messages import Message
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
+from broker.publishing.topic import intercepted
 from broker.publishing.transactional_acks import TransactedAcks, checked
 from broker.reading.membership import Membership
 from broker.reading.record_consumer import RecordConsumer
@@ -48,7 +50,7 @@ _LONGEST_END: Final = 30.0
 
 
 class TransactionalPublisherFacade:
-    """Implements `TransactionalPublisher`; made by `bus.transactional_publisher`."""
+    """Implements `TransactionalPublisher`; created by `bus.transactional_publisher`."""
 
     def __init__(self, transactional_id: str, spi: TransactionSpi, capabilities: Capabilities, hooks: Hooks) -> None:
         self.transactional_id = transactional_id
@@ -64,15 +66,15 @@ class TransactionalPublisherFacade:
     def transaction(
         self, consumer: BatchedRecordStream[Any] | None = None
     ) -> AbstractAsyncContextManager[OpenTransaction]:
-        """A transaction, to be entered with `async with`; leaving the block commits.
+        """A transaction, for `async with`. Leaving the block commits.
 
-        :param consumer: a `RecordConsumer` of the same broker; the positions of all that it has handed over and not
-            committed are committed with the transaction. While it is open, the consumer itself commits nothing.
-        :raises TransactionAborted: on leaving; it was undone, and the consumer rewound: do the work again.
-        :raises TransactionFatal: on entering or leaving; this publisher is fenced or broken: make a new one.
-        :raises Unsupported: on entering, while another transaction of the publisher or of the consumer is open.
+        :param consumer: a `RecordConsumer` of the same broker; commit the positions after all records that it has
+            delivered, as part of the transaction. The consumer itself commits nothing while the transaction is open.
+        :raises TransactionAborted: on leaving; the transaction was rolled back and the consumer rewound: repeat the
+            work. A message that could not be published aborts the transaction.
+        :raises TransactionFatal: on entering or leaving; the publisher is fenced or broken: open a new one.
+        :raises Unsupported: on entering; another transaction of the publisher or of the consumer is open.
         :raises ConfigurationError: on entering; the consumer is of another broker.
-        :raises PublishError: never on leaving: what could not be published aborts the transaction.
         """
         if consumer is not None and not isinstance(consumer, RecordConsumer):
             raise ConfigurationError(
@@ -82,9 +84,9 @@ class TransactionalPublisherFacade:
         return _Block(self, consumer)
 
     async def close(self) -> None:
-        """End the publisher; a transaction that is still open is aborted by the broker. May be called twice.
+        """Close the publisher; the broker aborts a transaction that is still open. May be called twice.
 
-        Waits for the end of a transaction whose block was cancelled, at most half a minute.
+        Waits for the end of a transaction whose block was cancelled, at most 30 seconds.
         """
         if not self._closed:
             self._closed = True
@@ -95,7 +97,7 @@ class TransactionalPublisherFacade:
     async def begin(self, member: Membership | None) -> OpenTransaction:
         """Enter a transaction."""
         if self._current is not None and self._ending is not None:
-            # A block that was cancelled has left it to this.
+            # A cancelled block did not wait for the end of its transaction.
             await asyncio.wait((self._ending,), timeout=_LONGEST_END)
         if self._closed:
             raise Closed(f"Transactional publisher {self.transactional_id!r} is closed")
@@ -106,7 +108,7 @@ class TransactionalPublisherFacade:
         if self._current is not None:
             raise Unsupported(
                 f"A transaction of {self.transactional_id!r} is open already",
-                advice="Transactions do not nest and do not overlap; use a publisher of its own id for each task",
+                advice="Transactions neither nest nor overlap; give each task a publisher with its own id",
             )
         self._current = transaction = OpenTransaction(self, member)
         try:
@@ -126,7 +128,7 @@ class TransactionalPublisherFacade:
         return self._ending
 
     def ended(self, error: BaseException | None = None) -> None:
-        """The open transaction is over; a fatal error ends the publisher as well."""
+        """The transaction has ended; a fatal error ends the publisher too."""
         self._current = None
         if isinstance(error, TransactionFatal):
             self._dead = error
@@ -152,17 +154,18 @@ class OpenTransaction:
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Publish one message in the transaction; readers of committed data see it when the block was left.
+        """Publish one message in the transaction; readers of committed data see it after the commit.
 
-        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; the transaction goes on.
-        :raises BrokerError: it was not published; the transaction will be aborted.
-        :raises Closed: the block was left.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; the transaction stays
+            open.
+        :raises BrokerError: the message was not published; the transaction will be aborted.
+        :raises Closed: the block has ended.
         """
         if isinstance(payload, OutboundMessage):
             if key is not None or attributes is not None:
                 raise InvalidMessage(
-                    "key= and attributes= were given beside an OutboundMessage",
-                    advice="Give them to the OutboundMessage itself",
+                    "key= or attributes= was given together with an OutboundMessage",
+                    advice="Give them to the OutboundMessage",
                 )
             message = payload
         else:
@@ -201,20 +204,20 @@ class OpenTransaction:
         return cast("list[Receipt]", list(outcomes)) if receipts else None
 
     async def ack(self, message: Message[Any]) -> None:
-        """Ack a message by the commit: what was published and the ack count together, or neither.
+        """Ack a message with the commit of the transaction: its ack and the published messages count, or neither.
 
-        Until then the message is held, and its lease renewed. After an abort it is open again.
+        Until then its lease is renewed. After an abort the message is open again.
 
-        :raises Unsupported: the broker, the message's consumer or another bus cannot do that; says why.
-        :raises LeaseLost, AlreadySettled: it is not open.
-        :raises Closed: the block was left.
+        :raises Unsupported: the transaction cannot ack messages of this consumer; the error says why.
+        :raises LeaseLost, AlreadySettled: the message is not open.
+        :raises Closed: the block has ended.
         """
         self._add_acks([message])
 
     async def ack_batch(self, messages: Iterable[Message[Any]]) -> None:
-        """The same of many; of all or, if it raises, of none.
+        """`ack` for many messages: for all of them or, if the call raises, for none.
 
-        :raises Unsupported, LeaseLost, AlreadySettled, Closed: as `ack`.
+        :raises Unsupported, LeaseLost, AlreadySettled, Closed: as for `ack`.
         """
         self._add_acks(checked(messages))
 
@@ -224,14 +227,14 @@ class OpenTransaction:
         self._acks.add(messages)
 
     async def _publish(
-        self, topic: str, messages: list[OutboundMessage], *, receipts: bool = True
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
         if not messages:
             return []
         if self._over:
             raise Closed("The transaction is over", advice="Publish inside its block")
         check_name(topic, "topic")
-        messages = self._intercepted(topic, messages)
+        messages = intercepted(self._publisher.hooks.publishing, topic, messages)
         for refusal in self._publisher.limits.refused(messages).values():
             raise refusal
         # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.
@@ -266,19 +269,10 @@ class OpenTransaction:
         if self._failure is None or isinstance(error, TransactionFatal):
             self._failure = error
 
-    def _intercepted(self, topic: str, messages: list[OutboundMessage]) -> list[OutboundMessage]:
-        for interceptor in tuple(self._publisher.hooks.publishing):
-            try:
-                messages = list(interceptor(topic, messages))
-            except Exception:
-                # An observer must not keep a message from going.
-                logger.exception("A publish interceptor failed on topic %r", topic)
-        return messages
-
-    # -- its life, driven by the block ---------------------------------------------------------------------
+    # -- begin and end, called by the block ----------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Open it on the broker."""
+        """Begin the transaction on the broker."""
         self._source = None if self._member is None else self._member.enter_transaction()
         self._opening = asyncio.ensure_future(self._begin())
         try:
@@ -294,9 +288,9 @@ class OpenTransaction:
         await self._spi.begin()
 
     async def end(self, error: BaseException | None) -> None:
-        """Commit it, or abort it because the block raised `error`.
+        """Commit the transaction, or abort it because the block raised `error`.
 
-        :raises TransactionAborted, TransactionFatal: it was not committed, and the block had not raised.
+        :raises TransactionAborted, TransactionFatal: the commit failed.
         """
         self._over = True
         outcome: BaseException | None = None
@@ -333,7 +327,7 @@ class OpenTransaction:
             self._member.leave_transaction(positions)
 
     async def _undo(self, error: BrokerError, *, undone: bool) -> NoReturn:
-        """Abort unless that is done, rewind, and raise what this makes of the error."""
+        """Abort unless `undone`, rewind the consumer, and raise TransactionAborted or TransactionFatal."""
         outcome: BrokerError = error
         try:
             if not undone and not isinstance(error, TransactionFatal):
@@ -354,7 +348,7 @@ class OpenTransaction:
         raise TransactionAborted(f"The transaction was undone: {reason}", native=error) from error
 
     async def _abort(self, raised: BaseException) -> None:
-        """The block raised: abort and rewind without hiding its exception."""
+        """Abort and rewind after the block raised, without hiding its exception."""
         try:
             await self._spi.abort()
         except TransactionAborted:

@@ -1,1 +1,1 @@
-"""The Record family: `RecordConsumer`, serving records as messages, and reading a log without a group."""
+"""The Record family: `RecordConsumer`, and reading a log without a group."""

@@ -1,9 +1,9 @@
-"""Decodes the records of one consumer in their place, and buries the ones that cannot be decoded.
+"""Decodes the records of one consumer in place, and dead-letters those that cannot be decoded.
 
-*Concurrency.* One event loop; decoding is synchronous, at most one dead letter is on its way. *Cancellation.* The write
-of a dead letter belongs to the consumer: a cancelled caller does not stop it; losing its partition, or a close, does.
-*Failure.* A failed write is repeated with growing pauses and `DeadLetterFailed` events; meanwhile nothing behind the
-record is handed over.
+*Concurrency.* One event loop; decoding is synchronous, and at most one dead letter is being written. *Cancellation.* A
+cancelled caller does not stop the write of a dead letter; a close, or the loss of its partition, does. *Failure.* A
+failed write is repeated with growing pauses and `DeadLetterFailed` events; meanwhile nothing behind the record is
+handed over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = ["RecordDecoder", "open_decoder"]
 
 
 class RecordDecoder:
-    """:param on_decode_error: 'raise', or the topic of the dead letters."""
+    """Decodes what leaves the buffer.
+
+    :param on_decode_error: 'raise', or the topic of the dead letters.
+    """
 
     def __init__(
         self,
@@ -49,13 +52,13 @@ class RecordDecoder:
         self._hooks = hooks
         self._target: PublishTarget | None = None
         self._poison: Record[Any] | None = None
-        self._burying: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     def decode_next(self, record: Record[Any]) -> bool:
-        """Decode the record at the head of the buffer; False if it is being buried.
+        """Decode the record at the head of the buffer; False if it is being dead-lettered.
 
-        :raises DecodeError: it cannot be decoded, and there is no dead-letter topic. It was taken out, and counts as
-            handed over.
+        :raises DecodeError: it cannot be decoded, and there is no dead-letter topic. It has left the buffer, and counts
+            as handed over.
         """
         try:
             record.decoded = self._decode(record.data)
@@ -67,7 +70,9 @@ class RecordDecoder:
             if self._poison is not record:
                 self.stop()
                 self._poison = record
-                self._burying = asyncio.get_running_loop().create_task(self._bury(record, failure), name="broker-bury")
+                self._writing = asyncio.get_running_loop().create_task(
+                    self._dead_letter(record, failure), name="broker-dead-letter"
+                )
             return False
         return True
 
@@ -83,9 +88,9 @@ class RecordDecoder:
             self._fetcher.buffer.put_back(records[done:])
             del records[done:]
 
-    async def buried(self, timeout: float | None) -> None:
-        """Wait, at most `timeout` seconds, until the record at the head of the buffer is out of the way."""
-        task = self._burying
+    async def dead_lettered(self, timeout: float | None) -> None:
+        """Wait, at most `timeout` seconds, until the record at the head of the buffer is dead-lettered."""
+        task = self._writing
         if task is not None:
             await asyncio.wait((task,), timeout=timeout)
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
@@ -93,25 +98,25 @@ class RecordDecoder:
                 raise error
 
     def forget(self, partitions: Container[tuple[str, int]]) -> None:
-        """These partitions went away, or were set to another position."""
+        """These partitions were lost or revoked, or the consumer seeks in them."""
         if self._poison is not None and (self._poison.topic, self._poison.partition) in partitions:
             self.stop()
 
     def stop(self) -> None:
         """Give up the dead letter that is being written, if any; its record is read again."""
         self._poison = None
-        if self._burying is not None:
-            self._burying.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
 
     async def close(self) -> None:
         """Stop, and release the dead-letter topic."""
         self.stop()
-        if self._burying is not None:
-            await asyncio.wait((self._burying,))
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
         if self._target is not None:
             await self._target.close()
 
-    async def _bury(self, record: Record[Any], error: DecodeError) -> None:
+    async def _dead_letter(self, record: Record[Any], error: DecodeError) -> None:
         target = self._target or self._backend.publish_target(self._target_name)
         self._target = target
 
@@ -149,7 +154,7 @@ async def open_decoder(
     :raises TopicNotFound: the topic of the dead letters does not exist.
     """
     if on_decode_error != "raise":
-        # That letters cannot be written is better known before the first record is read.
+        # Fail now if the topic is missing, and not at the first undecodable record.
         await backend.admin().describe_topic(on_decode_error)
     if codec is None:
         return None

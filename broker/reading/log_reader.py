@@ -1,8 +1,8 @@
-"""`LogReaderFacade`: what `bus.log` is; reads a topic's log by position, without a group.
+"""`LogReaderFacade`, the type of `bus.log`: reads a topic's log by position, without a group.
 
-*Concurrency.* Any number of reads may run at once; each is its own. *Cancellation.* A cancelled call, or a loop that is
-left, loses nothing, since nothing was settled: read again from the last offset + 1. *Failure.* What the log does not
-hold raises `OffsetOutOfRange`, never a silent gap; any other error of the backend is raised as it is.
+*Concurrency.* Any number of reads may run at once, independently. *Cancellation.* Cancelling a call, or leaving a loop,
+loses nothing, since reads settle nothing: read again from the last offset + 1. *Failure.* A position outside the log
+raises `OffsetOutOfRange`; there are no silent gaps. Other errors of the backend are raised unchanged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["LogReaderFacade"]
 
 
 class LogReaderFacade:
-    """Implements `LogReader` over a backend's side.
+    """Implements `LogReader`.
 
-    :param capabilities: what the backend's records can do; None if that is not known.
+    :param capabilities: of the backend's records; None if they are unknown.
     """
 
     def __init__(self, reader: LogReaderSpi, capabilities: RecordCapabilities | None = None) -> None:
@@ -34,21 +34,21 @@ class LogReaderFacade:
     async def partitions(self, topic: str) -> Sequence[int]:
         """The numbers of the topic's partitions.
 
-        :raises TopicNotFound: there is no such topic.
+        :raises TopicNotFound: the topic does not exist.
         """
         return await self._reader.partitions(check_name(topic, "topic"))
 
     async def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        """The first readable offset of each partition, and the position after its last.
+        """The first readable offset of each partition, and the position after its last record.
 
-        :raises TopicNotFound: there is no such topic.
+        :raises TopicNotFound: the topic does not exist.
         """
         return await self._reader.bounds(check_name(topic, "topic"))
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
-        """The first position of each partition whose broker time is not before `time`; the end if there is none.
+        """The first position of each partition whose broker time is not before `time`, otherwise the end.
 
-        :raises ConfigurationError: it is no time, or has no timezone.
+        :raises ConfigurationError: the time has no timezone, or is not a datetime.
         :raises Unsupported: the backend cannot search by time.
         """
         check_time("time", time)
@@ -57,9 +57,9 @@ class LogReaderFacade:
         return await self._reader.position_at(check_name(topic, "topic"), time)
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """Where between two positions records lie, for planning; offsets that count records are one span of step 1.
+        """The spans of offsets between two positions that hold records, for planning. Dense offsets are one span.
 
-        :raises NotFound: there is no such topic or partition.
+        :raises NotFound: the topic or partition does not exist.
         """
         check_name(topic, "topic")
         if not isinstance(self._reader, ReportsSpans):
@@ -71,11 +71,11 @@ class LogReaderFacade:
     ) -> AsyncIterator[RecordBatch[bytes]]:
         """The records with start <= offset < stop, in batches of at most `max_records`.
 
-        None as start or stop is the bound that the log has when the reading begins. It ends when all below `stop` were
-        read and never waits for records that are not there yet. The records cannot be committed.
+        None as start or stop is the bound of the log at the start of the read. The read never waits for new records.
+        The records cannot be committed.
 
-        :raises OffsetOutOfRange: retention removed `start`, or `stop` lies beyond the end.
-        :raises NotFound: there is no such topic or partition.
+        :raises OffsetOutOfRange: retention removed `start`, or `stop` is beyond the end.
+        :raises NotFound: the topic or partition does not exist.
         :raises ConfigurationError: the arguments contradict each other.
         """
         check_name(topic, "topic")
@@ -98,11 +98,11 @@ class LogReaderFacade:
             bounds = (await self._reader.bounds(topic)).get(partition)
             if bounds is None:
                 raise NotFound(
-                    f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)` which it has"
+                    f"Topic {topic!r} has no partition {partition}", advice="Call `partitions(topic)` for the list"
                 )
             first, following = bounds
             start = first if start is None else start
-            # A start beyond the end is the reader's to refuse; it must not come as an empty range.
+            # The reader refuses a start beyond the end; it must not become an empty range.
             stop = max(start, following) if stop is None else stop
         if stop < start:
             raise OffsetOutOfRange(f"Topic {topic!r}[{partition}] begins at {start}, above stop {stop}")

@@ -1,8 +1,8 @@
-"""One member of a group: its partitions, commits and positions. Implements `RecordListener` for its source.
+"""`Membership`: one member of a group, with its partitions, commits and positions.
 
-*Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A requested commit is
-carried out anyway. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking`
-is a warning and does not keep a partition from being released.
+*Concurrency.* One event loop; calls may overlap. *Cancellation.* A requested commit is carried out even if its caller
+is cancelled. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking` is a
+warning, and the partitions are released anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ OnRevoking = Callable[[Sequence[TopicPartition]], Awaitable[object]]
 
 
 class Membership:
-    """:param forget: called with partitions whose buffered records were dropped."""
+    """Implements `RecordListener` for the source of the group.
+
+    :param forget: called with partitions whose buffered records were dropped.
+    """
 
     def __init__(
         self,
@@ -54,12 +57,12 @@ class Membership:
             self._assignments.assign(assigned)
             self._fetcher.joined()
         if isinstance(self._source, ReportsIdle):
-            # It knows by itself whether the group has answered.
+            # `is_idle` of the source is False until the group has answered.
             self._fetcher.joined()
         self._fetcher.start(self._source)
 
     async def leave(self) -> None:
-        """Close the source; nothing is committed."""
+        """Close the source without a commit."""
         try:
             await self._source.close()
         finally:
@@ -70,15 +73,15 @@ class Membership:
         await self._committer.drain(deadline)
 
     async def is_idle(self, seconds: float) -> bool:
-        """Whether nothing is left to read, after so many seconds in which nothing came."""
+        """Whether nothing is left to read, after so many seconds without a record."""
         return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     # -- commits and positions -----------------------------------------------------------------------------
 
     async def commit(self) -> None:
-        """Settle everything handed over.
+        """Commit the positions after all records handed over so far.
 
-        :raises LeaseLost: a partition with uncommitted records went away since the last call.
+        :raises LeaseLost: a partition with uncommitted records was lost since the last call; the others are committed.
         """
         self._check_no_transaction()
         lost, self._assignments.lost_uncommitted = self._assignments.lost_uncommitted, []
@@ -87,10 +90,10 @@ class Membership:
             raise partition_lost(lost[0])
 
     async def commit_records(self, records: Sequence[Record[Any]], owner: Any) -> None:
-        """Settle these records and every lower offset of their partitions.
+        """Commit the positions after these records, which settles all lower offsets of their partitions.
 
-        :param owner: whom the records of this member are bound to.
-        :raises LeaseLost: a partition was lost since they were handed over; the others are committed.
+        :param owner: the consumer to which this member's records are bound.
+        :raises LeaseLost: a partition was lost since the hand-over; the others are committed.
         """
         self._check_no_transaction()
         positions, lost = self._assignments.positions_of(records, owner)
@@ -99,11 +102,11 @@ class Membership:
             raise lost
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
-        """What the broker has stored."""
+        """The positions that the broker has stored."""
         return await self._source.committed(partitions)
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        """Read on from these positions; None is the committed one. What is buffered of the partitions is dropped.
+        """Continue reading at these positions; None is the committed one. Drops buffered records of the partitions.
 
         :raises Unsupported: the backend cannot seek.
         :raises LeaseLost: a partition is not assigned to this member.
@@ -111,7 +114,7 @@ class Membership:
         """
         if self._records is not None and not self._records.seek:
             raise Unsupported("This backend cannot seek within a group", advice="Use bus.log to read from a position")
-        self._assignments.own(positions, self._group)
+        self._assignments.check_assigned(positions, self._group)
         for partition, position in positions.items():
             if position is not None and position < 0:
                 topic, number = partition
@@ -123,9 +126,9 @@ class Membership:
             await self._seek(positions)
 
     async def rewind(self) -> None:
-        """Go back to the committed positions of everything that is assigned.
+        """Seek to the committed positions of all assigned partitions.
 
-        If that cannot be done, the consumer ends with the error: to go on would leave records out.
+        If that fails, the consumer ends with the error, since going on would skip records.
         """
         self._assignments.lost_uncommitted.clear()
         try:
@@ -153,27 +156,27 @@ class Membership:
                     assigned.sought(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Hand over nothing of these.
+        """Hand over no records of these partitions until `resume`.
 
-        :raises LeaseLost: one is not assigned to this member; nothing is paused.
+        :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """
-        self._assignments.own(partitions, self._group)
+        self._assignments.check_assigned(partitions, self._group)
         self._source.pause(partitions)
         self._fetcher.buffer.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo `pause`.
 
-        :raises LeaseLost: one is not assigned to this member; nothing is resumed.
+        :raises LeaseLost: a partition is not assigned to this member; nothing is resumed.
         """
-        self._assignments.own(partitions, self._group)
+        self._assignments.check_assigned(partitions, self._group)
         self._fetcher.resume(partitions)
         self._source.resume(partitions)
 
     # -- transactions --------------------------------------------------------------------------------------
 
     def enter_transaction(self) -> RecordSource:
-        """Let the positions ride in a transaction; the source they belong to.
+        """Leave commits to a transaction until `leave_transaction`; return the source.
 
         :raises Unsupported: another transaction of this consumer is open.
         """
@@ -183,16 +186,16 @@ class Membership:
         return self._source
 
     def positions_in_transaction(self) -> Positions:
-        """Of everything handed over and not committed.
+        """The positions after all records handed over and not committed.
 
-        :raises LeaseLost: a partition with such records went away since the transaction began.
+        :raises LeaseLost: a partition with such records was lost since the transaction began.
         """
         if self._assignments.lost_uncommitted:
             raise partition_lost(self._assignments.lost_uncommitted[0])
         return self._assignments.handed_over()
 
     def leave_transaction(self, committed: Positions | None = None) -> None:
-        """The transaction is over; with positions, they were committed with it."""
+        """The transaction has ended; it committed these positions, if any."""
         for assigned, position in (committed or {}).values():
             assigned.committed = max(assigned.committed, position)
         transaction, self._transaction = self._transaction, None
@@ -202,8 +205,8 @@ class Membership:
     def _check_no_transaction(self) -> None:
         if self._transaction is not None:
             raise Unsupported(
-                "A transaction of this consumer is open, and the positions ride in it",
-                advice="Leave the transaction's block to commit",
+                "A transaction of this consumer is open, and commits its positions",
+                advice="Leave the block of the transaction to commit",
             )
 
     # -- RecordListener ------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ class Membership:
                     await asyncio.wait((self._transaction,))
             await self.drain(deadline)
         except TimeoutError:
-            self.warn(f"The work on {list(partitions)} was not over when they had to be given up")
+            self.warn(f"The work on {list(partitions)} was not done when the partitions had to be released")
         except Exception as error:
             self.warn(f"on_revoking failed: {error!r}")
         finally:

@@ -1,4 +1,4 @@
-"""The options of a record consumer, and what each takes. Pure."""
+"""The options of a record consumer, and their checks. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AnyRecordOptions", "RecordOptions", "check_record_options"]
 
 
 class AnyRecordOptions(TypedDict, total=False):
-    """What `records` of an asynchronous and of a blocking bus take alike."""
+    """The options that `records` of an asynchronous and of a blocking bus share."""
 
     start: Start
     isolation: Literal["read_committed", "read_uncommitted"]
@@ -41,7 +41,7 @@ def check_record_options(
     stop_when_idle: object,
     close_timeout: object,
 ) -> None:
-    """:raises ConfigurationError: one has the wrong type or value, or they contradict each other."""
+    """:raises ConfigurationError: an option has the wrong type or value, or the options contradict each other."""
     check_codec(codec)
     check_choice("isolation", subscription.isolation, ("read_committed", "read_uncommitted"))
     check_callable("on_revoking", on_revoking, optional=True)

@@ -4,8 +4,8 @@ Commits are explicit: `close` commits nothing. The next owner of a partition rea
 committed. When partitions are revoked, their buffered records are dropped. Positions can be committed until the
 partitions are released; later commits raise `LeaseLost`.
 
-*Concurrency.* One event loop; several tasks may read, each record goes to one of them. *Cancellation.* A cancelled call
-has taken no record. A requested commit is carried out anyway; `close` waits for it. *Failure.* A retriable error is an
+*Concurrency.* One event loop; several tasks may read, and each record goes to one of them. *Cancellation.* Cancelling a
+call loses no record. A requested commit is carried out anyway; `close` waits for it. *Failure.* A retriable error is an
 event, and the consumer fetches again. Any other error is raised once, by a waiting call, after all earlier records were
 handed over; then the consumer counts as closed. None or an empty batch means idle, and nothing else.
 """
@@ -47,8 +47,10 @@ _IDLE_RECHECK: Final = 0.5
 
 
 class RecordReading:
-    """:param check: raises Closed if nothing may be handed over any more.
-    :param is_idle: called after `stop_when_idle` seconds without a record; whether the member is idle.
+    """Waits for records in the buffer, and hands them over.
+
+    :param check: raises Closed if no record may be handed over any more.
+    :param is_idle: called after `stop_when_idle` seconds without a record; returns whether the member is idle.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class RecordReading:
         """The fatal error, once it was raised."""
 
     async def one(self, timeout: float | None) -> Record[Any] | None:
-        """The next record; None if there was none in time."""
+        """The next record, or None if there was none in time."""
         if self._decoder is None and len(self._buffer) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
             self._check()
         elif not await self._available(timeout):
@@ -132,20 +134,20 @@ class RecordReading:
             if left is not None and left <= 0 and not first:
                 if idle or timeout is not None:
                     return False
-                # A record that arrives meanwhile is found before this counts.
+                # The loop looks for a record that arrived meanwhile before it returns.
                 idle = await self._is_idle(now - self._silent_since(started))
                 if idle:
                     continue
                 left = _IDLE_RECHECK
             idle = False
             if head is not None and self._decoder is not None:
-                await self._decoder.buried(left)
+                await self._decoder.dead_lettered(left)
             else:
                 self._since_yield = 0
                 await fetcher.arrival(left)
 
     def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
-        """Seconds that a call which began at `started` may still wait; None is for ever."""
+        """Seconds that a call which began at `started` may still wait; None is forever."""
         if timeout is not None:
             return started + timeout - now
         if self._stop_when_idle is None or self._fetcher.idle_since is None:
@@ -170,7 +172,7 @@ class _State(IntEnum):
 
 
 class MakeMessages(Protocol):
-    """Makes a message consumer over any sources, each given with the topic that names it."""
+    """Makes a message consumer of these sources, each given with its topic."""
 
     def __call__(
         self,
@@ -187,18 +189,18 @@ class MakeMessages(Protocol):
 
 
 class RecordConsumer(Generic[T]):
-    """A member of a group; made by `bus.records`, joins when it is entered with `async with`.
+    """A member of a group; created by `bus.records`. Joins the group when its `async with` block is entered.
 
     :param codec: decodes payloads; None leaves them bytes.
-    :param on_decode_error: 'raise' raises DecodeError in the record's place, after which the next call goes on behind
-        it; any other text is the topic that gets undecodable records as dead letters, which are then skipped and
-        count as done.
-    :param max_buffered: the most records fetched ahead; `max_buffered_bytes`, the most bytes, but for one record.
-    :param stop_when_idle: after so many idle seconds an iteration ends, and calls without a timeout return nothing.
-        The time it takes to join (at most 10 s) and times in which the broker cannot be reached do not count.
-    :param close_timeout: seconds that `close` may take.
-    :param on_revoking: awaited with the partitions that are about to be given up, before they are; here what was
-        handed over of them can still be committed. It is cut off at the broker's deadline.
+    :param on_decode_error: "raise" raises DecodeError in place of the record, and the next call continues after it. Any
+        other text is the topic to which undecodable records are dead-lettered; commits cover them.
+    :param max_buffered: maximum number of buffered records.
+    :param max_buffered_bytes: maximum size of these records in bytes; one record may exceed it.
+    :param stop_when_idle: end after this many seconds without records: iterations end, and calls without a timeout
+        return nothing. Joining (at most 10 s) and times without a connection do not count.
+    :param close_timeout: seconds that pending commits have to end at the close.
+    :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still be
+        committed; bounded by the broker's deadline.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class RecordConsumer(Generic[T]):
         :raises BrokerError: the group could not be joined.
         """
         if self._state is not _State.NEW:
-            raise Closed("A record consumer opens once", advice="Make another with bus.records(...)")
+            raise Closed("A record consumer opens once", advice="Create a new one with bus.records(...)")
         if self._backend.capabilities.records is None:
             raise Unsupported(
                 f"Backend {self._backend.capabilities.backend!r} has no records",
@@ -310,10 +312,10 @@ class RecordConsumer(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Leave the group; the calls that wait raise Closed, iterations end.
+        """Leave the group: waiting calls raise Closed, iterations end.
 
-        Waits for the requested commits, at most `close_timeout` seconds in all, and commits nothing by
-        itself. The group stays. May be called twice; cancelling the caller does not stop it.
+        Waits for pending commits, at most `close_timeout` seconds, and commits nothing itself. The group persists. May
+        be called twice; cancelling the caller does not stop the close.
         """
         if self._state <= _State.OPENING:
             self._state = _State.CLOSED
@@ -359,24 +361,24 @@ class RecordConsumer(Generic[T]):
         stop_when_idle: float | None = None,
         close_timeout: float | None = None,
     ) -> MessageConsumer[T]:
-        """Serve the records as messages that are settled one by one; it takes the place of this consumer.
+        """A consumer that serves the records as messages, which are settled one by one. It replaces this consumer.
 
-        A record that was acked or rejected is finished. Of each partition the highest contiguous finished offset is
+        A record that was acked or rejected is finished. The highest contiguous finished offset of each partition is
         committed, and nothing else; a crash repeats what is above it. The options are those of `bus.messages`, and:
 
-        :param max_gap: the most records of a partition finished above one that is not; then the partition is paused.
-        :param commit_every: commit after so many finished records, and after `commit_interval` seconds.
-        :raises ConfigurationError: the options contradict each other, or `on_decode_error`: here it is `dead_letter`.
-        :raises Closed: this consumer was opened or closed before.
+        :param max_gap: maximum number of finished records above an unfinished one; then the partition is paused.
+        :param commit_every: commit after this many finished records, and after `commit_interval` seconds.
+        :raises ConfigurationError: the options contradict each other, or this consumer has an `on_decode_error`.
+        :raises Closed: this consumer was already opened or closed.
         """
         if self._state is not _State.NEW:
             raise Closed(
-                "as_messages() comes before the record consumer is opened", advice="Call it instead of opening"
+                "as_messages() must be called before the record consumer is opened", advice="Call it instead of opening"
             )
         if self._on_decode_error != "raise":
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
         if self._make_messages is None:
-            raise Unsupported("This consumer was made without a bus", advice="Make it with bus.records(...)")
+            raise Unsupported("This consumer was created without a bus", advice="Create it with bus.records(...)")
         check_count("max_gap", max_gap)
         check_count("commit_every", commit_every)
         check_seconds("commit_interval", commit_interval)
@@ -420,20 +422,20 @@ class RecordConsumer(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or ended by an error."""
+        """Whether the consumer was closed, or ended by an error."""
         return self._state > _State.OPEN or (self._reading is not None and self._reading.ended is not None)
 
     @property
     def healthy(self) -> bool:
-        """Whether it is open and its last fetch got an answer from the broker."""
+        """Whether the consumer is open and its last fetch succeeded."""
         return self._state is _State.OPEN and self._fetcher.error is None and not self._fetcher.failing
 
     # -- reading -------------------------------------------------------------------------------------------
 
     async def next_record(self, timeout: float | None = None) -> Record[T] | None:
-        """The next record; None after `timeout` idle seconds. None as timeout waits for ever, or for `stop_when_idle`.
+        """The next record, or None after `timeout` idle seconds; without a timeout, after `stop_when_idle` or never.
 
-        :raises DecodeError: its payload cannot be read (only with `on_decode_error='raise'`).
+        :raises DecodeError: the payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
         if timeout is not None:
@@ -441,9 +443,9 @@ class RecordConsumer(Generic[T]):
         return await self._open_reading().one(timeout)
 
     async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]:
-        """What is there, at least one and at most `max_records`; empty after `timeout` idle seconds.
+        """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
-        :raises DecodeError: the next payload cannot be read (only with `on_decode_error='raise'`).
+        :raises DecodeError: the next payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
         check_count("max_records", max_records)
@@ -451,11 +453,11 @@ class RecordConsumer(Generic[T]):
         return RecordBatch(await self._open_reading().some(max_records, timeout), self)
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
-        """The records one by one, until it is closed or `stop_when_idle` is over. Leaving the loop loses none."""
+        """Iterate over the records until the consumer is closed or idle. Leaving the loop loses no record."""
         return Steps(self.next_record, lambda: self.closed)
 
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Batches of what is there, until it is closed or `stop_when_idle` is over. Leaving the loop loses none."""
+        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
         check_count("max_records", max_records)
         return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 
@@ -481,21 +483,21 @@ class RecordConsumer(Generic[T]):
     # -- committing and positions --------------------------------------------------------------------------
 
     async def commit(self) -> None:
-        """Settle everything handed over so far.
+        """Commit the positions after all records delivered so far.
 
-        :raises LeaseLost: a partition with uncommitted records was lost since the last call; the others are
+        :raises LeaseLost: a partition with uncommitted records was revoked since the last call; the others are
             committed.
-        :raises BrokerError: the broker did not take a commit; it can be repeated.
-        :raises Unsupported: a transaction of this consumer is open: the positions ride in it.
+        :raises BrokerError: the commit failed; it may be repeated.
+        :raises Unsupported: a transaction of this consumer is open, and commits its positions.
         """
         self._check_not_closed()
         await self._member.commit()
 
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
-        """Settle these records and every lower offset of their partitions; a position never falls.
+        """Commit the positions after these records, which settles all lower offsets. A position never falls.
 
-        :raises LeaseLost: a partition was lost since they were handed over, or they are another consumer's; the
-            others are committed.
+        :raises LeaseLost: a partition was revoked, or another consumer delivered the records; the other partitions are
+            committed.
         :raises BrokerError, Unsupported: as for `commit`.
         """
         self._check_not_closed()
@@ -504,37 +506,43 @@ class RecordConsumer(Generic[T]):
     async def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[TopicPartition, int | None]:
-        """The committed position of each partition, None where there is none; of all that are assigned unless named."""
+        """The committed position of each partition, or None; by default of all assigned partitions."""
         return await self.member.committed(self._assignments.named(partitions))
 
     async def seek(self, positions: Mapping[tuple[str, int], int | None]) -> None:
-        """Read on from these positions; None is the committed one, or the start if there is none.
+        """Continue reading at these positions; None is the committed position, otherwise `start`.
 
-        What is buffered of the partitions is dropped. A commit after it may lie below one before it: a seek is the
-        one way to take a position back.
+        Drops buffered records of the partitions. Later commits may lie below earlier ones: only a seek moves a position
+        back.
 
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
         :raises Unsupported: the backend cannot seek.
-        :raises ConfigurationError: it is no mapping of partitions to offsets.
+        :raises ConfigurationError: `positions` is not a mapping of partitions to offsets.
         """
         await self.member.seek(check_positions(positions))
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Hand over nothing of these, or of all partitions, until `resume`. :raises LeaseLost: one is not assigned."""
+        """Stop delivering records of these partitions (by default of all assigned ones) until `resume`.
+
+        :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
+        """
         self.member.pause(self._assignments.named(partitions))
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Undo `pause`. :raises LeaseLost: a partition is not assigned to this member; nothing is resumed."""
+        """Undo `pause`.
+
+        :raises LeaseLost: a partition is not assigned to this member; nothing is resumed.
+        """
         self.member.resume(self._assignments.named(partitions))
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions of this member, without those that it is about to give up."""
+        """The partitions of this member, without those that are being revoked."""
         return self._assignments.current()
 
     @property
     def member(self) -> Membership:
-        """The place in the group, for a transactional publisher.
+        """The membership in the group, for a transactional publisher.
 
         :raises Closed: the consumer is not open.
         """

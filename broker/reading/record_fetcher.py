@@ -1,8 +1,9 @@
-"""Fetches the records of one source into a bounded buffer, and wakes the calls that wait for records.
+"""`RecordFetcher`: fetches the records of one source into a bounded buffer, and wakes the calls that wait for them.
 
 *Concurrency.* One event loop. The fetch loop fetches again when the buffer is half empty. A waiter is woken, then pops
-without suspending. *Cancellation.* A cancelled waiter has taken nothing. *Failure.* A retriable error is an event and a
-pause with backoff. Any other error ends the loop and stays in `error`; the consumer raises it when the buffer is empty.
+without suspending. *Cancellation.* A cancelled waiter has popped nothing. *Failure.* A retriable error is an event and
+a pause with backoff. Any other error ends the loop and stays in `error`; the consumer raises it when the buffer is
+empty.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ __all__ = ["RecordBuffer", "RecordFetcher"]
 
 
 class RecordBuffer:
-    """Records, and runs of records that are not created yet, in the order of their arrival.
+    """Records, and runs whose records are not created yet, in the order of their arrival.
 
     Runs leave whole where possible. Records of a paused partition are kept aside. Pure, without a lock.
 
     :param admits: whether a record of this partition may be handed over; others are dropped.
     :param shrunk: called when records have left.
-    :ivar size: bytes of what may leave.
+    :ivar size: bytes of the records that are not paused.
     """
 
     def __init__(self, admits: Callable[[TopicPartition], bool], shrunk: Callable[[], None]) -> None:
@@ -39,7 +40,7 @@ class RecordBuffer:
         self._shrunk = shrunk
         self._records: deque[Record[Any]] = deque()
         self._runs: deque[RecordRun] = deque()
-        """Behind the records."""
+        """They follow the records."""
         self._unmade = 0
         self._paused: dict[TopicPartition, list[Record[Any]]] = {}
         self.size = 0
@@ -50,7 +51,7 @@ class RecordBuffer:
     # -- in ------------------------------------------------------------------------------------------------
 
     def add(self, records: Sequence[Record[Any]]) -> None:
-        """These were fetched."""
+        """Add fetched records."""
         self._make_all()
         buffer = self._records
         into: list[Record[Any]] | deque[Record[Any]] | None = None
@@ -67,7 +68,7 @@ class RecordBuffer:
         self.size += size
 
     def add_runs(self, runs: Iterable[RecordRun]) -> None:
-        """These were fetched."""
+        """Add fetched runs."""
         for run in runs:
             key = TopicPartition(run.topic, run.partition)
             if not self._admits(key):
@@ -81,7 +82,7 @@ class RecordBuffer:
             self.size += run.size
 
     def put_back(self, records: Sequence[Record[Any]]) -> None:
-        """Return records that were popped in this same step and not handed over."""
+        """Put records back that were popped in the same step and not handed over."""
         self._records.extendleft(reversed(records))
         self.size += _size_of(records)
 
@@ -89,11 +90,11 @@ class RecordBuffer:
 
     @property
     def unmade(self) -> bool:
-        """Whether a run is the next to leave, and its records are not made yet."""
+        """Whether a run is next, so that its records are not created yet."""
         return bool(self._runs) and not self._records
 
     def pop_runs(self, limit: int) -> list[RecordRun]:
-        """Take out the next runs, of at most `limit` records together, where they are `unmade`."""
+        """Remove and return the next runs, at most `limit` records in all; call it if `unmade`."""
         popped: list[RecordRun] = []
         runs = self._runs
         while runs and limit > 0:
@@ -109,7 +110,7 @@ class RecordBuffer:
         return popped
 
     def pop(self, limit: int) -> list[Record[Any]]:
-        """Take out the next records, at most `limit`; none if there are none."""
+        """Remove and return the next records, at most `limit`."""
         while self._runs and len(self._records) < limit:
             self._make_next()
         buffer = self._records
@@ -125,7 +126,7 @@ class RecordBuffer:
         return records
 
     def pop_one(self) -> Record[Any]:
-        """Take out the next record; there must be one."""
+        """Remove and return the next record; there must be one."""
         if not self._records:
             self._make_next()
         record = self._records.popleft()
@@ -134,22 +135,22 @@ class RecordBuffer:
         return record
 
     def peek(self) -> Record[Any] | None:
-        """The next record, left where it is."""
+        """The next record, which stays in the buffer."""
         if self.unmade:
             self._make_next()
         return self._records[0] if self._records else None
 
     def discard(self, record: Record[Any]) -> bool:
-        """Take out this very record if it is the next one."""
+        """Remove this record if it is the next one."""
         if self.peek() is record:
             self.pop_one()
             return True
         return False
 
-    # -- partitions that go, or rest -----------------------------------------------------------------------
+    # -- dropping and pausing ------------------------------------------------------------------------------
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the records of these, paused or not."""
+        """Drop the records of these partitions, paused or not."""
         dropped = set(partitions)
         for partition in dropped & self._paused.keys():
             self._paused[partition] = []
@@ -157,7 +158,7 @@ class RecordBuffer:
         self._shrunk()
 
     def clear(self) -> None:
-        """Forget all records."""
+        """Drop all records."""
         self._paused = {partition: [] for partition in self._paused}
         self._records.clear()
         self._runs.clear()
@@ -165,7 +166,7 @@ class RecordBuffer:
         self._shrunk()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records of these until `resume`; buffered ones are kept aside."""
+        """Return no records of these partitions until `resume`; buffered ones are kept aside."""
         added = {partition for partition in partitions if partition not in self._paused}
         for partition in added:
             self._paused[partition] = []
@@ -194,7 +195,7 @@ class RecordBuffer:
             self._make_next()
 
     def _filter(self, partitions: set[TopicPartition]) -> list[Record[Any]]:
-        """Take the records of these partitions out."""
+        """Remove and return the records of these partitions."""
         if not partitions or not len(self):
             return []
         self._make_all()
@@ -288,7 +289,7 @@ class RecordFetcher:
                 timer.cancel()
 
     def wake(self) -> None:
-        """Have every waiter look again."""
+        """Wake all waiters."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(True)
@@ -314,13 +315,13 @@ class RecordFetcher:
             self._poke()
 
     def fail(self, error: BrokerError) -> None:
-        """Stop with this error, and forget what is buffered."""
+        """Stop with this error, and drop all buffered records."""
         self.error = self.error or error
         self.buffer.clear()
         self.stop()
 
     def stop(self) -> None:
-        """Start no other fetch."""
+        """Start no further fetch."""
         if self._fetch_loop is not None:
             self._fetch_loop.stop()
         self.wake()
@@ -331,7 +332,7 @@ class RecordFetcher:
             await self._fetch_loop.stopped(max(0.0, deadline - self._loop.time()))
 
     def cancel(self) -> None:
-        """Cut off a fetch that ignored its interruption, after its source was closed."""
+        """Cancel a fetch that ignored `interrupt`, after its source was closed."""
         if self._fetch_loop is not None:
             self._fetch_loop.cancel()
 
@@ -370,7 +371,7 @@ class RecordFetcher:
         for topic, count in (counts or {}).items():
             self._hooks.emit(RecordsReceived(topic=topic, count=count))
         if self.error is not None:
-            # Nothing is handed over after it.
+            # No record is handed over after the error.
             self.buffer.clear()
             return
         if self.failing:

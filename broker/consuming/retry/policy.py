@@ -1,4 +1,4 @@
-"""The retry policy, and what is known of each message's past failures. Pure: no I/O, no clock, no loop."""
+"""`Retry`, the retry policy, and `Attempts`, the failures of each message so far. Pure: no I/O, no clock, no loop."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Retry:
     The n-th failure waits `initial * multiplier ** (n - 1)` seconds, at most `maximum`, times a random factor of
     1 ± `jitter`.
 
-    :param max_attempts: how many failures of the handler a message gets; counted in this consumer's memory,
-        so a message that wanders between processes may get more, up to `max_deliveries`.
-    :param on: the exceptions that are retried; others give up at once.
+    :param max_attempts: number of failures after which a message is given up. Each consumer counts in memory, so a
+        message that several processes handle may fail more often, up to `max_deliveries`.
+    :param on: exceptions that are retried; others give up at once.
     :param never: exceptions that give up at once even if `on` names them.
-    :param timeout: seconds a handler may run; then it is cancelled, which counts as a failure.
-    :param max_deliveries: deliveries before giving up, however they ended; catches the message that kills the
-        process. What was given back unhandled does not count, unless another process did so and the broker counts it
-        (`capabilities.messages.release_keeps_attempt` is False). None is ten times `max_attempts`.
+    :param timeout: seconds that a handler may run; then it is cancelled, which counts as a failure.
+    :param max_deliveries: number of deliveries after which a message is given up, even if no handler failed, such as a
+        message that kills the process. Releases do not count, except those of other processes on a broker that counts
+        them (`capabilities.messages.release_keeps_attempt` is False). None is ten times `max_attempts`.
     """
 
     max_attempts: int = 5
@@ -82,20 +82,20 @@ class Retry:
 
     @property
     def delivery_bound(self) -> int:
-        """After this many deliveries a message is given up, whatever became of them."""
+        """The number of deliveries after which a message is given up."""
         return 10 * self.max_attempts if self.max_deliveries is None else self.max_deliveries
 
     @property
     def longest(self) -> float:
-        """The longest delay that the policy can ask for, in seconds."""
+        """The longest delay of the policy, in seconds."""
         return self.maximum * (1 + self.jitter)
 
     def retries(self, error: BaseException) -> bool:
-        """Whether this error is retried at all."""
+        """Whether this error is retried."""
         return isinstance(error, self.on) and not isinstance(error, self.never)
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures (1 or more)."""
+        """The delay in seconds after this many failures, 1 or more."""
         try:
             backoff = min(self.maximum, self.initial * self.multiplier ** (failures - 1))
         except OverflowError:
@@ -104,9 +104,9 @@ class Retry:
 
 
 class Attempts:
-    """Failures and releases of each message, as far as this consumer saw them; the oldest are forgotten first.
+    """Counts the failures and releases of each message in this consumer; the oldest counts are forgotten first.
 
-    A message is identified by topic and id: topics may use the same ids.
+    Topic and id identify a message: topics may use the same ids.
     """
 
     __slots__ = ("_failures", "_releases")
@@ -116,21 +116,21 @@ class Attempts:
         self._releases: _Counts = OrderedDict()
 
     def failed(self, message: Message[Any]) -> int:
-        """Count a failure; how many there are now."""
+        """Count a failure; return the new count."""
         return _count(self._failures, message)
 
     def failures(self, message: Message[Any]) -> int:
         return self._failures.get((message.topic, message.id), 0)
 
     def released(self, message: Message[Any]) -> None:
-        """Count a release: the delivery that it used up was no attempt."""
+        """Count a release, whose delivery was no attempt."""
         _count(self._releases, message)
 
     def releases(self, message: Message[Any]) -> int:
         return self._releases.get((message.topic, message.id), 0)
 
     def forget(self, message: Message[Any]) -> None:
-        """The message is done."""
+        """Forget the counts of a settled message."""
         name = message.topic, message.id
         self._failures.pop(name, None)
         self._releases.pop(name, None)

@@ -1,4 +1,4 @@
-"""Retry topics: where messages wait for their next try, durably, and which of them is next. Pure, no clock, no lock."""
+"""Retry topics, on which messages wait durably for their next attempt. Pure, without a clock or lock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["RetryRoutes", "RetryTopics", "one_try_each", "routes_of"]
 
 @dataclass(frozen=True, slots=True)
 class RetryTopics:
-    """As `retry_topics=`: a message that failed waits for its next try on a topic, where it survives every crash.
+    """As `retry_topics=`: a failed message waits for its next attempt on a topic, where it survives a crash.
 
-    After the n-th round of failures it waits on `<topic>.<subscription>.retry.<n>`, for the n-th of the delays; after
-    the last it goes to the dead letters. A round is `Retry.max_attempts` tries in place; one, if no `retry` is given.
+    After the n-th round of failures the message waits on `<topic>.<subscription>.retry.<n>` for the n-th delay; after
+    the last round it is dead-lettered. A round is `Retry.max_attempts` attempts in place; one without `retry`.
 
-    :param delays: the seconds that messages wait on each of the topics, at least; growing, or equal.
+    :param delays: the minimum seconds that messages wait on each topic, in ascending order.
     """
 
     delays: tuple[float, ...]
@@ -40,7 +40,7 @@ class RetryTopics:
     def of(self, topic: str, subscription: str) -> list[RetryTopic]:
         """The retry topics of a subscription of a topic.
 
-        :raises InvalidName: a name would be too long; topic and subscription need shorter ones.
+        :raises InvalidName: a name is too long; use a shorter topic or subscription name.
         """
         kind = NativeName if isinstance(topic, NativeName) else str
         return [
@@ -49,9 +49,9 @@ class RetryTopics:
         ]
 
     def names(self, topic: str, subscription: str) -> list[str]:
-        """The names of these, for `bus.admin.ensure_topic`: consumers create no topics.
+        """The names of the retry topics, for `bus.admin.ensure_topic`: consumers create no topics.
 
-        :raises InvalidName: one would be too long.
+        :raises InvalidName: a name is too long.
         """
         return [each.name for each in self.of(topic, subscription)]
 
@@ -59,7 +59,7 @@ class RetryTopics:
 class RetryRoutes:
     """The retry topics of one consumer.
 
-    :param topics: those of each topic that it consumes, in the order of their delays.
+    :param topics: the retry topics of each consumed topic, in the order of their delays.
     """
 
     def __init__(self, topics: Mapping[str, Sequence[RetryTopic]]) -> None:
@@ -67,34 +67,34 @@ class RetryRoutes:
         self.names: Final = [each.name for several in topics.values() for each in several]
 
     def of(self, topic: str) -> Sequence[RetryTopic]:
-        """Those of one topic."""
+        """The retry topics of one topic."""
         return self._topics[topic]
 
     def every(self) -> list[RetryTopic]:
-        """Those of all topics."""
+        """The retry topics of all topics."""
         return [each for several in self._topics.values() for each in several]
 
     def after_failure(self, topic: str, step: int) -> RetryTopic | None:
-        """Where a message of the topic waits after so many rounds of failures before this one; None after the last."""
+        """The retry topic of a message that failed in `step` earlier rounds; None after the last round."""
         several = self._topics[topic]
         return several[step] if step < len(several) else None
 
     def for_delay(self, topic: str, delay: float | None) -> RetryTopic:
-        """The shortest wait that is not shorter than `delay`; the first if that is None.
+        """The first retry topic with at least this delay; the first of all if `delay` is None.
 
-        :raises Unsupported: all are shorter.
+        :raises Unsupported: the delays of all retry topics are shorter.
         """
         several = self._topics[topic]
         found = next((each for each in several if delay is None or each.delay >= delay), None)
         if found is None:
             raise Unsupported(
                 f"A delay of {delay:g} s is longer than the longest of the retry topics, {several[-1].delay:g} s",
-                advice="Ask for a shorter delay, or give RetryTopics a longer one",
+                advice="Use a shorter delay, or give RetryTopics a longer one",
             )
         return found
 
     def last(self, topic: str) -> RetryTopic:
-        """The longest wait."""
+        """The retry topic with the longest delay."""
         return self._topics[topic][-1]
 
 
@@ -105,7 +105,7 @@ def routes_of(retry_topics: RetryTopics, topics: Sequence[str], subscription: st
     """
     if isinstance(subscription, Ephemeral):
         raise ConfigurationError(
-            f"retry_topics= is given to {subscription!r}, whose name, and so its retry topics, end with the consumer",
+            f"retry_topics= is given for {subscription!r}, whose retry topics would end with the consumer",
             advice="Name the subscription, or leave retry_topics out",
         )
     routes = RetryRoutes({topic: retry_topics.of(topic, subscription) for topic in topics})
@@ -113,15 +113,15 @@ def routes_of(retry_topics: RetryTopics, topics: Sequence[str], subscription: st
         if name in topics:
             raise ConfigurationError(
                 f"{name!r} is one of the consumed topics, and a retry topic of this consumer",
-                advice="Leave it out: retry topics are consumed without being named",
+                advice="Leave it out: the consumer reads its retry topics anyway",
             )
     return routes
 
 
 def one_try_each(retry: Retry | None, topics: RetryTopics) -> Retry:
-    """The retry policy of a consumer with retry topics: without one, each try in place is the only one of its round.
+    """The retry policy of a consumer with retry topics; by default one attempt per round.
 
-    :raises ConfigurationError: `max_deliveries` is below what all rounds together have.
+    :raises ConfigurationError: `max_deliveries` is less than the attempts of all rounds together.
     """
     retry = Retry(max_attempts=1) if retry is None else retry
     tries = retry.max_attempts * (1 + len(topics.delays))

@@ -1,7 +1,7 @@
-"""Sends messages that failed to their retry topic.
+"""`RetryWriter`: sends failed messages to their retry topics. Used on one event loop.
 
-A failed write is repeated until it succeeds or the consumer closes; the original stays unsettled until its copy is on
-the broker, so that a crash repeats a message and loses none. Used on one event loop.
+A failed write is repeated until it succeeds or the consumer closes. The original stays unsettled until its copy is on
+the broker, so that a crash may repeat a message and loses none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["RetryWriter"]
 
 
 class RetryWriter:
-    """:param publish: puts one message on a topic, or raises."""
+    """Writes to the retry topics of one consumer.
+
+    :param publish: puts one message on a topic, or raises.
+    """
 
     def __init__(
         self,
@@ -40,23 +43,23 @@ class RetryWriter:
         self._writer = LetterWriter()
 
     def after_failure(self, message: Message[Any]) -> RetryTopic | None:
-        """Where it waits after another round of failures; None after the last."""
+        """The retry topic of a message after another round of failures; None after the last round."""
         letter = letter_of(message)
         return self._routes.after_failure(message.topic, 0 if letter is None else letter.step)
 
     def for_delay(self, message: Message[Any], delay: float | None) -> RetryTopic:
-        """Where it waits at least so long; on the first topic if `delay` is None.
+        """The first retry topic with at least this delay; the first of all if `delay` is None.
 
-        :raises Unsupported: no topic keeps messages that long.
+        :raises Unsupported: the delays of all retry topics are shorter.
         """
         return self._routes.for_delay(message.topic, delay)
 
     def last(self, message: Message[Any]) -> RetryTopic:
-        """Where it waits longest."""
+        """The retry topic with the longest delay."""
         return self._routes.last(message.topic)
 
     def close(self) -> None:
-        """Repeat no failed write from now on; one that is under way may still succeed."""
+        """Repeat no failed write from now on; a running one may still succeed."""
         self._writer.close()
 
     async def write(
@@ -65,7 +68,7 @@ class RetryWriter:
         """Return when the message is on its retry topic; failed writes are repeated until `close`.
 
         :param failures: how often the handler failed in this round; 0 if it did not.
-        :raises InvalidMessage: the broker does not take it there.
+        :raises InvalidMessage: the broker refuses the message on the retry topic.
         :raises BrokerError: the write failed, and the writer is closed.
         """
         letter = letter_of(message)

@@ -1,4 +1,4 @@
-"""A partition whose records are settled as messages, and the position that may be committed. Pure, no lock."""
+"""`MessagePartition`: a partition whose records are settled as messages, and the position to commit. Pure, no lock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MessagePartition", "OffsetTracker", "progress_of"]
 class OffsetTracker:
     """The contiguous finished offsets of one assignment of one partition; each call is amortised O(1).
 
-    Offsets are started in rising order, need not be dense, and are finished in any order. The position grows only over
+    Offsets are started in rising order, possibly with gaps, and finished in any order. The position grows only over
     finished offsets without an unfinished one below, so that a commit never passes unfinished work. Misuse raises
     ValueError and changes nothing.
     """
@@ -25,9 +25,9 @@ class OffsetTracker:
 
     def __init__(self) -> None:
         self._window: deque[int] = deque()
-        """Started offsets from the first unfinished one on, rising."""
+        """The started offsets from the first unfinished one on, rising."""
         self._finished: set[int] = set()
-        """Those of the window that are finished."""
+        """The finished offsets of the window."""
         self._last = -1
         self._position: int | None = None
         self._committed = -1
@@ -65,31 +65,31 @@ class OffsetTracker:
         return False
 
     def committable(self) -> int | None:
-        """The position to commit; None if it is committed already."""
+        """The position to commit; None if it is already committed."""
         position = self._position
         return position if position is not None and position > self._committed else None
 
     def committed(self, position: int) -> None:
-        """The broker has stored this position; a lower one than before changes nothing."""
+        """The broker has stored this position; a lower one than before has no effect."""
         self._committed = max(self._committed, position)
 
     @property
     def last_started(self) -> int:
-        """The highest started offset, -1 before the first."""
+        """The highest started offset; -1 before the first."""
         return self._last
 
     @property
     def first_unfinished(self) -> int | None:
-        """The lowest started offset that is not finished."""
+        """The lowest started and unfinished offset."""
         return self._window[0] if self._window else None
 
     @property
     def resume_at(self) -> int | None:
-        """The first unfinished offset, or else the position; None before the first record."""
+        """The first unfinished offset, otherwise the position; None before the first record."""
         return self._window[0] if self._window else self._position
 
     def finished_ranges(self) -> list[tuple[int, int]]:
-        """The finished ranges above the first unfinished record, half-open, rising; they may span missing offsets."""
+        """The half-open finished ranges above the first unfinished record, rising; they may span missing offsets."""
         ranges: list[tuple[int, int]] = []
         start: int | None = None
         last = -1
@@ -106,7 +106,7 @@ class OffsetTracker:
 
     @property
     def gap(self) -> int:
-        """The number of finished records above the first unfinished one, which a crash now would repeat."""
+        """The number of finished records above the first unfinished one. A crash would repeat them."""
         return len(self._finished)
 
     @property
@@ -139,11 +139,11 @@ class MessagePartition(AssignedPartition):
         """The delay of the retry topic, in seconds; 0 for any other topic."""
         self.tracker = OffsetTracker()
         self.unsettled: dict[int, Message[Any]] = {}
-        """Messages that the consumer has, by offset."""
+        """The messages that the consumer has, by offset."""
         self.waiting = 0
         """The number of records that wait for redelivery, or until they are due."""
         self.not_due = 0
-        """The number of these that wait on a retry topic until they are due."""
+        """The number of these records that wait on a retry topic until they are due."""
         self.range_fullness = 0.0
         """`CommitsRanges.fullness` after the last commit; 0 if no unfinished message could make room."""
         self.over_limit = False
@@ -160,7 +160,7 @@ class MessagePartition(AssignedPartition):
         return bool(restored) and restored[0][0] <= offset
 
     def progress(self, position: int) -> Progress:
-        """The progress now, at least up to `position`."""
+        """The current progress, at least up to `position`."""
         tracker = self.tracker
         ranges = tracker.finished_ranges()
         last = tracker.last_started

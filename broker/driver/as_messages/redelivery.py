@@ -1,6 +1,6 @@
-"""Redelivers records from memory: failed and released ones after a delay, those of retry topics when they are due.
+"""`Redelivery`: redelivers records from memory, failed and released ones after a delay, those of retry topics when due.
 
-Used on one event loop, by one source. Nothing here fails or waits; what is forgotten is read again from the log.
+Used on one event loop, by one source. Calls neither fail nor wait; forgotten records are read again from the log.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ _LONGEST_PAUSE: Final = 5.0
 
 
 class Redelivery:
-    """:param interrupt: called when something is due, so that a running fetch ends."""
+    """The records of one source that wait for redelivery.
+
+    :param interrupt: called when a record is due, to end a running fetch.
+    """
 
     def __init__(self, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
         self._loop = asyncio.get_running_loop()
         self._heap: list[tuple[float, int, int, Delivery, MessagePartition]] = []
-        """Due time, offset, a number that breaks ties."""
+        """Due time, offset, and a number that breaks ties."""
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, message: Message[Any], part: MessagePartition, outcome: Outcome, delay: float) -> None:
-        """Hand a message over again after so many seconds."""
+        """Redeliver a message after so many seconds."""
         record, attempt, returns, letter = record_of(message)
         attempt += message.retries + (outcome is Outcome.NACK)
         if delay <= 0 and returns >= 2:
-            # A message that is given back at once, again and again, must not keep the loop busy.
+            # A message that is released again and again must not keep the loop busy.
             delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(returns - 2, 10))
         self._put(Delivery(record, attempt, returns + 1, letter), part, delay)
 
     def first(self, record: Record[Any], part: MessagePartition) -> Message[Any] | None:
-        """The message of a record on a retry topic, if it is due; else None, and the message is kept until then."""
+        """The message of a record on a retry topic if it is due; otherwise keep it until then, and return None."""
         letter = read_retry_letter(record.attributes)
         if letter is None:
-            # Another program wrote it, without a due time.
+            # Another program wrote the record, without a due time.
             return delivery_of(Delivery(record, 1, 0), part.topic, part)
         delivery = Delivery(record, letter.attempts + 1, 0, letter)
-        # Clocks differ, but no message waits for longer than the delay of its topic.
+        # Clocks differ, but no message waits longer than the delay of its topic.
         wait = min(letter.due - time.time(), part.delay)
         if wait <= 0:
             return delivery_of(delivery, part.topic, part)
@@ -77,14 +80,14 @@ class Redelivery:
         return messages
 
     def forget(self) -> None:
-        """Forget the records of partitions that are being revoked: their next owner reads them."""
+        """Forget the records of partitions that are being revoked: the next owner reads them."""
         kept = [entry for entry in self._heap if not entry[-1].revoking]
         if len(kept) < len(self._heap):
             self._heap[:] = kept
             heapify(self._heap)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all records."""
         if self._timer is not None:
             self._timer.cancel()
         self._heap.clear()

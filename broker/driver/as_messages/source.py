@@ -1,16 +1,16 @@
 """`RecordsAsMessages`: a message source over a record source; each record is a message that is settled on its own.
 
-*Concurrency.* One event loop; `settle` may run beside `fetch`. *Cancellation.* Commits run in tasks of this source, and
-do not end with a caller. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the
-next one; any other is raised by the next `fetch`.
+*Concurrency.* One event loop; `settle` may run during `fetch`. *Cancellation.* Commits run in tasks of this source, and
+do not end with a caller. *Failure.* A retriable error of a commit is a warning, and the commit is repeated later; any
+other error is raised by the next `fetch`.
 
 Acking or rejecting a record finishes its offset. The highest contiguous finished offset of each partition is committed,
 and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
-close. A source that `CommitsRanges` also stores the finished ranges above, and a restart does not repeat these. A
-nacked or released record is redelivered from memory. When more than `max_gap` records are finished or waiting above an
-unfinished one, or the source's room for ranges is nearly used up, the partition is paused until half of that is left.
-A record of a retry topic becomes the message that waits in it, when it is due; until then its partition is paused, so
-that at most one fetch of each is in memory.
+close. A source that `CommitsRanges` also stores the finished ranges above it, which a restart then does not repeat. A
+nacked or released record is redelivered from memory. A partition is paused when more than `max_gap` records are
+finished or waiting above an unfinished one, or when the source's room for ranges is nearly full; it resumes at half of
+that. A record of a retry topic becomes the original message when it is due; until then its partition is paused, so that
+at most one fetch of the partition is in memory.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _FULL: Final = 0.75
 class RecordsAsMessages:
     """Implements `MessageSource` for the consumer, and `RecordListener` for the source of the records.
 
-    :param max_gap: the most records of a partition that may be finished, or waiting to be delivered again, above an
-        unfinished one.
-    :param commit_every: commit after so many finished records, …
-    :param commit_interval: … and after so many seconds, if anything is finished.
-    :param retry_topics: those among the topics on which messages wait; each is read from its first record on.
+    :param max_gap: the most records of a partition that may be finished, or wait for redelivery, above an unfinished
+        one.
+    :param commit_every: commit after this many finished records.
+    :param commit_interval: commit after this many seconds, if a record was finished.
+    :param retry_topics: the retry topics, each read from its first record on.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class RecordsAsMessages:
         self._closing = False
 
     async def join(self, backend: Backend, subscription: RecordSubscription) -> RecordsAsMessages:
-        """Join the group, for the retry topics too; returns itself.
+        """Join the group, for the retry topics too; returns this source.
 
-        :raises BrokerError: as `Backend.join` does.
+        :raises BrokerError: as for `Backend.join`.
         """
         if self._retry_topics:
             names = tuple(self._retry_topics)
@@ -151,7 +151,7 @@ class RecordsAsMessages:
         return results
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
-        """Leases do not expire: a record is ours while its partition is assigned."""
+        """Do nothing: a record is ours while its partition is assigned."""
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
@@ -243,7 +243,7 @@ class RecordsAsMessages:
     # -- commits -------------------------------------------------------------------------------------------
 
     def _schedule_commit(self) -> None:
-        """Commit now, after a while, or when the running commit is over."""
+        """Commit now, after `commit_interval`, or when the running commit has ended."""
         if self._committing is not None or not self._finished:
             return
         if self._finished >= self._commit_every:
@@ -313,14 +313,14 @@ class RecordsAsMessages:
         now = self._loop.time()
         try:
             if not self._closing:
-                # Part of the time is for the commit.
+                # Leave time for the commit.
                 async with asyncio.timeout_at(deadline - min(1.0, max(0.0, deadline - now) / 4)):
                     while any(part.unsettled for part in going):
                         self._settled.clear()
                         await self._settled.wait()
         except TimeoutError:
             self._warn(
-                f"{sum(len(part.unsettled) for part in going)} messages of {list(partitions)} were not done in time"
+                f"{sum(len(part.unsettled) for part in going)} messages of {list(partitions)} were not settled in time"
             )
         try:
             async with asyncio.timeout_at(deadline):

@@ -239,7 +239,7 @@ class Codecs(ConformanceCase):
 
 
 async def _round_trip(harness: Harness, sent: list[OutboundMessage]) -> list[Message[bytes]]:
-    """Publish these to a topic of their own and take as many."""
+    """Publish messages to a new topic, and return the received ones."""
     bus, topic = await harness.bus(), await harness.topic()
     async with bus.messages(topic, subscription="readers") as inbox:
         await bus.topic(topic).publish_batch(sent)

@@ -187,7 +187,7 @@ async def _largest_and_more(harness: Harness, largest: OutboundMessage, more: Ou
 
 
 def _largest(limits: BrokerLimits) -> list[OutboundMessage]:
-    """A message for each limit that there is, which it fills."""
+    """For each limit of the broker, a message that reaches it."""
     found = [OutboundMessage(bytes(min(limits.body or 100_000, limits.message or limits.body or 100_000)))]
     if limits.key is not None:
         found.append(OutboundMessage(b"key", b"k" * limits.key))

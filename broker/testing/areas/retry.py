@@ -23,7 +23,7 @@ __all__ = ["QUICK", "Retrying", "handling"]
 
 QUICK = Retry(max_attempts=3, initial=0.05, multiplier=2.0, maximum=0.2, jitter=0.0)
 RESTARTS = 12
-"""More than the deliveries after which a message of one attempt is given up."""
+"""More than `Retry.delivery_bound` of a policy with one attempt."""
 
 
 class Retrying(ConformanceCase):

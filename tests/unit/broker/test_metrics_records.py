@@ -53,10 +53,10 @@ async def test_partitions_that_move_leave_nothing_in_flight(broker_bus: broker.B
     first = broker_bus.records("orders", group="billing").as_messages(prefetch=40)
     second = broker_bus.records("orders", group="billing").as_messages(prefetch=40)
     async with first:
-        taken = [await anext(aiter(first)) for _ in range(20)]
+        messages = [await anext(aiter(first)) for _ in range(20)]
         assert in_flight(metrics)[0] >= 20
         async with second:
-            for message in taken:
+            for message in messages:
                 await message.ack()
             await until(lambda: number(metrics, "partitions_revoked_total") >= 1)
             mine = await second.next_message(timeout=5)

@@ -37,7 +37,7 @@ async def take(bus: Bus, topic: str, subscription: str, count: int) -> list[Mess
     return found
 
 
-async def bury(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
+async def dead_letter(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
     """Have a consumer reject the messages, so that the letters are real."""
     await bus.topic(topic).publish_batch(messages)
     async with bus.messages(topic, subscription="billing", dead_letter=DEAD) as inbox:
@@ -48,7 +48,7 @@ async def bury(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
 
 
 async def test_letters_held_by_another_redrive_are_counted(bus: Bus) -> None:
-    await bury(bus, "orders", *(OutboundMessage(b"", id=f"order-{number}") for number in range(3)))
+    await dead_letter(bus, "orders", *(OutboundMessage(b"", id=f"order-{number}") for number in range(3)))
     async with bus.messages(DEAD, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=2) as another:
         assert len(await another.next_batch(2, timeout=5)) == 2
         report = await bus.admin.redrive(DEAD)
@@ -61,8 +61,10 @@ async def test_letters_held_by_another_redrive_are_counted(bus: Bus) -> None:
 async def test_letters_return_unchanged_to_every_subscription(bus: Bus) -> None:
     sent = datetime(2026, 5, 1, 12, tzinfo=UTC)
     original = OutboundMessage(b"body", b"key", {"type": "created", "ü": ""}, id="order-1", publish_time=sent)
-    await bury(bus, "orders", original)
-    await bury(bus, "invoices", OutboundMessage(b"invoice", id="invoice-1"), OutboundMessage(b"more", id="invoice-2"))
+    await dead_letter(bus, "orders", original)
+    await dead_letter(
+        bus, "invoices", OutboundMessage(b"invoice", id="invoice-1"), OutboundMessage(b"more", id="invoice-2")
+    )
     await bus.admin.ensure_subscription("orders", "archive", start="latest")
     seen: list[int] = []
     report = await bus.admin.redrive(DEAD, progress=seen.append)
@@ -78,7 +80,7 @@ async def test_letters_return_unchanged_to_every_subscription(bus: Bus) -> None:
 
 
 async def test_a_repeated_redrive_of_a_message_uses_a_new_id(bus: Bus) -> None:
-    await bury(bus, "orders", OutboundMessage(b"body", id="order-1"))
+    await dead_letter(bus, "orders", OutboundMessage(b"body", id="order-1"))
     ids: set[str] = set()
     for _ in range(3):
         assert (await bus.admin.redrive(DEAD)).moved == 1
@@ -92,7 +94,7 @@ async def test_a_repeated_redrive_of_a_message_uses_a_new_id(bus: Bus) -> None:
 
 
 async def test_the_repetition_of_an_interrupted_redrive_is_deduplicated(bus: Bus) -> None:
-    await bury(bus, "orders", OutboundMessage(b"body", id="order-1"))
+    await dead_letter(bus, "orders", OutboundMessage(b"body", id="order-1"))
     assert bus.capabilities.publish.deduplication
     await bus.admin.ensure_subscription("orders", "archive", start="latest")
     assert (await bus.admin.redrive(DEAD)).moved == 1
@@ -102,7 +104,7 @@ async def test_the_repetition_of_an_interrupted_redrive_is_deduplicated(bus: Bus
 
 
 async def test_limit_bounds_the_moved_letters(bus: Bus) -> None:
-    await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(5)))
+    await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(5)))
     assert (await bus.admin.redrive(DEAD, limit=2)).moved == 2
     assert (await bus.admin.redrive(DEAD, limit=10)).moved == 3
     assert len(await take(bus, "orders", "billing", 5)) == 5
@@ -110,7 +112,7 @@ async def test_limit_bounds_the_moved_letters(bus: Bus) -> None:
 
 async def test_messages_without_an_origin_stay_and_are_counted(bus: Bus) -> None:
     await bus.topic(DEAD).publish(b"foreign", attributes={"reason": "mine"})
-    await bury(bus, "orders", OutboundMessage(b"1"))
+    await dead_letter(bus, "orders", OutboundMessage(b"1"))
     for moved in (1, 0):
         report = await bus.admin.redrive(DEAD)
         assert (report.moved, report.skipped, report.failed) == (moved, 1, 0)
@@ -120,7 +122,7 @@ async def test_messages_without_an_origin_stay_and_are_counted(bus: Bus) -> None
 
 
 async def test_letter_whose_publish_fails_stays(bus: Bus, inmem_broker: Broker) -> None:
-    await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(3)))
+    await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(3)))
     await bus.topic(DEAD).publish(OutboundMessage(b"lost", None, {f"{DEAD_LETTER_PREFIX}topic": "gone.topic"}))
     report = await bus.admin.redrive(DEAD)
     assert (report.moved, report.failed, report.skipped) == (3, 1, 0)
@@ -132,7 +134,7 @@ async def test_letter_whose_publish_fails_stays(bus: Bus, inmem_broker: Broker) 
 
 
 async def test_redrive_that_is_cancelled_loses_nothing(bus: Bus) -> None:
-    await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(20)))
+    await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(20)))
     await bus.admin.ensure_subscription("orders", "archive", start="latest")
     redriving: asyncio.Task[object] | None = None
 
@@ -150,7 +152,7 @@ async def test_redrive_that_is_cancelled_loses_nothing(bus: Bus) -> None:
 
 
 async def test_letters_written_during_the_redrive_stay(bus: Bus) -> None:
-    await bury(bus, "orders", *(OutboundMessage(b"%d" % n, id=f"order-{n}") for n in range(3)))
+    await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n, id=f"order-{n}") for n in range(3)))
     died = 0
     again = asyncio.Event()
 
@@ -174,7 +176,7 @@ async def test_letters_written_during_the_redrive_stay(bus: Bus) -> None:
 
 
 async def test_listing_shows_reason_and_origin_and_changes_nothing(bus: Bus) -> None:
-    await bury(bus, "orders", OutboundMessage(b"body", "key", {"type": "created"}, id="order-1"))
+    await dead_letter(bus, "orders", OutboundMessage(b"body", "key", {"type": "created"}, id="order-1"))
     for subscriptions in ([], [REDRIVE_SUBSCRIPTION]):
         for _ in range(2):
             (letter,) = await bus.admin.list_dead(DEAD)
@@ -193,7 +195,7 @@ async def test_listing_shows_reason_and_origin_and_changes_nothing(bus: Bus) -> 
 async def test_listing_is_bounded_and_begins_with_the_oldest(bus: Bus, redriven_before: bool) -> None:
     if redriven_before:
         await bus.admin.redrive(DEAD)
-    await bury(bus, "orders", *(OutboundMessage(b"%d" % n, "key") for n in range(7)))
+    await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n, "key") for n in range(7)))
     assert [letter.data for letter in await bus.admin.list_dead(DEAD, limit=3)] == [b"0", b"1", b"2"]
     assert len(await bus.admin.list_dead(DEAD)) == 7
 

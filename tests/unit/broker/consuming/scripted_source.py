@@ -240,7 +240,7 @@ async def consuming(
         yield consumer
 
 
-async def taken(consumer: MessageConsumer[Any]) -> Message:
+async def received(consumer: MessageConsumer[Any]) -> Message:
     """The next message, which must arrive."""
     message = await consumer.next_message(timeout=5)
     assert message is not None

@@ -1,4 +1,4 @@
-"""Closing a consumer: what it gives back, what it waits for, and which errors waiting calls raise."""
+"""Closing a consumer: what it releases, what it waits for, and which errors waiting calls raise."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from broker.driver.contract import Settlement
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Event, SettleFailed
 from broker.messages import Message, Outcome, SettleState
-from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, received, until
 
 
 async def test_close_releases_unhandled_messages_at_once() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2", "3")
     async with consuming(source, close_timeout=30) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         started = asyncio.get_running_loop().time()
         await consumer.close()
         assert asyncio.get_running_loop().time() - started < 5
@@ -31,7 +31,7 @@ async def test_close_waits_for_a_running_block() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         entered = asyncio.Event()
         closing = asyncio.Event()
 
@@ -85,7 +85,7 @@ async def test_close_answers_acks_that_the_source_did_not_answer() -> None:
     source.add("1", "2")
     events: list[Event] = []
     async with consuming(source, events=events, close_timeout=0.05) as consumer:
-        first, second = await taken(consumer), await taken(consumer)
+        first, second = await received(consumer), await received(consumer)
         source.settle_gate.clear()
         acks = [asyncio.create_task(first.ack())]
         await until(lambda: source.settle_calls == 1)
@@ -103,7 +103,7 @@ async def test_an_ack_after_the_last_settlement_is_answered() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         pump = SettleLoop(source, lambda settlements, results: None)
         await pump.close(asyncio.get_running_loop().time() + 5)
         with pytest.raises(SettleError, match="was closed before"):
@@ -115,7 +115,7 @@ async def test_a_reject_interrupted_by_close_raises(written: bool) -> None:
     source, letters = ScriptedSource(), Letters()
     source.add("1")
     async with consuming(source, letters=letters, close_timeout=0.05) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         (source.settle_gate if written else letters.gate).clear()
         reject = asyncio.create_task(message.reject("no use"))
         await until(lambda: source.settle_calls if written else letters.tried)

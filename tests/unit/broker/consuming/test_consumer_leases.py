@@ -14,7 +14,7 @@ from broker.consuming.retry.policy import Retry
 from broker.errors import LeaseLost, Unsupported
 from broker.hooks import Event, HandlerFailed, LeaseExpired
 from broker.messages import Message, Outcome, SettleState
-from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, taken, until
+from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received, until
 
 LEASE = 10.0
 
@@ -46,12 +46,12 @@ async def test_a_buffered_message_with_an_expired_lease_is_not_delivered(batches
         source.add(str(number), key=b"%d" % (number % 2))
     events: list[Event] = []
     async with consuming(source, events=events, ordered_by_key=ordered) as consumer:
-        first = await taken(consumer)
+        first = await received(consumer)
         assert first.id == "0"
         # As after a frozen process.
         source.over = {"1"}
         await first.ack()
-        second = (await consumer.next_batch(4, timeout=5))[0] if batches else await taken(consumer)
+        second = (await consumer.next_batch(4, timeout=5))[0] if batches else await received(consumer)
         assert second.id == "2"
         lost = [event.message for event in events if isinstance(event, LeaseExpired)]
         assert [(message.id, message.state) for message in lost] == [("1", SettleState.LOST)]
@@ -64,13 +64,13 @@ async def test_an_explicit_delay_is_limited_by_the_rest_of_the_lease() -> None:
     source = Fixed()
     source.add("1")
     async with consuming(source, lease=LeaseMode.FIXED, lease_seconds=LEASE, native_delay=0.0) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         source.left = 0.5
         with pytest.raises(Unsupported, match=r"8 s is longer than what is left of the message's lease \(0\.50 s\)"):
             await message.nack(8)
         assert message.state is SettleState.OPEN
         await message.nack(0.1)
-        again = await taken(consumer)
+        again = await received(consumer)
         assert (again.id, again.delivery_attempt) == ("1", 2)
         source.over = {"1"}
         with pytest.raises(LeaseLost):

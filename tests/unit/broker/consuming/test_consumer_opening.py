@@ -127,6 +127,18 @@ async def test_a_stop_during_the_opening_takes_effect(bus: Bus, steps: int) -> N
     await everything_is_there_for_another(bus)
 
 
+async def test_a_consumer_that_was_never_opened_raises_closed(bus: Bus) -> None:
+    consumer = billing(bus)
+    for call in (
+        consumer.next_message(),
+        consumer.next_batch(),
+        anext(aiter(consumer)),
+        anext(aiter(consumer.batches())),
+    ):
+        with pytest.raises(Closed, match="is not open"):
+            await call
+
+
 async def test_a_failed_opening_may_be_repeated(bus: Bus) -> None:
     consumer = bus.messages("orders", subscription="later", create=False, stop_when_idle=0.05)
     with pytest.raises(BrokerError):

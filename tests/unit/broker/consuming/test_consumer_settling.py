@@ -12,14 +12,14 @@ from broker.consuming.retry.policy import Retry
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, Unsupported
 from broker.hooks import Event, LeasesNotRenewed, SettleFailed
 from broker.messages import Message, Outcome, SettleState
-from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, received, until
 
 
 async def test_cancelling_an_ack_does_not_cancel_the_settlement() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         source.settle_gate.clear()
         ack = asyncio.create_task(message.ack())
         await asyncio.sleep(0)
@@ -38,7 +38,7 @@ async def test_a_refused_ack_raises_and_an_unawaited_one_is_an_event() -> None:
     source.add("1")
     source.refuse["1"] = LeaseLost("too late")
     async with consuming(source, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(LeaseLost, match="too late"):
             await message.ack()
         assert message.lease_lost
@@ -71,7 +71,7 @@ async def test_an_unanswered_ack_leaves_the_state_unknown() -> None:
     source.add("1")
     source.refuse["1"] = OperationTimeout("no answer")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(OperationTimeout):
             await message.ack()
         assert message.state is SettleState.UNKNOWN
@@ -149,7 +149,7 @@ async def test_a_lease_that_the_broker_ended_is_lost() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1")
     async with consuming(source) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         assert source.listener is not None
         source.listener.lost([message])
         assert message.lease_lost
@@ -162,7 +162,7 @@ async def test_an_unconfirmed_ack_does_not_wait() -> None:
     source.add("1")
     source.settle_gate.clear()
     async with consuming(source, confirmed=ConfirmedAck.NEVER) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         async with asyncio.timeout(60):
             await message.ack()
         assert message.state is SettleState.SETTLING
@@ -174,7 +174,7 @@ async def test_a_delay_beyond_broker_and_lease_is_refused() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, native_delay=1.0, max_lease=5.0, retry=Retry(initial=0, maximum=1)) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(Unsupported, match="600 s"):
             await message.nack(delay=600)
         assert message.state is SettleState.OPEN
@@ -185,9 +185,9 @@ async def test_without_leases_any_delay_is_kept_in_memory() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, native_delay=0.0, lease=LeaseMode.NONE) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         await message.nack(delay=0.01)
-        again = await taken(consumer)
+        again = await received(consumer)
         assert again.id == "1"
         assert again.delivery_attempt == 2
         await again.ack()
@@ -201,7 +201,7 @@ async def test_a_reject_whose_settlement_fails_after_its_letter_raises(confirmed
     source.add("1")
     source.refuse["1"] = LeaseLost("too late")
     async with consuming(source, letters=letters, confirmed=confirmed, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         with pytest.raises(LeaseLost, match="too late"):
             await message.reject("no")
         assert message.lease_lost
@@ -215,7 +215,7 @@ async def test_a_lease_lost_while_a_letter_is_written_is_reported() -> None:
     source.add("1")
     letters.gate.clear()
     async with consuming(source, letters=letters, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         rejecting = asyncio.create_task(message.reject("no"))
         await until(lambda: letters.tried)
         assert source.listener is not None
@@ -232,11 +232,11 @@ async def test_a_message_lost_during_its_backoff_is_dropped() -> None:
     source = ScriptedSource()
     source.add("1", "2")
     async with consuming(source, native_delay=0.0) as consumer:
-        message, other = await taken(consumer), await taken(consumer)
+        message, other = await received(consumer), await received(consumer)
         await message.nack(delay=0.01)
         await other.nack(delay=0.02)
         assert source.listener is not None
         source.listener.lost([message])
-        assert (await taken(consumer)).id == "2"
+        assert (await received(consumer)).id == "2"
         assert consumer._engine is not None
         assert not len(consumer._engine.policies[0]._holder)

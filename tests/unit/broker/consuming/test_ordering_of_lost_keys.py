@@ -1,4 +1,4 @@
-"""Order per key when a message that was given back is not redelivered: how long its key waits."""
+"""Order per key when a released message is not redelivered: how long its key waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_key_does_not_wait_for_a_copy_of_a_settled_message() -> None:
     lanes.put_all([make("1", b"k"), make("2", b"k")])
     first = lanes.take()
     assert first is not None
-    # The lease of 1 ran out unnoticed: a second copy is delivered, and given back.
+    # The lease of 1 ran out unnoticed: a second copy is delivered, and released.
     assert len(lanes.put_all([make("1", b"k")])) == 1
     lanes.done(first)
     assert lanes.put_all([make("3", b"k")]) == []

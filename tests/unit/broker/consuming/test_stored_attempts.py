@@ -11,7 +11,7 @@ from broker.capabilities import ConfirmedAck
 from broker.errors import BrokerError, ConnectionFailed, LeaseLost, SettleError
 from broker.hooks import Event, LeasesNotRenewed
 from broker.messages import Message, Outcome, SettleState
-from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, taken, until
+from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received, until
 
 
 class KeepingSource(ScriptedSource):
@@ -46,7 +46,7 @@ async def test_a_nack_waits_until_it_is_stored_if_acks_are_confirmed(confirmed: 
     source.add("1", key=b"k")
     source.answers.clear()
     async with consuming(source, ordered_by_key=True, confirmed=confirmed) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         nacking = asyncio.ensure_future(message.nack(delay=60))
         await until(lambda: source.noted == [("1", 0, 60)])
         for _ in range(10):
@@ -61,14 +61,14 @@ async def test_a_retry_from_memory_is_stored_before_its_delivery() -> None:
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
         for tries in range(3):
-            message = await taken(consumer)
+            message = await received(consumer)
             assert (message.delivery_attempt, message.retries) == (1 + tries, tries)
             source.begins.clear()
             await message.nack(delay=0.001)
             await until(lambda tries=tries: source.noted[-1] == ("1", tries + 1, 0.0))
             assert await consumer.next_message(timeout=0.01) is None
             source.begins.set()
-        await (await taken(consumer)).ack()
+        await (await received(consumer)).ack()
     assert source.noted == [note for tries in range(3) for note in (("1", tries, 0.001), ("1", tries + 1, 0.0))]
     assert source.outcomes(Outcome.ACK) == ["1"]
 
@@ -78,11 +78,11 @@ async def test_a_failed_store_is_reported_and_the_retry_is_delivered(failure: Br
     source, events = KeepingSource(), list[Event]()
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True, events=events) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         source.failures.append(failure)
         with pytest.raises(SettleError, match=r"may not be stored: .*(away|odd)"):
             await message.nack(delay=0.001)
-        again = await taken(consumer)
+        again = await received(consumer)
         assert (again.id, again.delivery_attempt) == ("1", 2)
         await again.ack()
     (event,) = [event for event in events if isinstance(event, LeasesNotRenewed)]
@@ -93,14 +93,14 @@ async def test_a_message_lost_by_then_is_not_delivered_again() -> None:
     source = KeepingSource()
     source.add("1", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         source.failures.append(LeaseLost("Another consumer has it"))
         with pytest.raises(LeaseLost):
             await message.nack(delay=0.001)
         assert await consumer.next_message(timeout=0.02) is None
         # Its key is free for the redelivery by the broker.
         source.add("1", key=b"k", attempt=2)
-        again = await taken(consumer)
+        again = await received(consumer)
         assert again.delivery_attempt == 2
         await again.ack()
     assert source.outcomes(Outcome.RELEASE) == []
@@ -133,7 +133,7 @@ async def test_a_close_waits_for_stores_and_releases_the_message() -> None:
     source.add("1", key=b"k")
     source.answers.clear()
     async with consuming(source, ordered_by_key=True, confirmed=ConfirmedAck.OPTIONAL) as consumer:
-        message = await taken(consumer)
+        message = await received(consumer)
         await message.nack(delay=60)
         asyncio.get_running_loop().call_later(0.01, source.answers.set)
     (release,) = source.settled

@@ -15,7 +15,7 @@ from broker.errors import Closed, ConnectionFailed, NotAuthorized, Unsupported
 from broker.hooks import Warned
 from broker.messages import Message
 from tests.unit.broker.consuming.warp import in_jumping_time
-from tests.unit.broker.reading.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
+from tests.unit.broker.driver.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
 from tests.unit.broker.reading.record_fakes import FakeBackend
 
 
@@ -151,11 +151,11 @@ async def test_a_partition_behind_a_stuck_record_is_paused_and_resumed() -> None
     assert b.records.paused == set()
     await b.settle(ACK, rest[10])
     assert b.records.paused == {P0}, "the other partition goes on"
-    (warning,) = b.ears.of(Warned)
+    (warning,) = b.listener.of(Warned)
     assert isinstance(warning, Warned)
     assert "above offset 0" in warning.text
     await b.settle(ACK, *rest[11:])
-    assert len(b.ears.of(Warned)) == 1
+    assert len(b.listener.of(Warned)) == 1
     await b.settle(ACK, stuck)
     assert b.records.paused == set()
     await b.stored(30)
@@ -202,7 +202,7 @@ async def test_a_failed_commit_is_retried() -> None:
     await b.settle(ACK, *await b.fetch())
     await b.stored(2)
     assert len(b.records.commits) == 2
-    assert len(b.ears.of(Warned)) == 1
+    assert len(b.listener.of(Warned)) == 1
 
 
 async def test_a_fatally_refused_commit_ends_the_fetches() -> None:
@@ -240,7 +240,7 @@ async def test_close_leaves_even_if_the_commit_fails() -> None:
     b.records.commit_errors.append(ConnectionFailed("cut"))
     await b.messages.close()
     assert b.records.closed
-    assert len(b.ears.of(Warned)) == 1
+    assert len(b.listener.of(Warned)) == 1
 
 
 async def test_an_interrupted_fetch_returns_nothing() -> None:

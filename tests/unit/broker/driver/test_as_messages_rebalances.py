@@ -6,7 +6,7 @@ import asyncio
 
 from broker.errors import LeaseLost
 from broker.hooks import PartitionsAssigned, PartitionsLost, PartitionsRevoked
-from tests.unit.broker.reading.as_messages_bench import ACK, NACK, P0, P1, bench, offsets, turns
+from tests.unit.broker.driver.as_messages_bench import ACK, NACK, P0, P1, bench, offsets, turns
 
 
 async def test_a_revocation_waits_for_delivered_messages_and_commits_them() -> None:
@@ -17,14 +17,14 @@ async def test_a_revocation_waits_for_delivered_messages_and_commits_them() -> N
     revoking = asyncio.create_task(b.records.revoke(0))
     await turns()
     assert not revoking.done()
-    assert len(b.ears.of(PartitionsRevoked)) == 1
+    assert len(b.listener.of(PartitionsRevoked)) == 1
     await b.settle(ACK, messages[0])
     await turns()
     assert not revoking.done()
     await b.settle(ACK, messages[1])
     await revoking
     assert b.records.stored == {P0: 3}
-    assert b.ears.gone == []
+    assert b.listener.gone == []
     b.records.append(3)
     await b.settle(ACK, messages[2])
     await b.stored(9, P1)
@@ -37,7 +37,7 @@ async def test_undelivered_records_do_not_delay_a_revocation() -> None:
     one.lease_ends = 1e9
     await b.settle(ACK, one)
     await b.records.revoke(0)
-    assert b.ears.gone == [two, three]
+    assert b.listener.gone == [two, three]
     assert b.records.stored == {P0: 2}
 
 
@@ -47,7 +47,7 @@ async def test_unfinished_records_at_the_deadline_are_lost_and_not_committed() -
     one, two, three = await b.hand_over()
     await b.settle(ACK, one, three)
     await b.records.revoke(0, within=0.04)
-    assert b.ears.gone == [two]
+    assert b.listener.gone == [two]
     assert b.records.stored == {P0: 2}
     (error,) = await b.settle(ACK, two)
     assert isinstance(error, LeaseLost)
@@ -74,8 +74,8 @@ async def test_messages_of_a_lost_partition_are_lost() -> None:
     b.records.append(1, partition=1)
     zero, one = await b.fetch()
     b.records.lose(0)
-    assert b.ears.gone == [zero]
-    assert len(b.ears.of(PartitionsLost)) == 1
+    assert b.listener.gone == [zero]
+    assert len(b.listener.of(PartitionsLost)) == 1
     results = await b.settle(ACK, zero, one)
     assert isinstance(results[0], LeaseLost)
     assert results[1] is None
@@ -94,4 +94,4 @@ async def test_a_message_of_an_earlier_assignment_settles_nothing_in_a_later_one
     assert b.records.commits == []
     await b.settle(ACK, new)
     await b.stored(2)
-    assert len(b.ears.of(PartitionsAssigned)) == 2
+    assert len(b.listener.of(PartitionsAssigned)) == 2

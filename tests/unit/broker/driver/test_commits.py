@@ -171,7 +171,7 @@ async def test_lost_partitions_refuse_commits_and_are_reported() -> None:
         batch = await b.consumer.next_batch(1)
         b.source.lose(0)
         assert isinstance(b.of(PartitionsLost)[0], PartitionsLost)
-        with pytest.raises(LeaseLost, match="taken away"):
+        with pytest.raises(LeaseLost, match="was revoked"):
             await batch.commit()
         rest = await b.consumer.next_batch()
         assert [(r.partition, r.offset) for r in rest] == [(1, 1)]

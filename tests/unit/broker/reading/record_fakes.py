@@ -143,16 +143,16 @@ class FakeSource:
             self._fetching -= 1
 
     def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        taken: list[Record[Any]] = []
+        records: list[Record[Any]] = []
         for key in self.owned:
             if key in self.paused:
                 continue
             for entry in self.log.get(key, ()):
-                if entry.offset >= self.read[key] and len(taken) < max_records and max_bytes > 0:
-                    taken.append(msgspec.structs.replace(entry))
+                if entry.offset >= self.read[key] and len(records) < max_records and max_bytes > 0:
+                    records.append(msgspec.structs.replace(entry))
                     max_bytes -= entry.size
                     self.read[key] = entry.offset + 1
-        return taken
+        return records
 
     def interrupt(self) -> None:
         if self._fetching:

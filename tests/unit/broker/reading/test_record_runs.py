@@ -126,7 +126,7 @@ def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> Non
     runs, plain = [RecordBuffer(lambda place: place not in gone, lambda: None) for _ in range(2)]
     offset = 0
 
-    def taken(records: list[Record[Any]]) -> list[tuple[int, int]]:
+    def places(records: list[Record[Any]]) -> list[tuple[int, int]]:
         return [(each.partition, each.offset) for each in records]
 
     for _ in range(data.draw(st.integers(1, 40))):
@@ -147,16 +147,16 @@ def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> Non
                     found += run.make(None, 0)
             else:
                 found = runs.pop(limit)
-            assert taken(found) == taken(plain.pop(limit))
+            assert places(found) == places(plain.pop(limit))
         elif step == "back":
             limit = data.draw(st.integers(1, 7))
             for buffer in (runs, plain):
                 buffer.put_back(buffer.pop(limit)[1:])
         elif step == "one" and len(plain):
-            assert taken([runs.pop_one()]) == taken([plain.pop_one()])
+            assert places([runs.pop_one()]) == places([plain.pop_one()])
         elif step == "peek":
             one, other = runs.peek(), plain.peek()
-            assert taken([one] if one else []) == taken([other] if other else [])
+            assert places([one] if one else []) == places([other] if other else [])
         elif step in ("drop", "hold", "go", "clear"):
             for buffer in (runs, plain):
                 if step == "clear":
@@ -164,4 +164,4 @@ def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> Non
                 else:
                     {"drop": buffer.drop, "hold": buffer.pause, "go": buffer.resume}[step](sorted(some))
         assert (len(runs), runs.size) == (len(plain), plain.size)
-    assert taken(runs.pop(1000)) == taken(plain.pop(1000))
+    assert places(runs.pop(1000)) == places(plain.pop(1000))

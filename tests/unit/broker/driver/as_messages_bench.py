@@ -18,13 +18,12 @@ ACK, NACK, REJECT, RELEASE = Outcome.ACK, Outcome.NACK, Outcome.REJECT, Outcome.
 PLENTY = 1 << 30
 
 
-class Ears:
+class Listener:
     """The listener of the source, in place of a message consumer."""
 
     def __init__(self) -> None:
         self.gone: list[Message[Any]] = []
         self.events: list[Event] = []
-        self.heard = asyncio.Event()
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.gone.extend(messages)
@@ -33,17 +32,16 @@ class Ears:
 
     def event(self, event: Event) -> None:
         self.events.append(event)
-        self.heard.set()
 
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if type(event) is kind]
 
 
 class Bench:
-    def __init__(self, messages: RecordsAsMessages, records: FakeSource, ears: Ears) -> None:
+    def __init__(self, messages: RecordsAsMessages, records: FakeSource, listener: Listener) -> None:
         self.messages = messages
         self.records = records
-        self.ears = ears
+        self.listener = listener
 
     async def fetch(self, count: int = 1000, wait: float = 5) -> list[Message[Any]]:
         return list(await self.messages.fetch(count, PLENTY, wait))
@@ -67,11 +65,11 @@ class Bench:
 async def bench(*partitions: int, **options: Any) -> Bench:
     records = FakeSource(partitions or (0,))
     backend: Any = FakeBackend(records)
-    ears = Ears()
+    listener = Listener()
     options = {"commit_every": 1, **options}
-    messages = RecordsAsMessages(ears, hooks=Hooks(), **options)
+    messages = RecordsAsMessages(listener, hooks=Hooks(), **options)
     await messages.join(backend, RecordSubscription(topics=["orders"], group="billing"))
-    return Bench(messages, records, ears)
+    return Bench(messages, records, listener)
 
 
 def offsets(messages: Sequence[Message[Any]]) -> list[int]:
