@@ -1,4 +1,4 @@
-"""Loops on pulsar-client without the library, in the quickest form with the same promises; blocking.
+"""The fastest loops on pulsar-client, without the library, that keep the same promises; blocking.
 
 Every consuming loop acks each message; every publishing loop gets each message's id. Failures end the run.
 """
@@ -22,7 +22,7 @@ BATCH = 1000
 
 
 class RawPulsar:
-    """A client of the broker that the library uses as well, with a producer of one topic."""
+    """A client of the library's broker, with a producer of one topic."""
 
     def __init__(self, url: str, target: str) -> None:
         self._client: Client = pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
@@ -50,7 +50,7 @@ class RawPulsar:
         )
 
     def receive_and_acknowledge(self, consumer: Any, count: int) -> None:
-        """Batches as they are there; each message's body is looked at."""
+        """Batches of the available messages; reads each message's body."""
         while count > 0:
             taken = [consumer.receive(30_000), *consumer.batch_receive()]
             for message in taken:
@@ -96,7 +96,7 @@ class RawPulsar:
             raise RuntimeError(f"A message was not sent: {result}")
 
     def publish(self, messages: Sequence[broker.OutboundMessage]) -> None:
-        """With a callback for each, which is the only way to its id."""
+        """With a callback for each message, which is the only way to get its id."""
         ids: list[Any] = []
         failed: list[Any] = []
         done = threading.Event()
