@@ -52,29 +52,29 @@ class RawPulsar:
     def receive_and_acknowledge(self, consumer: Any, count: int) -> None:
         """Batches of the available messages; reads each message's body."""
         while count > 0:
-            taken = [consumer.receive(30_000), *consumer.batch_receive()]
-            for message in taken:
+            received = [consumer.receive(30_000), *consumer.batch_receive()]
+            for message in received:
                 message.data()
                 consumer.acknowledge(message)
-            count -= len(taken)
+            count -= len(received)
 
     def read(self, topic: str, count: int) -> None:
         """A log from its beginning, to Arrow: topic, partition, offset (as ledger and entry), key and value."""
         reader = self._client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=BATCH)
         while count > 0:
-            taken = [reader.read_next(30_000) for _ in range(min(count, 10 * BATCH))]
-            ids = [message.message_id() for message in taken]
+            received = [reader.read_next(30_000) for _ in range(min(count, 10 * BATCH))]
+            ids = [message.message_id() for message in received]
             pyarrow.table(
                 {
-                    "topic": [topic] * len(taken),
-                    "partition": [0] * len(taken),
+                    "topic": [topic] * len(received),
+                    "partition": [0] * len(received),
                     "ledger": [each.ledger_id() for each in ids],
                     "entry": [each.entry_id() for each in ids],
-                    "key": [message.partition_key() for message in taken],
-                    "value": [message.data() for message in taken],
+                    "key": [message.partition_key() for message in received],
+                    "value": [message.data() for message in received],
                 }
             )
-            count -= len(taken)
+            count -= len(received)
         reader.close()
 
     def receive_one(self, consumer: Any, arrived: Callable[[bytes | None], object]) -> None:
@@ -88,10 +88,10 @@ class RawPulsar:
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[Any] = loop.create_future()
 
-        def tell(result: Any, _: Any) -> None:
+        def on_sent(result: Any, _: Any) -> None:
             loop.call_soon_threadsafe(sent.set_result, result)
 
-        self._producer.send_async(body, tell)
+        self._producer.send_async(body, on_sent)
         if (result := await sent) != pulsar.Result.Ok:
             raise RuntimeError(f"A message was not sent: {result}")
 
@@ -101,7 +101,7 @@ class RawPulsar:
         failed: list[Any] = []
         done = threading.Event()
 
-        def tell(result: Any, message_id: Any) -> None:
+        def on_sent(result: Any, message_id: Any) -> None:
             if result != pulsar.Result.Ok:
                 failed.append(result)
             ids.append(message_id)
@@ -110,6 +110,6 @@ class RawPulsar:
 
         for message in messages:
             properties = {**message.attributes, "id": message.id or ""}
-            self._producer.send_async(message.data or b"", tell, properties=properties)
+            self._producer.send_async(message.data or b"", on_sent, properties=properties)
         if not done.wait(60) or failed:
             raise RuntimeError(f"{len(ids)} of {len(messages)} messages were confirmed, and {len(failed)} failed")
