@@ -1,7 +1,7 @@
 """`python -m benchmarks`: runs the benchmarks, prints the results, writes `docs/performance.md` and its plot.
 
-With `--quick` everything runs on few messages, which only shows that it works; nothing is written unless `--output`
-says where. The exit status is 0 even if a target is missed, since a busy machine misses targets.
+With `--quick` every benchmark runs on few messages, which only shows that it works, and the page is written only with
+`--output`. The exit status is 0 even if a target is missed, because a busy machine misses targets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     started = time.perf_counter()
     sections: list[Section] = []
-    # A subprocess for each: the servers and memory of another benchmark would cost, too.
+    # Each in a subprocess, so that the servers and memory of one benchmark do not slow another.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
         for name in options.names or BENCHMARKS:
             section = processes.submit(run_alone, name, options.scale, options.rounds).result()

@@ -40,7 +40,8 @@ def read_arguments(
 ) -> Arguments:
     """Parse the command line; an error ends the process with the usage.
 
-    :param known: the names of all benchmarks. :param rounds: the default number of rounds.
+    :param known: the names of all benchmarks.
+    :param rounds: the default number of rounds.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("names", nargs="*", metavar="name", help=f"some of {', '.join(known)}; else all")
@@ -68,7 +69,8 @@ def conclude(
 ) -> None:
     """Write `NAME.md` and `NAME.png` if requested, and print the missed targets.
 
-    :param started: by `time.perf_counter`. :param load: before it began.
+    :param started: start time, by `time.perf_counter`.
+    :param load: the load average before the start.
     """
     seconds = time.perf_counter() - started
     if options.output is not None:

@@ -1,8 +1,8 @@
 """CPU that the facade adds to the SPI, per message.
 
-Each way of consuming and publishing is compared with a loop that does the same over the SPI by batches of up to 500,
-on the same backend, on the same messages, run right next to it; `publish` with one message at a time. Opening and
-closing count on both sides. On one event loop; nothing else runs.
+Each way of consuming and publishing runs right next to a loop over the SPI that does the same, on the same backend and
+messages, in batches of up to 500; `publish` is compared one message at a time. Both include opening and closing.
+Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def measure_facade(scale: float, rounds: int) -> Section:
         "one). Every run has a run over the SPI right beside it, and a difference is taken within such a pair.",
         "added CPU, µs per message",
     )
-    # Many short rounds if the cost of the facade is a small part of the whole.
+    # Many short rounds where the facade is a small part of the cost.
     for name, messages, times in (("null", 100_000, 1), ("memory", 40_000, 3), ("jetstream", 40_000, 3)):
         count = max(500, int(messages * scale))
         number = times * rounds if rounds > 1 else 1
@@ -98,7 +98,7 @@ async def _batches(stage: Stage, subscription: str, count: int) -> None:
 
 
 async def _publishing(section: Section, stage: Stage, count: int, rounds: int) -> None:
-    # One by one means a round trip each, so there are fewer messages.
+    # Single messages cost a round trip each, so there are fewer.
     single = count if stage.name == "null" else max(100, count // 10)
     in_turn = {"publish": await _publishing_in_turn(stage, single, rounds)}
     _add(section, stage, "SPI, one by one", in_turn, _PUBLISH_BARS)

@@ -1,6 +1,6 @@
 """JetStream next to nats-py on the same server, with all of our headers on every message.
 
-One process, one server, the same messages; a durable consumer of its own for each run. On one event loop.
+One process, one event loop, one server, the same messages; each run has a durable consumer of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Latency of a Kafka group: from the start to the first record, and of a rebalance with one more member.
 
-Both group protocols, on one broker with the session and heartbeat settings of the tests, so that the numbers show
+Both group protocols run on one broker with the session and heartbeat settings of the tests, so that the figures show
 the library and the protocol, not the broker's default delays.
 """
 
@@ -28,7 +28,7 @@ _PROTOCOLS: Mapping[str, str] = {
 
 
 async def measure_kafka_groups(scale: float, rounds: int) -> Section:
-    """Start, and rebalance."""
+    """Measure start and rebalance."""
     section = Section(
         "Kafka, groups",
         f"Seconds, with {_PARTITIONS} partitions: from opening a bus to the first record of a group; and, when a "

@@ -27,8 +27,8 @@ __all__ = ["measure_kafka_handling"]
 _PARTITIONS = 16
 _HANDLER_SECONDS = 0.005
 _AT_ONCE: Mapping[int, float | None] = {16: 1.2, 64: None}
-"""Handlers at once, as many as partitions and more, and the most that they may take of the time that the same handlers
-take without any message: asyncio waits in whole milliseconds, so a sleep of 5 ms takes up to 6."""
+"""Numbers of concurrent handlers, and the target of each: how many times as long they may take as the same handlers
+without messages. asyncio waits in whole milliseconds, so a sleep of 5 ms takes up to 6."""
 
 
 async def measure_kafka_handling(scale: float, rounds: int) -> Section:
@@ -88,7 +88,7 @@ def _run(work: Callable[[], Awaitable[object]]) -> Variant:
 async def _key_order(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count, partitions=_PARTITIONS)
     for at_once, bar in _AT_ONCE.items():
-        # Long enough that start and end count little.
+        # Long enough that start and end hardly count.
         number = count * min(2 * at_once, max(_AT_ONCE)) // max(_AT_ONCE)
         variants: dict[str, Variant] = {
             f"{at_once} at once, no broker": _run(partial(_ideal, number, at_once)),
@@ -191,7 +191,7 @@ def _faststream(make: Callable[..., Any], stage: KafkaStage, topic: str, count: 
 
 
 def _batches(stage: KafkaStage, topic: str, count: int) -> Variant:
-    """The clock starts when the consumer has joined and has its first batch, here and for the others."""
+    """The clock starts when the consumer has joined and has its first batch, for ours and the others."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:

@@ -1,6 +1,6 @@
 """The cost of the markers engine without I/O: reading markers, a replay, and the memory of an open lease.
 
-Without broker and client, on one core.
+Uses no broker and no client, and one core.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["measure_markers"]
 
 _PAYLOAD = b"x" * 100
 _OPEN = 1000
-"""How many messages are open at a time, as with workers that hold some."""
+"""How many messages are open at a time, as if workers held them."""
 _HIGH, _NOW = 10_000_000, 1_767_000_000_000
-"""An offset and a time in milliseconds as they are in use: small numbers take less memory."""
+"""A realistic offset, and a realistic time in milliseconds: small numbers would take less memory."""
 _TOGETHER = 200
-"""Messages that a worker takes, and ends, at once."""
+"""Messages that a worker starts, and ends, at once."""
 
 
 async def measure_markers(scale: float, rounds: int) -> Section:

@@ -1,8 +1,8 @@
 """Kafka as a queue: throughput of markers and share groups, and the lateness of redeliveries.
 
-Beside it run a plain consumer that commits each batch, and the bare loop of the protocol on confluent-kafka. Ours has
-its tracker in the same process, as users have it. A consumer has joined, and holds its first batch, when the clock
-starts.
+They run next to a plain consumer that commits each batch, and to the bare loop of the protocol on confluent-kafka. Our
+tracker runs in the consumer's process, as it does for users. The clock starts when a consumer has joined and holds its
+first batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST: Final = max(_COUNTS)
 _AHEAD: Final = {1: 10_000, 10: 20_000, 100: 40_000}
 """Like `_COUNTS`, for a consumer with the default `max_outstanding`."""
 _OUTSTANDING: Final = 1000
-"""What a consumer may hold by default."""
+"""The default `max_outstanding`."""
 _SHARED: Final = 20_000
 _BESIDE: Final = {"queue=offsets": "offsets", "queue=share": "share"}
 _DELAY: Final = 2.0

@@ -1,7 +1,8 @@
 """Kafka as a queue, measured like the published tables of kmq and parallel-consumer.
 
-Their figures stand in docs/kafka-queue.md, each of its own machines; these are of one process on this one. Work is a
-sleep of its own length for each message, the same in all runs. A consumer has joined when the clock starts.
+Their figures, from machines of their own, are in docs/performance-kafka-queue.md; ours are of one process on this
+machine. The work of a message is a sleep, whose length varies by message and is the same in all runs. The clock starts
+when a consumer has joined.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Take = Callable[[], Awaitable[Sequence[bytes | None]]]
 
 
 async def measure_published(scale: float, rounds: int) -> Section:
-    """Seconds by order, and rates with p95, once each: `rounds` changes nothing."""
+    """Seconds by order, and rates with p95. Each runs once: `rounds` is ignored."""
     section = Section(
         "Kafka as a queue, in the shape of others' tables",
         f"First that of parallel-consumer: seconds for {_COUNT:,} messages of one partition, with 0 to "

@@ -1,7 +1,7 @@
 """Reading Kafka in batches, next to loops on confluent-kafka.
 
-A consumer has joined, and its first records have come, before the clock starts. The raw loops run in the thread of the
-event loop, and so does what is said to be in the consuming thread.
+The clock starts when a consumer has joined and has its first records. The raw loops, and ours that are labelled "in the
+consuming thread", run in the thread of the event loop.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["consuming"]
 
 _BATCH = 5000
 _AT_ONCE = (5000, 500)
-"""What loops in the consuming thread take at once, raw and ours: of either the quicker form counts. A small batch stays
-in the cache, and a large one has less to do for each batch."""
+"""Batch sizes of the loops in the consuming thread, raw and ours; the faster of the two counts. A small batch stays in
+the cache, a large one has less overhead."""
 _COLUMNS = ["topic", "partition", "offset", "key", "data"]
 _ROW = ("key", "data", "offset")
 _LONG_ROW = (*_ROW, "attributes", "publish_time")
 _Compared = tuple[str, dict[str, Variant], float | None]
-"""Name, forms, and the bar."""
+"""Name, variants, and the target."""
 _SETTLE = 0.3
 """Seconds in which librdkafka fills its queue before the clock starts, for ours and the raw client alike."""
 
@@ -149,7 +149,7 @@ def _rows_of(topic: str, consumer: Consumer, count: int, most: int) -> None:
         for _key, _data, _offset in batch.rows(*_ROW):
             pass
         count -= len(batch)
-        batch = None  # what is let go of is used again, as in the raw loop
+        batch = None  # released objects are reused, as in the raw loop
 
 
 def _long_rows_of(topic: str, consumer: Consumer, count: int, most: int) -> None:

@@ -1,7 +1,7 @@
 """Kafka next to raw confluent-kafka in its best form, on the same broker.
 
-One process, one broker, the same records, in turn. The raw loops block the thread they run in, which is the one of the
-event loop: nothing else has to run meanwhile. Reading is in `kafka_reading`.
+One process, one broker, the same records, in turn. The raw loops block the thread of the event loop, because nothing
+else runs meanwhile. `kafka_reading` measures reading.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _raw_transactions(stage: KafkaStage, source: str, count: int) -> Variant:
             consumer.subscribe([source])
             producer = stage.producer(**{"transactional.id": stage.name("tx")})
             producer.init_transactions(30)
-            # A transaction of a single record, so that the group has positions and the client knows the sink.
+            # A first transaction of one record, so that the group has positions and the client knows the sink.
             raw_kafka.transactions(consumer, producer, sink, 1, 1)
 
             async def run() -> None:

@@ -1,7 +1,7 @@
 """A Kafka broker for benchmarks: a bus, raw confluent-kafka clients, and filled topics.
 
-Every record has a key; every second one has a header as well, where the topic is filled with headers. The broker is a
-process of its own on the loopback and ends with the block. Used on one event loop; filling blocks it.
+Every record has a key; in topics that are filled with headers, every second one has a header. The broker is a process
+on loopback that ends with the block. Used on one event loop; filling blocks it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _numbers = counting()
 class KafkaStage:
     """One broker.
 
-    :ivar url: for buses of a benchmark's own.
+    :ivar url: for further buses of a benchmark.
     """
 
     def __init__(self, server: KafkaServer, bus: broker.Bus) -> None:

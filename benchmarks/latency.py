@@ -1,7 +1,7 @@
 """Latency from publish to consumer, at a fixed rate.
 
-Messages are sent by the clock, whether those before them have arrived or not, so that a stall shows in all that come
-behind it. Each carries the time at which it was to be sent; sender and consumer are one process with one clock.
+Messages are sent by the clock, whether earlier ones have arrived or not, so that a stall delays all messages behind
+it. Each carries the time at which it was due; sender and consumer are one process with one clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Way = Callable[[], AbstractAsyncContextManager[Pipe]]
 
 
 def our_way(bus: broker.Bus, topic: str, subscribed: Callable[[], AbstractAsyncContextManager[str]]) -> Way:
-    """The library's way, with batches of the available messages.
+    """Our way, in batches of the available messages.
 
     :param subscribed: yields a subscription of the topic.
     """

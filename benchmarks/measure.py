@@ -1,10 +1,10 @@
 """Measures variants of the same work.
 
-The variants of a work run in turn, in one process, in an order that is reversed every round, so that a machine that
-gets slower is slow for all of them. Compared are the ratios and differences within one round; told are their medians
-and their whole spread. A difference that is small beside what is measured is taken between neighbours, `in_pairs`.
-CPU is user and system time of this process with all its threads; servers are other processes. The garbage collector
-is on, as in a user's process, and begins every run with nothing to look at.
+The variants run in turn, in one process, in an order that is reversed every round, so that a machine that becomes
+slower slows all of them. Ratios and differences are taken within a round; their medians and spreads are reported.
+`in_pairs` measures a difference that is small compared with the whole, between runs next to each other. CPU is user and
+system time of this process with all its threads; servers are other processes. The garbage collector is on, as in a
+user's process; every run starts with no objects for it to examine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
 
 USUAL = "collector as Python has it"
 COLLECTED_AFTER = 50_000
-"""New objects, after which the collector looks at them in a program that moves messages by the million: the best form
-of either side. Python's 700 has it look at whatever lives longer than that, as what is handed over does."""
+"""New objects before the collector runs, in a program that moves millions of messages: the best setting for both sides.
+With Python's 700, the collector examines every message, because messages live longer than that."""
 
 Variant = Callable[[], AbstractAsyncContextManager[Callable[[], Awaitable[object]]]]
 """Prepares a run when it is entered and cleans up when it is left; only what it yields is measured."""
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some numbers, the least and the greatest."""
+    """Median, minimum and maximum."""
 
     median: float
     least: float
@@ -96,7 +96,7 @@ class Series:
 async def alternate(variants: Mapping[str, Variant], *, count: int, rounds: int) -> dict[str, Series]:
     """Run each variant once per round.
 
-    :param count: how many messages a run handles.
+    :param count: number of messages of a run.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in variants}
     with _old_objects_left_alone():
@@ -110,9 +110,9 @@ async def alternate(variants: Mapping[str, Variant], *, count: int, rounds: int)
 async def in_pairs(
     base: Variant, variants: Mapping[str, Variant], *, count: int, rounds: int
 ) -> dict[str, tuple[Series, Series]]:
-    """Run each variant once per round with the base right before it, or right after it in every other round.
+    """Run each variant once per round, right after the base, or right before it in every other round.
 
-    :returns: for each variant its own runs and those of the base beside them.
+    :returns: for each variant, its own runs and the base's runs next to them.
     """
     samples: dict[str, tuple[list[Sample], list[Sample]]] = {name: ([], []) for name in variants}
     with _old_objects_left_alone():
@@ -126,7 +126,7 @@ async def in_pairs(
 
 @contextmanager
 def _old_objects_left_alone() -> Generator[None]:
-    """Freeze old objects until the end, so that not every run starts with a collection of all of them."""
+    """Freeze old objects until the end, so that runs do not start by collecting them."""
     try:
         yield
     finally:
@@ -144,7 +144,7 @@ async def _measure(variant: Variant, count: int) -> Sample:
 
 
 def seldom_collected(variant: Variant) -> Variant:
-    """It runs with a collector that looks seldom."""
+    """The variant with a collector that runs rarely."""
 
     @asynccontextmanager
     async def seldom() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
@@ -157,7 +157,7 @@ def seldom_collected(variant: Variant) -> Variant:
 
 @contextmanager
 def collected_seldom() -> Generator[None]:
-    """The collector looks seldom in the block."""
+    """The collector runs rarely within the block."""
     usual = gc.get_threshold()
     gc.set_threshold(COLLECTED_AFTER, *usual[1:])
     try:

@@ -1,4 +1,4 @@
-"""A backend that does nothing: what remains is the cost of the facade.
+"""A backend that does nothing, so that a run costs what the facade costs.
 
 Every subscription delivers `count` messages and is then idle; every publish succeeds. On one event loop.
 """

@@ -12,14 +12,15 @@ __all__ = ["draw"]
 
 _MET, _MISSED = "#3b7dd8", "#c0392b"
 _CURVES_HEIGHT = 9.0
-"""Of a panel with curves, in bars."""
+"""Height of a panel with curves, in bars."""
 
 
 def draw(sections: Sequence[Section], path: Path) -> bool:
-    """A panel per section that has an axis: a bar per finding, its spread as a line, its bar as a mark; and one per
-    section that has curves.
+    """Draw a panel per section with an axis, and one per section with curves.
 
-    :returns: False if no section has either: then nothing is drawn.
+    A finding is a bar, with its spread as a line and its target as a mark.
+
+    :returns: False if there is nothing to draw.
     """
     barred = [(section, found) for section in sections if section.axis and (found := _with_bars(section))]
     curved = [section for section in sections if section.curves]

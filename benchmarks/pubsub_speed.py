@@ -1,8 +1,7 @@
 """Pub/Sub next to Google's clients on the same emulator. One process, one event loop, the same messages.
 
-The emulator gives every stream 100 messages each 50 ms: consuming is measured by unary pulls, and the
-high-level client, which has streams only, is slowed by that too. Topics retain nothing, since the emulator's memory is
-small.
+The emulator sends 100 messages each 50 ms on a stream. So consuming is measured with unary pulls, and the high-level
+client, which only streams, is slow here. Topics retain nothing, because the emulator's memory is small.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def _filled(bus: broker.Bus, count: int, work: Callable[[str], Awaitable[None]])
 
 
 def _ours(bus: broker.Bus, count: int) -> Variant:
-    """A consumer that is open already: on the emulator a close waits for the last pull, which no raw loop does."""
+    """A consumer that is already open. On the emulator a close waits for the last pull; no raw loop does that."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:

@@ -105,7 +105,7 @@ async def _subscription(bus: broker.Bus, topic: str, start: Start = "earliest") 
 
 
 async def _publish_batches(topic: broker.Topic, messages: list[broker.OutboundMessage]) -> None:
-    """All at once, as the raw loop does: neither waits for one batch before it sends the next."""
+    """Publish all batches concurrently, as the raw loop does."""
     await asyncio.gather(
         *(topic.publish_batch(messages[start : start + _BATCH]) for start in range(0, len(messages), _BATCH))
     )

@@ -1,6 +1,6 @@
-"""Loops on confluent-kafka without the library, in the quickest forms that we found.
+"""The fastest loops on confluent-kafka, without the library, that we found.
 
-Each blocks its thread, as that client does. Publishing waits for all delivery reports and counts failures; reading
+Each blocks its thread, as the client does. Publishing waits for all delivery reports and counts failures; reading
 checks each record for an error. A failure ends the run.
 """
 
@@ -46,7 +46,7 @@ class _Reports:
 
 
 def produce_one_by_one(producer: Producer, topic: str, messages: Sequence[broker.OutboundMessage]) -> None:
-    """`produce` with a callback that counts, polled for in the same thread."""
+    """`produce` with a callback that counts, polled in the same thread."""
     reports = _Reports()
     produce, poll = producer.produce, producer.poll
     for start in range(0, len(messages), 500):
@@ -90,7 +90,7 @@ def _end(producer: Producer, reports: _Reports, count: int) -> None:
 
 
 def read_some(consumer: Consumer) -> int:
-    """Wait for the first records; return their number."""
+    """Wait for the first records. Returns their number."""
     while not (messages := consumer.consume(_MOST, 1.0)):
         pass
     return len(messages)
@@ -109,7 +109,7 @@ def read(consumer: Consumer, count: int, most: int = _MOST) -> None:
 
 
 def read_five(consumer: Consumer, count: int, most: int = _MOST) -> None:
-    """What the plain columns hold of each record: topic, partition, offset, key and data."""
+    """The plain columns of each record: topic, partition, offset, key and data."""
     while count > 0:
         for message in consumer.consume(most, 1.0):
             if message.error() is not None:
@@ -123,7 +123,7 @@ def read_five(consumer: Consumer, count: int, most: int = _MOST) -> None:
 
 
 def read_with_attributes(consumer: Consumer, count: int, most: int = _MOST) -> None:
-    """The same, with headers as a dict of texts, and the timestamp as a datetime."""
+    """The same, with headers as a dict of strings, and the timestamp as a datetime."""
     while count > 0:
         for message in consumer.consume(most, 1.0):
             if message.error() is not None:
@@ -167,8 +167,8 @@ def read_columns(consumer: Consumer, count: int, headers: bool, most: int = _MOS
 def transactions(consumer: Consumer, producer: Producer, sink: str, count: int, size: int) -> None:
     """Copy `count` records to the sink, with the positions, in transactions of `size`.
 
-    Without the flush, partition and positions are added at once; the broker refuses one of the two for the moment, and
-    the client repeats it after 10 or 20 ms.
+    Without the flush, the partition and the positions would be added concurrently; the broker would reject one of the
+    two, and the client would retry it after 10 or 20 ms.
     """
     held: list[Message] = []
     reports = _Reports()

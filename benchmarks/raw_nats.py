@@ -1,7 +1,7 @@
-"""Loops on nats-py without the library, from the plain way to the quickest that we found.
+"""Loops on nats-py without the library, from the documented way to the fastest that we found.
 
 Every consuming loop acks each message of a durable pull consumer; every publishing loop gets each message confirmed,
-with the same headers as ours. Failures end the run. The quickest ways use private calls of nats-py.
+with the same headers as ours. Failures end the run. The fastest ways use private calls of nats-py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PULL", "RawNats"]
 PULL = 2000
 """Messages per pull request; two are kept open."""
 WINDOW = 4000
-"""Messages on their way without a confirmation."""
+"""Unconfirmed messages in flight."""
 JOINED = 500
 """Commands joined in one write."""
 _EXPIRES = 30_000_000_000
@@ -31,7 +31,7 @@ _PRIVATE = "anybroker-key: %s\r\nanybroker-time: %d\r\nNats-Msg-Id: %s\r\ntype: 
 
 
 class _QuickClient(Client):
-    """Hands the raw messages of one subscription to a function."""
+    """A client that passes the raw messages of one subscription to a function."""
 
     quick_sid = -1
     quick: Any = None
@@ -44,7 +44,7 @@ class _QuickClient(Client):
 
 
 class RawNats:
-    """A connection of nats-py to the server that the library uses as well."""
+    """A connection of nats-py to the library's server."""
 
     def __init__(self, client: _QuickClient, stream: str) -> None:
         self._client: Any = client
@@ -55,7 +55,7 @@ class RawNats:
 
     @classmethod
     async def connect(cls, place: ServerAddress, topic: str) -> RawNats:
-        """:param topic: the topic of ours that is consumed or published to."""
+        """:param topic: the topic to consume from, or to publish to."""
         client = _QuickClient()
         await client.connect(place.url, token=place.token)
         return cls(client, topic.replace(".", "="))
@@ -88,7 +88,7 @@ class RawNats:
         await listening.unsubscribe()
 
     async def pull_raw(self, consumer: str, count: int) -> None:
-        """The same without the client's parsing of headers and its message objects: the quickest that was found."""
+        """The same without the client's header parsing and message objects: the fastest that we found."""
         pulling = _Pulling(self._client, self._stream, consumer, count)
 
         def take(reply: bytes, data: bytes, headers: bytes) -> None:
@@ -160,7 +160,7 @@ class RawNats:
 
 
 class _Pulling:
-    """Keeps two pull requests open and acks by joined writes until so many messages have come."""
+    """Keeps two pull requests open, and acks in joined writes, until a number of messages has arrived."""
 
     def __init__(self, client: Any, stream: str, consumer: str, count: int) -> None:
         self._client = client
@@ -189,7 +189,7 @@ class _Pulling:
             await self._came.wait()
             self._came.clear()
             replies, self._replies = self._replies, []
-            # What a user would look at now.
+            # A user would read these now.
             self._messages = []
             self._left -= len(replies)
             acks = b"PUB " + b" 0\r\n\r\nPUB ".join(replies) + b" 0\r\n\r\n"

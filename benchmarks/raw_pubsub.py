@@ -23,7 +23,7 @@ REQUEST = 1000
 
 
 class RawPubSub:
-    """A channel of gRPC to the emulator that the library uses as well."""
+    """A gRPC channel to the library's emulator."""
 
     def __init__(self, host: str) -> None:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -43,12 +43,12 @@ class RawPubSub:
         await self._channel.close()
 
     async def pull_and_acknowledge(self, subscription: str, count: int) -> None:
-        """One request after the other; each message's body is looked at."""
+        """One request after the other; reads each message's body."""
         while count > 0:
             count -= await self.take(subscription, len)
 
     async def take(self, subscription: str, arrived: Callable[[bytes], object]) -> int:
-        """Pull once, report and acknowledge the messages; return their number."""
+        """Pull once, report and acknowledge the messages. Returns their number."""
         response = await self._pull(PullRequest(subscription=subscription, max_messages=REQUEST), timeout=30)
         ack_ids: list[str] = []
         for received in response.received_messages:
@@ -59,7 +59,7 @@ class RawPubSub:
         return len(ack_ids)
 
     async def publish(self, topic: str, messages: Sequence[broker.OutboundMessage]) -> None:
-        """A thousand per request, one request after the other, with all that ours carry."""
+        """A thousand per request, one request after the other, with the same fields as ours."""
         for start in range(0, len(messages), REQUEST):
             request = PublishRequest(
                 topic=topic,
@@ -73,7 +73,7 @@ class RawPubSub:
                 raise RuntimeError("A message has no id")
 
     async def publish_body(self, topic: str, body: bytes) -> None:
-        """One message by a request of its own."""
+        """One message in a request of its own."""
         await self._publish(PublishRequest(topic=topic, messages=[PubsubMessage(data=body)]), timeout=30)
 
 

@@ -1,4 +1,4 @@
-"""Loops on pulsar-client without the library, in the quickest form with the same promises; blocking.
+"""The fastest loops on pulsar-client, without the library, that keep the same promises; blocking.
 
 Every consuming loop acks each message; every publishing loop gets each message's id. Failures end the run.
 """
@@ -22,7 +22,7 @@ BATCH = 1000
 
 
 class RawPulsar:
-    """A client of the broker that the library uses as well, with a producer of one topic."""
+    """A client of the library's broker, with a producer of one topic."""
 
     def __init__(self, url: str, target: str) -> None:
         self._client: Client = pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
@@ -50,31 +50,31 @@ class RawPulsar:
         )
 
     def receive_and_acknowledge(self, consumer: Any, count: int) -> None:
-        """Batches as they are there; each message's body is looked at."""
+        """Batches of the available messages; reads each message's body."""
         while count > 0:
-            taken = [consumer.receive(30_000), *consumer.batch_receive()]
-            for message in taken:
+            received = [consumer.receive(30_000), *consumer.batch_receive()]
+            for message in received:
                 message.data()
                 consumer.acknowledge(message)
-            count -= len(taken)
+            count -= len(received)
 
     def read(self, topic: str, count: int) -> None:
         """A log from its beginning, to Arrow: topic, partition, offset (as ledger and entry), key and value."""
         reader = self._client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=BATCH)
         while count > 0:
-            taken = [reader.read_next(30_000) for _ in range(min(count, 10 * BATCH))]
-            ids = [message.message_id() for message in taken]
+            received = [reader.read_next(30_000) for _ in range(min(count, 10 * BATCH))]
+            ids = [message.message_id() for message in received]
             pyarrow.table(
                 {
-                    "topic": [topic] * len(taken),
-                    "partition": [0] * len(taken),
+                    "topic": [topic] * len(received),
+                    "partition": [0] * len(received),
                     "ledger": [each.ledger_id() for each in ids],
                     "entry": [each.entry_id() for each in ids],
-                    "key": [message.partition_key() for message in taken],
-                    "value": [message.data() for message in taken],
+                    "key": [message.partition_key() for message in received],
+                    "value": [message.data() for message in received],
                 }
             )
-            count -= len(taken)
+            count -= len(received)
         reader.close()
 
     def receive_one(self, consumer: Any, arrived: Callable[[bytes | None], object]) -> None:
@@ -88,20 +88,20 @@ class RawPulsar:
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[Any] = loop.create_future()
 
-        def tell(result: Any, _: Any) -> None:
+        def on_sent(result: Any, _: Any) -> None:
             loop.call_soon_threadsafe(sent.set_result, result)
 
-        self._producer.send_async(body, tell)
+        self._producer.send_async(body, on_sent)
         if (result := await sent) != pulsar.Result.Ok:
             raise RuntimeError(f"A message was not sent: {result}")
 
     def publish(self, messages: Sequence[broker.OutboundMessage]) -> None:
-        """With a callback for each, which is the only way to its id."""
+        """With a callback for each message, which is the only way to get its id."""
         ids: list[Any] = []
         failed: list[Any] = []
         done = threading.Event()
 
-        def tell(result: Any, message_id: Any) -> None:
+        def on_sent(result: Any, message_id: Any) -> None:
             if result != pulsar.Result.Ok:
                 failed.append(result)
             ids.append(message_id)
@@ -110,6 +110,6 @@ class RawPulsar:
 
         for message in messages:
             properties = {**message.attributes, "id": message.id or ""}
-            self._producer.send_async(message.data or b"", tell, properties=properties)
+            self._producer.send_async(message.data or b"", on_sent, properties=properties)
         if not done.wait(60) or failed:
             raise RuntimeError(f"{len(ids)} of {len(messages)} messages were confirmed, and {len(failed)} failed")

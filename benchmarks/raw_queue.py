@@ -1,6 +1,6 @@
 """Kafka as a queue on confluent-kafka without the library: the bare loop of the protocol, and a plain consumer.
 
-The bare loop does what `queue=markers` promises and no more: STARTs of all that was taken, one commit, ENDs, on one
+The bare loop does what `queue=markers` promises and no more: STARTs of all fetched records, one commit, ENDs, on one
 thread. The topic has one partition. Its markers have the size of real ones and are not encoded; no tracker runs. A
 failure ends the run.
 """
@@ -37,7 +37,7 @@ def consume_and_commit(consumer: Consumer, count: int, *, most: int = 500) -> No
 
 
 def protocol_loop(consumer: Consumer, producer: Producer, markers: str, count: int, *, most: int) -> None:
-    """Take, write all STARTs and wait for them, commit once, hand over, write all ENDs."""
+    """Fetch, write all STARTs and wait for them, commit once, hand over, write all ENDs."""
     lost: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:

@@ -22,7 +22,7 @@ _SECONDS = 30
 
 
 class RawServiceBus:
-    """A client of the namespace that the library uses as well."""
+    """A client of the library's namespace."""
 
     def __init__(self, host: str, key: str) -> None:
         self._client = ServiceBusClient.from_connection_string(
@@ -43,7 +43,7 @@ class RawServiceBus:
 
 
 async def complete_in_turn(receiver: ServiceBusReceiver, count: int) -> None:
-    """By public calls: a request for each message, one after the other, which is quicker than several at once."""
+    """By public calls: a request per message, one after the other, which is faster than several concurrently."""
     while count > 0:
         messages = await receiver.receive_messages(min(count, _MOST), max_wait_time=_SECONDS)
         for message in messages:
@@ -72,7 +72,7 @@ async def receive_and_complete(receiver: ServiceBusReceiver, arrived: Callable[[
 
 
 async def publish(sender: ServiceBusSender, messages: Sequence[broker.OutboundMessage]) -> None:
-    """By batches as large as the client makes them, one after the other, with all that ours carry."""
+    """In batches as large as the client allows, one after the other, with the same fields as ours."""
     batch = await sender.create_message_batch()
     for message in messages:
         made = ServiceBusMessage(

@@ -1,6 +1,6 @@
 """The baseline of `receive` on any backend: the same messages over the SPI, in batches of up to 500.
 
-Opening and closing count on both sides.
+Both include opening and closing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The results: figures, targets and verdicts, as a table in the terminal and in Markdown.
 
-Pure but for printing and for the one file that `write` makes.
+Pure, except that `print_section` prints and `write` writes a file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Finding:
 class Table:
     """Figures without targets.
 
-    :ivar rows: of as many cells as the header; the first column names the row.
+    :ivar rows: each has as many cells as the header; the first names the row.
     """
 
     header: Sequence[str]
@@ -71,9 +71,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How a figure grows with another, for the plot.
+    """One figure by another, for the plot.
 
-    :ivar beside: drawn dashed, in the colour of the curve before it.
+    :ivar beside: whether to draw it dashed, in the colour of the curve before it.
     """
 
     name: str
@@ -85,10 +85,10 @@ class Curve:
 class Section:
     """One group of findings, and their runs.
 
-    :ivar axis: what the findings with a bar say, for the plot; empty keeps the section out of it.
-    :ivar curves: a panel of their own in the plot.
-    :ivar curve_axes: what they say, across and up.
-    :ivar logarithmic: both of those axes are.
+    :ivar axis: label of the findings' axis in the plot; an empty one leaves the section out.
+    :ivar curves: have a panel of their own in the plot.
+    :ivar curve_axes: labels of the curves' x and y axes.
+    :ivar logarithmic: whether both of those axes are logarithmic.
     """
 
     title: str
@@ -104,7 +104,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What stands above the sections.
+    """The part of the page above the sections.
 
     :ivar lines: Markdown.
     :ivar packages: packages whose versions are shown.
@@ -128,7 +128,7 @@ PERFORMANCE: Final = Page(
 
 
 def print_section(section: Section, console: Console) -> None:
-    """The findings, for people."""
+    """Print the findings as a table."""
     table = _RichTable(title=section.title, title_justify="left", caption=section.text, caption_justify="left")
     for name in ("What", "Bar", "Median", "Spread", "Verdict"):
         table.add_column(name, justify="left" if name in ("What", "Verdict") else "right")

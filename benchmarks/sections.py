@@ -42,7 +42,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
 
 
 def run_alone(name: str, scale: float, rounds: int) -> Section:
-    """Run one benchmark in a subprocess, with which its servers end."""
+    """Run one benchmark in a subprocess. Its servers end with it."""
 
     async def measure() -> Section:
         return await BENCHMARKS[name](scale, rounds)

@@ -1,7 +1,6 @@
 """Service Bus next to azure-servicebus on the same test double. One process, one event loop, the same messages.
 
-The double is this project's own and no service: it answers on the loopback, so that the ratios tell what the clients
-cost, and no rate here is one of Azure.
+The double is this project's own and runs on loopback: the ratios show what the clients cost; no rate is Azure's.
 """
 
 from __future__ import annotations

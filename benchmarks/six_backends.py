@@ -1,8 +1,8 @@
 """One program on six backends: its rates, and the cost of the facade and of idle waiting.
 
-The same code by URL, one broker after the other, on the servers of the tests; Service Bus is the project's own double.
-The rates are those of client and server together on this machine, and say little of a cluster; the ratios to the raw
-clients are in the sections of the backends.
+The same code runs on one URL after the other, on the servers of the tests; Service Bus is the project's own double.
+Client and server share this machine, so the rates say little about a cluster. The ratios to the raw clients are in the
+sections of the backends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["measure_six"]
 _BATCH = 500
 _TOPIC = "bench.six"
 _SETTINGS = {"pubsub": "topic_retention=0", "servicebus": "deduplication_window=0"}
-"""The emulator's memory is small, and the double looks for ids in a list."""
+"""The emulator's memory is small, so topics retain nothing; the double is slow at deduplication, so it is off."""
 _COUNTS = {
     "inmem": 50_000,
     "jetstream": 50_000,
@@ -35,8 +35,8 @@ _COUNTS = {
     "pulsar": 20_000,
     "servicebus": 20_000,
 }
-"""As many as it takes for the first few, which are fetched one by one, to vanish, and for what `receive` adds to show:
-beneath it a message of Service Bus takes 70 µs, whose noise over a second is as much as that."""
+"""Enough that the first few, which are fetched one by one, do not count, and that the cost of `receive` exceeds the
+noise: a message of Service Bus takes 70 µs below it."""
 _IDLE_SECONDS = 4.0
 
 

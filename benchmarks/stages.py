@@ -1,7 +1,7 @@
 """The brokers for a benchmark: a bus, and a filled topic.
 
-Every message has a key, an attribute and an id, so that on NATS it carries all of our headers. A stage is opened once
-and used by many runs, one after the other.
+Every message has a key, an attribute and an id, so that on NATS it has all of our headers. Many runs use an open stage,
+one after the other.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def server(self) -> ServerAddress:
-        """Where other clients of the JetStream stage connect, and their token."""
+        """URL and token for other clients of the JetStream stage."""
         if self._server is None:
             raise ValueError(f"The stage {self.name} has no server")
         return self._server

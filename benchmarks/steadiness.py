@@ -22,7 +22,7 @@ _STEPS = 10
 
 
 async def measure_steadiness(scale: float, rounds: int) -> Section:
-    """Idle, memory and close, on the real broker and in memory."""
+    """Measure idle CPU, memory and close, on JetStream and in memory."""
     section = Section(
         "Steadiness",
         "CPU of an idle consumer in percent of a core; resident memory after a million messages that were published, "
@@ -65,7 +65,7 @@ async def idle_shares(inbox: broker.MessageIterator, seconds: float, rounds: int
 
 
 async def _memory(section: Section, stage: Stage, count: int) -> None:
-    """Publish, consume and ack a million messages in steps, each with a batch and a handler half."""
+    """Publish, consume and ack a million messages in steps, half of each by batches and half by a handler."""
     step = count // _STEPS
     grown: list[float] = []
     base = 0
@@ -103,7 +103,7 @@ async def _closing(section: Section, stage: Stage, rounds: int) -> None:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """The handlers fail on purpose, and each failure would be logged."""
+    """Silence the log: the handlers fail on purpose."""
     logger = logging.getLogger("broker")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -177,6 +177,6 @@ _HANDLERS: dict[str, Callable[[], Awaitable[None]]] = {
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has."""
+    """Resident memory of this process, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096

@@ -1,4 +1,4 @@
-"""The common part of benchmarks of brokers without a log: messages, and our consuming and publishing."""
+"""Shared by the benchmarks of brokers without a log: messages, and our consuming and publishing."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def new_name() -> str:
 
 
 def messages_of(count: int) -> list[broker.OutboundMessage]:
-    """Messages with an attribute and an id that none had before."""
+    """New messages with an attribute and a unique id."""
     run = next(_numbers)
     return [broker.OutboundMessage(BODY, attributes={"type": "created"}, id=f"{run}-{index}") for index in range(count)]
 
 
 def with_messages(count: int, work: Callable[[list[broker.OutboundMessage]], Awaitable[None]]) -> Variant:
-    """The work, with new messages for each run."""
+    """The variant, with new messages for each run."""
 
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
@@ -52,7 +52,7 @@ def with_messages(count: int, work: Callable[[list[broker.OutboundMessage]], Awa
 
 @asynccontextmanager
 async def subscription_with(bus: broker.Bus, topic: str, count: int) -> AsyncGenerator[str]:
-    """A subscription of its own with so many messages, for as long as it lasts."""
+    """A new subscription with `count` messages, deleted at the end of the block."""
     name = new_name()
     await bus.admin.ensure_subscription(topic, name, start="latest")
     await publish_batches(bus.topic(topic), _BATCH, messages_of(count))
@@ -64,9 +64,9 @@ async def subscription_with(bus: broker.Bus, topic: str, count: int) -> AsyncGen
 
 async def consume(inbox: broker.BatchedMessageStream, count: int, *, batch: int) -> None:
     """Receive and ack `count` messages in batches."""
-    async for taken in inbox.batches(batch):
-        count -= len(taken)
-        await taken.ack()
+    async for messages in inbox.batches(batch):
+        count -= len(messages)
+        await messages.ack()
         if count <= 0:
             break
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.spark`: measures Spark over the brokers, writes `docs/performance-spark.md` and its plot.
+"""`python -m benchmarks.spark`: measures Spark over the brokers, and writes `docs/performance-spark.md` and its plot.
 
-With `--quick` everything runs on few messages, which proves only that it runs; nothing is written unless `--output`
-says where. The exit status is 0 whatever the verdicts are: they are for reading, since a busy machine misses bars.
+With `--quick` every benchmark runs on few messages, which only shows that it works, and the page is written only with
+`--output`. The exit status is 0 even if a target is missed, because a busy machine misses targets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BENCHMARKS: dict[str, Callable[[SparkStage, float, int], list[Section]]] = {
     "state": measure_state,
     "other-brokers": measure_other_brokers,
     "crossover": measure_crossover,
-    # Last, since it continues in other sessions.
+    # Last, because it continues in other sessions.
     "scaling": measure_scaling,
 }
 _PAGE = Page(

@@ -1,7 +1,7 @@
-"""How many rows it takes until Spark is quicker than a plain consumer at the same job on the same topic.
+"""The number of rows from which Spark is faster than a plain consumer at the same job on the same topic.
 
-The plain consumer is our log reader with Arrow, in one process; Spark has two cores and its quickest source, with two
-tasks. Spark is warm: the time of its start is reported, and added where the table says so.
+The plain consumer is our log reader with Arrow, in one process; Spark has two cores and its fastest source, with two
+tasks. Spark is warm: its start is reported apart, and added where the table says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCHEMA = "id bigint, carrier string, delay double"
 _SPAN = 60
 _ROUNDS_OF_HASH = 60
 _OFTEN = 100_000
-"""Up to so many rows each job runs once per round; above, once."""
+"""Up to this many rows a job runs once per round; above, once in all."""
 _arrow: Any = pyarrow
 _compute: Any = compute
 _json: Any = arrow_json
@@ -38,9 +38,9 @@ _json: Any = arrow_json
 
 @dataclass(frozen=True)
 class _Job:
-    """The same for both: their results are compared.
+    """A job that both run. Their results are compared.
 
-    :ivar most: rows for which it is worth the time of the benchmark.
+    :ivar most: maximum rows, to bound the benchmark's time.
     """
 
     name: str
@@ -103,9 +103,9 @@ def measure_crossover(stage: SparkStage, scale: float, rounds: int) -> list[Sect
 
 
 def crossing(plain: Sequence[tuple[float, float]], spark: Sequence[tuple[float, float]]) -> str:
-    """The rows from which on the second is quicker, in words.
+    """The rows from which on the second is faster, in words.
 
-    :param plain: rows and seconds, by rows; both of the same rows.
+    :param plain: rows and seconds, in order of rows; both have the same rows.
     """
     gaps = [(rows, theirs - ours) for (rows, ours), (_, theirs) in zip(plain, spark, strict=True)]
     if gaps[0][1] <= 0:
@@ -120,7 +120,7 @@ def crossing(plain: Sequence[tuple[float, float]], spark: Sequence[tuple[float, 
 
 
 def _round(rows: float) -> int:
-    """Two digits say all that is known."""
+    """Round to two digits, which is the precision of the measurement."""
     return int(float(f"{rows:.1e}"))
 
 
@@ -195,11 +195,11 @@ def _windows_spark(frame: Any) -> object:
     return sorted(map(tuple, rows))
 
 
-# -- a function of Python for each row ------------------------------------------------------------------------
+# -- a Python function for each row ---------------------------------------------------------------------------
 
 
 def _costly(value: bytes) -> int:
-    """Some 30 µs of work."""
+    """About 30 µs of work."""
     return hashlib.pbkdf2_hmac("sha256", value, b"salt", _ROUNDS_OF_HASH)[0]
 
 

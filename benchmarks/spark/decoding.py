@@ -1,4 +1,4 @@
-"""`broker_spark.decode` of thirteen fields beside Spark's bare `from_json`, which checks nothing."""
+"""`broker_spark.decode` of thirteen fields next to Spark's bare `from_json`, which checks nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Leg:
 
 
 def measure_decoding(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """Rows that are in memory, in two tasks."""
+    """Decode rows in memory, in two tasks."""
     section = Section(
         "Decoding JSON by a class",
         "Rows per second of 13 fields (texts, numbers, a time, a decimal, a literal; 300 B of JSON), from memory into "

@@ -1,7 +1,8 @@
-"""What a micro-batch costs that has nothing to do, beside Spark's `rate-micro-batch`; and queues through the spool.
+"""The cost of an almost empty micro-batch, next to Spark's `rate-micro-batch`; and queues through the spool.
 
-The same session, `noop` sink, trigger (the next batch at once) and settings of the checkpoint for all; one task and one
-row in each batch, since `rate-micro-batch` makes none without a row. Told is `triggerExecution` of Spark's progress.
+All have the same session, `noop` sink, trigger (the next batch at once) and checkpoint settings. A batch has one task
+and one row, because `rate-micro-batch` makes no batch without a row. The figure is `triggerExecution` of Spark's
+progress.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _SKIPPED = 4
 _SECONDS = 300.0
 _LOOK = 0.5
 _GLANCE = 0.1
-"""Seconds between looks at the progress, which take a little of what is measured."""
+"""Seconds between polls of the progress, which cost a little themselves."""
 
 
 class _Case(NamedTuple):
     """A stream of one row in each batch.
 
-    :ivar publish: adds a row; without it rows are there, or make themselves.
+    :ivar publish: adds a row; None if the stream has or makes its own rows.
     """
 
     frame: Any
@@ -41,7 +42,7 @@ class _Case(NamedTuple):
 
 
 def measure_micro_batches(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """Both."""
+    """Measure micro-batches, then queues."""
     return [_fixed(stage, scale, rounds), _spool(stage, scale, rounds)]
 
 
@@ -132,16 +133,16 @@ def _medians(stage: SparkStage, case: _Case, batches: int) -> dict[str, float]:
 
 
 def spooled(stage: SparkStage, url: str, topic: str, chosen: Mapping[str, str]) -> Callable[[str, str], Done]:
-    """What drains a subscription, by its name, through a spool at a path.
+    """A function that drains a subscription, by its name, through a spool at a path.
 
-    :param chosen: options that say which columns.
+    :param chosen: options that choose the columns.
     """
 
     def run(subscription: str, place: str) -> Done:
         options = {"url": url, "topic": topic, "subscription": subscription, "spool": place, **chosen}
         frame = stage.spark.readStream.format("broker").options(**options).load()
         writer = frame.writeStream.format("noop").option("checkpointLocation", stage.place())
-        # The first too: what is received meanwhile is read by those that follow.
+        # The first batch counts too: later ones read what is received meanwhile.
         return finished(writer.trigger(availableNow=True).start(), skip=0)
 
     return run

@@ -1,6 +1,6 @@
-"""Spark over Pulsar and Pub/Sub, beside our log reader and the brokers' own clients in their quickest form.
+"""Spark over Pulsar and Pub/Sub, next to our log reader and the brokers' own clients in their fastest form.
 
-Each server runs for its part only. The double of Service Bus is not measured: it says nothing about Azure.
+Each server runs only for its part. The double of Service Bus is not measured: it says nothing about Azure.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _numbers = counting()
 
 @dataclass(frozen=True, slots=True)
 class _Broker:
-    """What is measured, and its client.
+    """A broker and its client.
 
-    :ivar publish: messages into the target, each confirmed.
-    :ivar consume: receives so many messages of a topic's subscription and acks each.
-    :ivar read: reads so many messages of a log into columns; None where there is no log.
+    :ivar publish: publishes messages to the target, each confirmed.
+    :ivar consume: receives a number of messages of a topic's subscription and acks each.
+    :ivar read: reads a number of messages of a log into columns; None without a log.
     """
 
     name: str
@@ -55,7 +55,7 @@ class _Broker:
 
 
 def measure_other_brokers(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """Batch reads, writes, and queues through the spool."""
+    """Measure batch reads, writes, and queues through the spool."""
     section = Section(
         "Pulsar and Pub/Sub",
         "Rows per second of one task, as ratios, on a standalone of Pulsar and on Google's emulator of Pub/Sub, which "
@@ -100,7 +100,7 @@ def _reads(stage: SparkStage, found: _Broker, client: Callable[[str, int], objec
 
 
 def _writes(stage: SparkStage, found: _Broker, size: int) -> dict[str, Work]:
-    # With keys Pub/Sub takes one of them in a request, and the client's loops have none.
+    # A Pub/Sub request takes one key only; the client's loops use no keys.
     rows = to_write(stage.spark, found.count, size).drop("key")
     writer = rows.write.format("broker").options(url=found.url, topic=_TARGET)
     return {
@@ -166,7 +166,7 @@ def _pubsub(scale: float) -> Generator[_Broker]:
     portal = Portal()
     portal.start()
     try:
-        # Retained messages are for seeks, and slow the emulator down; without them a drain waits for a lease.
+        # Retained messages slow the emulator down; without them a drain waits for a lease.
         settings = "topic_retention=0&lease_seconds=5"
         with PubSubServer() as server, broker.blocking.connect(url := f"{server.url}&{settings}") as bus:
             bus.admin.ensure_topic(_TARGET)

@@ -1,4 +1,4 @@
-"""Read, decode, filter and write: `broker_spark.pipeline` beside the same work by others; and what a query holds."""
+"""Read, decode, filter, write: `broker_spark.pipeline` next to the same work by others; and the memory of a query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCHEMA = "id bigint, carrier string, delay double, pad string"
 
 
 def measure_pipelines(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """From a topic into a topic, and the memory that it takes."""
+    """Measure a copy from a topic to a topic, and its memory."""
     section = Section(
         "Pipeline from end to end",
         "Rows read per second: each is decoded by a class of four fields, three quarters are kept and written as JSON "
@@ -30,7 +30,7 @@ def measure_pipelines(stage: SparkStage, scale: float, rounds: int) -> list[Sect
     )
     for side in stage.sides:
         for label, size in sizes(scale):
-            # What a micro-batch costs whatever its rows, half a second, is to be little of it.
+            # Enough rows that the fixed cost of a micro-batch, half a second, hardly counts.
             count = max(2000, int((120_000 if size < 1000 else 80_000) * scale * side.quick))
             topic = side.filled(count, size)
             works = _works(stage, side, topic, count)
@@ -68,7 +68,7 @@ def _works(stage: SparkStage, side: Side, topic: str, count: int) -> dict[str, W
         found = frame.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight"))
         value = F.to_json(F.struct("flight.*")).cast("binary")
         late = found.where("flight.delay > 0").select(value.alias("value"), F.lit(b"").alias("key"))
-        # The row-wise sink is a batch's and a stream's, and takes what it knows.
+        # The row-wise sink serves batches and streams, and takes only columns that it knows.
         writer = late.writeStream.format(sink).options(**into).option("checkpointLocation", stage.place())
         return finished(writer.trigger(availableNow=True).start())
 

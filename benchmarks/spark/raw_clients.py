@@ -1,6 +1,6 @@
-"""The same work without Spark: the brokers' own clients in the quickest documented forms, one process, one thread.
+"""The same work without Spark: the brokers' own clients in the fastest documented forms, one process, one thread.
 
-What publishes waits until everything is confirmed. A failure ends the run.
+Publishing waits until everything is confirmed. A failure ends the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_columns(side: Side, topic: str, count: int) -> None:
 
 
 def write(side: Side, topic: str, messages: Sequence[OutboundMessage]) -> None:
-    """Publish and have each confirmed."""
+    """Publish, and wait until each is confirmed."""
     if isinstance(side, KafkaSide):
         raw_kafka.produce_batches(side.raw.producer(), topic, messages)
     else:
@@ -124,7 +124,7 @@ async def _nats_copy(side: JetStreamSide, topic: str, target: str, count: int) -
 
 
 async def _pulled(side: JetStreamSide, topic: str, count: int) -> AsyncGenerator[list[Msg]]:
-    """Messages as they come, with two pull requests open; nothing is acked."""
+    """Messages in order of arrival, with two pull requests open; none is acked."""
     client: Any = Client()
     await client.connect(side.place.url, token=side.place.token)
     config = ConsumerConfig(

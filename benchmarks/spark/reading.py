@@ -1,7 +1,7 @@
-"""Batch and streaming reads, beside the raw client, our own log reader, the row-wise source and Spark's connector.
+"""Batch and streaming reads, next to the raw client, our own log reader, the row-wise source and Spark's connector.
 
-Everything reads one topic of one partition from its start, in one task; what is slow reads fewer rows. Spark's rows go
-to its `noop` sink. For a stream, the batches after the first count, with the times that Spark reports.
+Everything reads one topic of one partition from its start, in one task; slow variants read fewer rows. Spark's rows go
+to its `noop` sink. Of a stream, all batches but the first count, with the times that Spark reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BATCHES = 4
 
 
 def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """Batch and streaming."""
+    """Measure batch and streaming reads."""
     batch = Section(
         "Batch read",
         'Rows per second of one task, as ratios. `broker` is `format("broker")`, by its Python source; five columns '
@@ -48,7 +48,7 @@ def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     for side in stage.sides:
         for label, size in sizes(scale):
             most = max(500, int(50_000 * scale * side.quick))
-            # What a query costs whatever its rows is to be little of it, also where rows are small.
+            # Enough rows that the fixed cost of a query hardly counts, also where rows are small.
             count = most * _BATCHES * (2 if size < 1024 else 1)
             topic = side.filled(count, size)
             series = in_turn(_batch_works(stage, side, topic, count), rounds, stage.roots, uncounted=stage.uncounted)
@@ -61,7 +61,7 @@ def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
 
 
 def read_log(bus: Bus, topic: str, columns: tuple[str, ...], stop: int | None = None) -> int:
-    """Our reader without Spark, to Arrow; the bytes it made."""
+    """Read with our reader, without Spark, to Arrow. Returns the bytes."""
     names = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
     found = bus.log.read(topic, 0, None, stop, max_records=10_000)
     return sum(batch.to_arrow(names).nbytes for batch in found)
@@ -165,7 +165,7 @@ def _stream_works(stage: SparkStage, side: Side, topic: str, count: int, most: i
 
 
 def finished(query: Any, *, skip: int = 1) -> Done:
-    """Wait for the end of a query; its rows and seconds without the first batches."""
+    """Wait for the end of a query. Returns its rows and seconds, without the first batches."""
     query.awaitTermination()
     batches = [each for each in query.recentProgress if each["numInputRows"]]
     counted = batches[skip:] or batches

@@ -1,8 +1,8 @@
 """Sources and sinks of Spark as most people write them: the client's documented calls, a row at a time.
 
-They are fair in what they can be: batches of the client, offsets in the checkpoint, confirmed writes. Registered as
-`rows-kafka` and `rows-jetstream`; one topic of one partition, one task. `one-row` is the least that a source in Python
-can do: it has no broker, and one row in each batch.
+To be fair, they use batches of the client, offsets in the checkpoint and confirmed writes. They are registered as
+`rows-kafka` and `rows-jetstream`, for one topic of one partition and one task. `one-row` is the minimum of a Python
+source: no broker, and one row in each batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from broker_spark.common.schema import arrow_schema, spark_schema
 __all__ = ["PLAIN", "KafkaRows", "NatsRows", "OneRow"]
 
 PLAIN = ("topic", "partition", "offset", "key", "value")
-"""The columns of all of them."""
+"""The columns of every source here."""
 _FETCH = 500
 
 Row = tuple[str, int, int, bytes | None, bytes | None]
@@ -51,7 +51,7 @@ class Span(InputPartition):
 class Topic(ABC):
     """One topic by the broker's client.
 
-    :ivar options: where it is; `rows` to read at most, and `maxrows` in a micro-batch.
+    :ivar options: its address; `rows` is the maximum to read, and `maxrows` that of a micro-batch.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -301,7 +301,7 @@ class _OneRowReader(DataSourceStreamReader):
 
 
 class OneRow(DataSource):
-    """Costs what Spark itself takes to ask Python."""
+    """A source that costs only Spark's calls of Python."""
 
     @classmethod
     def name(cls) -> str:

@@ -15,7 +15,7 @@ _CORES = (1, 2)
 
 
 def measure_scaling(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """`tasksPerPartition` by `local[N]`."""
+    """Measure `tasksPerPartition` by `local[N]`."""
     section = Section(
         "Scaling with tasks and cores",
         "Thousand rows per second of a batch read of 100 B and five columns by the Python source, of one partition cut "
@@ -26,7 +26,7 @@ def measure_scaling(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     topics = {side.name: side.filled(count, 100) for side in stage.sides}
     for cores in _CORES:
         stage.use_cores(cores)
-        # What is new in a session is not measured.
+        # The first reads of a session are not measured.
         works = {
             (side, tasks): _work(stage, side, topics[side.name], tasks, count)
             for side in stage.sides

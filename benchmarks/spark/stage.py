@@ -1,7 +1,7 @@
-"""The brokers, a session of Spark on them, and topics that are filled.
+"""The brokers, a Spark session, and filled topics.
 
-Every message has a key, every second one an attribute, and its body is a JSON object of about the requested size. One
-server of each broker on the loopback, one JVM of Spark.
+Every message has a key, every second one an attribute, and its body is a JSON object of about the requested size.
+There is one server of each broker, on loopback, and one JVM of Spark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _numbers = counting()
 
 @dataclass
 class Flight:
-    """What is in a message."""
+    """The body of a message."""
 
     id: int
     carrier: str
@@ -62,12 +62,12 @@ class Flight:
 
 
 def sizes(scale: float) -> list[tuple[str, int]]:
-    """What messages are measured: their names and bytes; only the first in a run that proves nothing."""
+    """The message sizes to measure, by name; a quick run has only the first."""
     return list(_SIZES.items())[: 1 if scale < 1 else None]
 
 
 def body_of(size: int) -> Callable[[int], bytes]:
-    """Bodies of about so many bytes, by number; they repeat."""
+    """Bodies of about `size` bytes, by number; they repeat."""
     made: list[bytes] = []
     for number in range(1000):
         fields: dict[str, Any] = {
@@ -82,7 +82,7 @@ def body_of(size: int) -> Callable[[int], bytes]:
 
 
 def fill(bus: broker.blocking.Bus, topic: str, count: int, size: int) -> str:
-    """Publish so many messages; the topic's name."""
+    """Publish `count` messages. Returns the topic's name."""
     body = body_of(size)
     for start in range(0, count, 5000):
         bus.topic(topic).publish_batch(
@@ -98,9 +98,9 @@ class Side(ABC):
     """One broker.
 
     :ivar url: the same for all processes.
-    :ivar quick: how many times as many rows are read in the same time as on the other.
-    :ivar all_share: of the rows, where all columns are read, which takes longer.
-    :ivar row_share: of the rows, for what goes row by row.
+    :ivar quick: how many times as many rows it reads in the same time as the other broker.
+    :ivar all_share: share of the rows to read where all columns are read, which takes longer.
+    :ivar row_share: share of the rows to read where they are read one by one.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Side(ABC):
 
     @abstractmethod
     def filled(self, count: int, size: int) -> str:
-        """A new topic of one partition with so many messages."""
+        """A new topic of one partition with `count` messages."""
 
     def target(self, partitions: int = 1) -> str:
         """A new empty topic."""
@@ -124,7 +124,7 @@ class Side(ABC):
         return name
 
     def drop(self, topic: str) -> None:
-        """Delete a topic, so that the disk is for the others."""
+        """Delete a topic, to free its disk space."""
         self.bus.admin.delete_topic(topic)
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Side(ABC):
 
 
 class JetStreamSide(Side):
-    """The embedded server. `portal` runs what is raw and asynchronous."""
+    """The embedded server. `portal` runs the raw asynchronous client."""
 
     name = "jetstream"
     quick, all_share, row_share = 1.0, 0.5, 0.15
@@ -168,7 +168,7 @@ class KafkaSide(Side):
 
     def __init__(self) -> None:
         self._server = KafkaServer(BUSY_OPTIONS).start()
-        # Its own bus stays closed: what is asynchronous is not measured here.
+        # Its own bus stays closed: nothing asynchronous is measured here.
         self.raw = KafkaStage(self._server, broker.connect(self._server.url))
         super().__init__(self._server.url)
 
@@ -184,10 +184,10 @@ class KafkaSide(Side):
 
 
 class SparkStage:
-    """A session of Spark and the brokers.
+    """A Spark session and the brokers.
 
     :ivar started: seconds of the session's start, of its first job, and of the first read through Python.
-    :ivar uncounted: rounds in which the JVM still compiles what all of a comparison use, most for who comes first.
+    :ivar uncounted: warm-up rounds: the JVM still compiles shared code, mostly at the expense of the first variant.
     """
 
     def __init__(self, jetstream: JetStreamSide, kafka: KafkaSide, directory: Path, *, quick: bool) -> None:
@@ -209,21 +209,21 @@ class SparkStage:
             self.started.append((name, time.perf_counter() - began))
 
     def use_cores(self, cores: int) -> None:
-        """Go on in a session with so many cores, in the same JVM."""
+        """Continue in a session with this many cores, in the same JVM."""
         self.spark.stop()
         self.spark = self._session(f"local[{cores}]")
 
     @property
     def jvm(self) -> int:
-        """The process of Spark's JVM, which its Python processes are below."""
+        """The process of Spark's JVM, the parent of its Python processes."""
         return int(self.spark.sparkContext._gateway.proc.pid)
 
     def roots(self) -> list[int]:
-        """The processes that Spark began."""
+        """The processes that Spark started."""
         return [self.jvm]
 
     def place(self, what: str = "checkpoint") -> str:
-        """A directory that nothing has used."""
+        """A new directory."""
         return str(self.directory / f"{what}-{next(_numbers)}")
 
     def _session(self, master: str) -> Any:
@@ -254,9 +254,9 @@ class SparkStage:
 
 @contextlib.contextmanager
 def open_stage(*, quick: bool) -> Generator[SparkStage]:
-    """Both brokers and a session; all end with the block.
+    """Start both brokers and a session. All end with the block.
 
-    :param quick: the session starts sooner, and is no measure.
+    :param quick: the session starts faster, and its speed means nothing.
     """
     # Python's workers import the row-wise sources from here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -269,7 +269,7 @@ def open_stage(*, quick: bool) -> Generator[SparkStage]:
         stage = SparkStage(jetstream, kafka, directory, quick=quick)
         stack.callback(lambda: stage.spark.stop())
         stack.callback(gc.unfreeze)
-        # Of what Spark and its tests load here a process with a client alone has nothing.
+        # Keeps Spark and its tests, which a process with only a client has not loaded, out of collections.
         gc.collect()
         gc.freeze()
         yield stage

@@ -1,7 +1,7 @@
 """State of one key: the figures of an aircraft by `transformWithState`, and by an aggregate of Spark's own.
 
-The runs of late flights need the flights of an aircraft in their order. An aggregate has an order only of what it has
-collected, so it keeps all flights; a processor keeps a row of figures. Both give the same, which is checked first.
+The runs of late flights need the flights of an aircraft in order. An aggregate can only order what it has collected, so
+it keeps all flights; a processor keeps one row of figures. A check comes first: both return the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Stateful = Callable[[Any], Any]
 
 
 def measure_state(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """Files of flights in, figures out to nowhere: nothing but the state is measured."""
+    """Measure files of flights in, `noop` sink out, so that only the state counts."""
     count = max(2000, int(180_000 * scale))
     section = Section(
         "State of a key",
@@ -65,7 +65,7 @@ def measure_state(stage: SparkStage, scale: float, rounds: int) -> list[Section]
 
 
 def _flights(stage: SparkStage, count: int) -> str:
-    """A directory with a file for each batch, written in an order that is not that of the flights."""
+    """A directory with a file for each batch, whose rows are not in the order of the flights."""
     directory = Path(stage.place("flights"))
     directory.mkdir()
     number, each = F.col("id"), count // _BATCHES
@@ -84,7 +84,7 @@ def _flights(stage: SparkStage, count: int) -> str:
         made.orderBy(F.xxhash64("id", F.lit(3))).coalesce(1).write.parquet(place)
         [file] = Path(place).glob("*.parquet")
         file = file.rename(directory / f"{batch}.parquet")
-        # Spark reads files in the order of their times.
+        # Spark reads files in the order of their modification times.
         os.utime(file, (1_000_000_000 + batch, 1_000_000_000 + batch))
     return str(directory)
 
@@ -100,7 +100,7 @@ def _run(stage: SparkStage, flights: str, way: Stateful, checkpoint: str, call: 
 
 
 def _figures(stage: SparkStage, flights: str, way: Stateful) -> dict[str, tuple[Any, ...]]:
-    """The last that was said of each aircraft."""
+    """The last figures of each aircraft."""
     found: dict[str, tuple[Any, ...]] = {}
 
     def keep(frame: Any, _: int) -> None:

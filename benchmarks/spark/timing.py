@@ -1,7 +1,7 @@
-"""Runs of blocking work in turn, and what Spark's processes use.
+"""Runs of blocking work in turn, and the CPU and memory of Spark's processes.
 
-The works of one comparison run one after the other in an order that is reversed every round; ratios are taken within a
-round. CPU is that of this process, of Spark's JVM and of all its Python processes, without the brokers. Linux only.
+The works of a comparison run in turn, in an order that is reversed every round; ratios are taken within a round. CPU is
+that of this process, of Spark's JVM and of all its Python processes, without the brokers. Linux only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Done(NamedTuple):
-    """The part of a run that counts, where it is not all of it."""
+    """The part of a run that counts, if not all of it does."""
 
     rows: int
     seconds: float
@@ -30,11 +30,11 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One way to do something.
+    """One way to do the work of a comparison.
 
-    :ivar rows: how many a run handles.
-    :ivar run: gets what `prepare` made; what it returns, if it is `Done`, is the part that counts.
-    :ivar prepare: is not measured.
+    :ivar rows: number of rows of a run.
+    :ivar run: gets the result of `prepare`; a returned `Done` is the part that counts.
+    :ivar prepare: runs before; not measured.
     """
 
     rows: int
@@ -47,7 +47,7 @@ def in_turn(
 ) -> dict[str, Series]:
     """Run each work once per round.
 
-    :param roots: the processes whose CPU, with that of all below them, is counted beside this one's.
+    :param roots: processes whose CPU counts besides this one's, with that of all their descendants.
     :param uncounted: warm-up rounds, which are not reported.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in works}
@@ -71,7 +71,7 @@ def _measure(work: Work, roots: Callable[[], list[int]]) -> Sample:
 
 
 def tree_of(root: int) -> list[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         fields = _stat(path)
@@ -84,7 +84,7 @@ def tree_of(root: int) -> list[int]:
 
 
 class Memory(NamedTuple):
-    """MiB that processes have for themselves, with their share of what several have."""
+    """Proportional set size (PSS) of processes, in MiB."""
 
     jvm: float
     python: float
@@ -92,7 +92,7 @@ class Memory(NamedTuple):
 
 
 def memory_of(jvm: int) -> Memory:
-    """Of the JVM and of the Python processes below it."""
+    """The memory of the JVM and of its Python processes."""
     sizes = {process: _pss(process) for process in tree_of(jvm)}
     below = [size for process, size in sizes.items() if process != jvm and size]
     return Memory(sizes[jvm], sum(below), len(below))
@@ -110,12 +110,12 @@ def _cpu(roots: list[int]) -> float:
     processes = {process for root in roots for process in tree_of(root)}
     ticks = sum(
         sum(map(int, fields[11:15])) for each in processes if (fields := _stat(Path(f"/proc/{each}/stat")))
-    )  # its own time and that of children that ended
+    )  # its own time, and that of ended children
     return time.process_time() + ticks / _TICK
 
 
 def _stat(path: Path) -> list[str]:
-    """The fields after the name; none if it has ended."""
+    """The fields after the name; empty if the process has ended."""
     try:
         return path.read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

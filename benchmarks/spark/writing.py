@@ -1,4 +1,4 @@
-"""Writes of a batch, beside the raw client, the row-wise sink and Spark's Kafka sink: one task, every row confirmed."""
+"""Batch writes, next to the raw client, the row-wise sink and Spark's Kafka sink: one task, every row confirmed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["measure_writing", "to_write"]
 
 
 def measure_writing(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
-    """A batch of generated rows into a new topic of one partition."""
+    """Measure writes of generated rows to a new topic of one partition."""
     section = Section(
         "Write",
         "Rows per second of one task, as ratios. Rows have a key and a value; the sink of `broker` gives each its "
@@ -36,7 +36,7 @@ def measure_writing(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
 
 
 def to_write(spark: Any, count: int, size: int) -> Any:
-    """A frame of one partition that costs Spark little to make."""
+    """A frame of one partition that Spark makes cheaply."""
     value = F.rpad(F.col("id").cast("string"), size, "x").cast("binary")
     key = F.concat(F.lit("key-"), F.col("id") % 1000).cast("binary")
     return spark.range(0, count, 1, 1).select(key.alias("key"), value.alias("value"))

@@ -12,7 +12,7 @@ from examples.flights.command import parse, shared_url, status
 from examples.flights.data import read_airlines, read_flights
 from examples.flights.picture import draw
 from examples.flights.screen import Screen, carrier_rows
-from examples.flights.story import Balance, tell
+from examples.flights.story import Balance, run_demo
 
 __all__ = ["main", "run"]
 
@@ -32,7 +32,7 @@ def run(url: str, count: int, picture: Path, screen: Screen) -> tuple[Balance, l
     flights, airlines = read_flights(count), read_airlines()
     with shared_url(url) as shared:
         screen.say(f"{len(flights):,} flights go through {mask_url(url)}")
-        balance = asyncio.run(tell(shared, flights, screen))
+        balance = asyncio.run(run_demo(shared, flights, screen))
     rows = carrier_rows(balance.report.carriers, balance.auditor.cancelled_by_carrier, airlines)
     screen.table(rows)
     screen.balance(balance)

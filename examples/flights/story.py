@@ -21,7 +21,7 @@ from examples.flights.reading import keeps_log, read_all
 from examples.flights.screen import Screen
 from examples.flights.topics import FOLD, REPORT_JSON, REPORTS, Report, make_topics
 
-__all__ = ["Balance", "tell"]
+__all__ = ["Balance", "run_demo"]
 
 _LEASE_MARGIN = 1.0
 
@@ -65,7 +65,7 @@ class Balance:
         return [promise for promise, holds in checks.items() if not holds]
 
 
-async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
+async def run_demo(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
     """Run the whole demo on the broker at `url`.
 
     :raises LifeEnded: a consumer ended on its own.

@@ -18,7 +18,7 @@ from examples.flights.data import read_airlines, read_flights
 from examples.flights.picture import draw
 from examples.flights.screen import Screen
 from examples.flights_pipeline.shown import carriers_of, show
-from examples.flights_pipeline.story import Outcome, tell
+from examples.flights_pipeline.story import Outcome, run_demo
 
 __all__ = ["check", "main", "run"]
 
@@ -42,7 +42,7 @@ def run(url: str, count: int, picture: Path, screen: Screen) -> Outcome:
     flights, airlines = read_flights(count), read_airlines()
     with shared_url(url) as shared, tempfile.TemporaryDirectory(prefix="anybroker-pipeline-") as directory:
         screen.say(f"{len(flights):,} flights go through {mask_url(url)} and Spark")
-        outcome = asyncio.run(tell(shared, flights, Path(directory), screen))
+        outcome = asyncio.run(run_demo(shared, flights, Path(directory), screen))
     show(screen, outcome, airlines)
     draw(carriers_of(outcome.results.hours.values())[0], airlines, picture)
     screen.say(f"Picture: {picture.resolve()}")

@@ -28,7 +28,7 @@ from examples.flights_pipeline.results import Results, read_results
 from examples.flights_pipeline.topics import make_topics
 from examples.flights_pipeline.transforms import JOINED
 
-__all__ = ["Outcome", "rows_of_a_batch", "tell"]
+__all__ = ["Outcome", "rows_of_a_batch", "run_demo"]
 
 _BATCHES: Final = 6
 _LEAST_ROWS: Final = 250
@@ -84,7 +84,7 @@ def rows_of_a_batch(messages: int) -> int:
     return max(_LEAST_ROWS, -(-messages // _BATCHES))
 
 
-async def tell(url: str, flights: Sequence[Flight], directory: Path, screen: Screen) -> Outcome:
+async def run_demo(url: str, flights: Sequence[Flight], directory: Path, screen: Screen) -> Outcome:
     """Run the whole demo on the broker at `url`.
 
     :param directory: for checkpoints and files; of this run only.

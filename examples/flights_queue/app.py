@@ -17,7 +17,7 @@ from examples.flights.data import FLIGHTS_IN_ALL, read_flights
 from examples.flights.screen import Screen
 from examples.flights_queue.board import Board
 from examples.flights_queue.shown import show
-from examples.flights_queue.story import KILLS, Outcome, tell
+from examples.flights_queue.story import KILLS, Outcome, run_demo
 
 __all__ = ["main", "queue_url", "run"]
 
@@ -55,7 +55,7 @@ def run(url: str, count: int, workers: int, board: Board, *, work_seconds: float
     board.say("Reading the flights")
     flights = read_flights(count)
     board.say(f"{len(flights):,} flights are jobs of a queue at {mask_url(url)}, and {workers} workers do them")
-    outcome = asyncio.run(tell(shared, flights, workers, work_seconds, board))
+    outcome = asyncio.run(run_demo(shared, flights, workers, work_seconds, board))
     show(board, outcome)
     return outcome
 

@@ -54,12 +54,12 @@ class Board:
             "Published": self.published,
             "Done": accounts.done,
             "Dead letters": accounts.dead,
-            "Not taken": snapshot.waiting,
+            "Waiting": snapshot.waiting,
             "Open leases": len(snapshot.leases),
             "Held": states["held"],
             "Delayed": states["waiting"],
             "Due": states["due"],
-            "Redelivered": sum(life.report.again for life in lives),
+            "Redelivered": sum(life.report.redelivered for life in lives),
             "Most attempts": max(accounts.most_attempts, snapshot.most_attempts),
         }
         return _table("The queue", columns, [[f"{count:,}" for count in columns.values()]])
@@ -86,7 +86,7 @@ def _workers(snapshot: Snapshot, lives: Sequence[WorkerLife]) -> Table:
                 for count in (
                     held_by(snapshot.leases, life.pid),
                     life.report.handled,
-                    life.report.again,
+                    life.report.redelivered,
                     life.report.done,
                     life.report.delayed,
                     life.report.failed,

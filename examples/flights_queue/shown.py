@@ -31,8 +31,8 @@ def show(board: Board, outcome: Outcome) -> None:
             ("held by the killed", sum(outcome.held.values()), f"{held}; unsettled jobs were redelivered"),
             ("leases lost", sum(map(len, deaths.lost.values())), "by workers that paused for longer than a lease"),
             (
-                "sent again",
-                outcome.sent_again,
+                "redelivered",
+                outcome.republished,
                 f"by the trackers: {totals['delayed']:,} released, {totals['failed']:,} failures, and ended leases",
             ),
             ("most attempts", accounts.most_attempts, "deliveries of one job that was done"),

@@ -24,7 +24,7 @@ from examples.flights_queue.publishing import publish
 from examples.flights_queue.topics import make_topics
 from examples.flights_queue.watching import Snapshot, held_by, look, open_leases
 
-__all__ = ["KILLS", "Outcome", "tell"]
+__all__ = ["KILLS", "Outcome", "run_demo"]
 
 KILLS: Final = (0.3, 0.6)
 """Shares of finished jobs at which a worker is killed."""
@@ -38,7 +38,7 @@ class Outcome:
     :ivar published: jobs that the broker confirmed.
     :ivar held: jobs held by each worker just before it was killed, by name.
     :ivar totals: sum of the workers' last reports.
-    :ivar sent_again: messages republished by the trackers.
+    :ivar republished: messages republished by the trackers.
     :ivar left: leases and jobs left open at the end.
     """
 
@@ -47,7 +47,7 @@ class Outcome:
     deaths: Deaths
     held: dict[str, int]
     totals: Counter[str]
-    sent_again: int
+    republished: int
     left: Snapshot
     seconds: float
 
@@ -62,7 +62,7 @@ class Outcome:
         return [promise for promise, holds in checks.items() if not holds] + self.accounts.failures(self.deaths)
 
 
-async def tell(url: str, flights: Sequence[Flight], workers: int, work_seconds: float, board: Board) -> Outcome:
+async def run_demo(url: str, flights: Sequence[Flight], workers: int, work_seconds: float, board: Board) -> Outcome:
     """Run the whole demo on the broker at `url`.
 
     :param work_seconds: duration of a job.
@@ -101,15 +101,15 @@ async def tell(url: str, flights: Sequence[Flight], workers: int, work_seconds: 
             await auditor.finish(bus)
             await auditing
         board.show(left, accounts, lives)
-        sent_again = await count_jobs(bus) - publishing.result()
+        republished = await count_jobs(bus) - publishing.result()
     totals: Counter[str] = Counter()
     for life in lives:
-        totals.update(again=life.report.again, delayed=life.report.delayed, failed=life.report.failed)
+        totals.update(redelivered=life.report.redelivered, delayed=life.report.delayed, failed=life.report.failed)
     deaths = Deaths(
         {life.name: life.killed_at for life in lives if life.killed_at is not None},
         {life.name: set(life.report.lost) for life in lives},
     )
-    return Outcome(accounts, publishing.result(), deaths, held, totals, sent_again, left, perf_counter() - started)
+    return Outcome(accounts, publishing.result(), deaths, held, totals, republished, left, perf_counter() - started)
 
 
 async def _watch(bus: broker.Bus, accounts: Accounts, lives: Sequence[WorkerLife], board: Board) -> Snapshot:

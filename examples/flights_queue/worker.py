@@ -24,19 +24,19 @@ __all__ = ["FlightWorker", "Report"]
 
 _CONCURRENCY: Final = 20
 _OUTSTANDING: Final = 200
-_TELL_SECONDS: Final = 0.25
+_REPORT_SECONDS: Final = 0.25
 
 
 class Report(msgspec.Struct):
     """A report of a worker.
 
-    :ivar handled: jobs it received; `again` of them had been delivered before.
+    :ivar handled: jobs it received; `redelivered` of them had been delivered before.
     :ivar delayed: jobs it gave back with a delay.
     :ivar lost: ids of jobs whose lease ended before they were settled.
     """
 
     handled: int = 0
-    again: int = 0
+    redelivered: int = 0
     done: int = 0
     delayed: int = 0
     failed: int = 0
@@ -73,7 +73,7 @@ class FlightWorker:
         """
         flight, attempt = message.payload, message.delivery_attempt or 1
         self.report.handled += 1
-        self.report.again += attempt > 1
+        self.report.redelivered += attempt > 1
         # Stands for the work.
         await asyncio.sleep(self._work_seconds)
         fate = fate_of(flight)
@@ -88,13 +88,13 @@ class FlightWorker:
         await (await self._done.enqueue(broker.OutboundMessage(done, key=flight.aircraft)))
         self.report.done += 1
 
-    async def tell(self) -> None:
+    async def report_regularly(self) -> None:
         """Report regularly until cancelled."""
         while True:
-            self.say()
-            await asyncio.sleep(_TELL_SECONDS)
+            self.print_report()
+            await asyncio.sleep(_REPORT_SECONDS)
 
-    def say(self) -> None:
+    def print_report(self) -> None:
         """Print a report."""
         print(msgspec.json.encode(self.report).decode(), flush=True)
 
@@ -116,10 +116,10 @@ async def main(name: str, work_seconds: float) -> None:
         worker = FlightWorker(bus, name, work_seconds)
         async with asyncio.TaskGroup() as tasks:
             # If this fails, the demo is gone, and the worker ends too.
-            telling = tasks.create_task(worker.tell())
+            reporting = tasks.create_task(worker.report_regularly())
             await broker.serve(worker.inbox.handled_by(worker.handle, concurrency=_CONCURRENCY))
-            telling.cancel()
-        worker.say()
+            reporting.cancel()
+        worker.print_report()
 
 
 if __name__ == "__main__":

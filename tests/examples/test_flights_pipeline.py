@@ -209,14 +209,14 @@ def test_a_wrong_result_sets_the_exit_status(
     lose_an_aircraft(results)
     tampered = replace(outcome, results=results, compared=compare_all(compute(SLICE, JOINED), outcome.spoilt, results))
 
-    async def tell(*_: object) -> Outcome:
+    async def run_demo(*_: object) -> Outcome:
         return tampered
 
     def nothing(_: int | None) -> list[Flight]:
         return []
 
-    monkeypatch.setattr(app, "tell", tell)
-    # It takes seconds, and `tell` does not need it.
+    monkeypatch.setattr(app, "run_demo", run_demo)
+    # It takes seconds, and `run_demo` does not need it.
     monkeypatch.setattr(app, "read_flights", nothing)
     arguments = ["--url", "embedded:", "--flights", str(SLICE), "--picture", str(tmp_path / "delays.png")]
     assert app.main(arguments) == 1

@@ -39,7 +39,7 @@ def test_the_accounts_balance_after_kills() -> None:
     outcome = app.run(url, SLICE, WORKERS, Board(console), work_seconds=WORK_SECONDS)
     assert outcome.failures == []
     assert set(outcome.accounts.expected.values()) == set(Fate), "a fate was not put to the test"
-    assert outcome.sent_again > 0
+    assert outcome.republished > 0
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert shown.count("was killed with SIGKILL") == 2
@@ -153,13 +153,13 @@ def test_a_failed_check_sets_the_exit_status(
     do_again(accounts)
     held = {"worker 3": 7, "worker 4": 9}
 
-    async def tell(*_: object) -> Outcome:
+    async def run_demo(*_: object) -> Outcome:
         return Outcome(accounts, 4, Deaths(), held, Counter(), 17, Snapshot(), 1.0)
 
     def nothing(_: int | None) -> list[Flight]:
         return []
 
-    monkeypatch.setattr(app, "tell", tell)
+    monkeypatch.setattr(app, "run_demo", run_demo)
     monkeypatch.setattr(app, "read_flights", nothing)
     assert app.main(["--url", "kafka://127.0.0.1:9"]) == 1
     assert "Does not hold: what is there twice" in capsys.readouterr().out.replace("\n", " ")
