@@ -110,9 +110,9 @@ class EmbeddedServer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="broker-embedded-nats", daemon=True)
             self._thread.start()
-        place = await asyncio.wrap_future(self._submit("ensure"))
-        assert place is not None  # the job returns one or raises
-        return place
+        address = await asyncio.wrap_future(self._submit("ensure"))
+        assert address is not None  # the job returns one or raises
+        return address
 
     async def stop(self) -> None:
         """Stop the server if this process started it, and remove a temporary directory. May be called twice."""

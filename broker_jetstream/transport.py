@@ -57,8 +57,8 @@ class Transport(Protocol):
     """A client of nats-py, and the calls that this backend adds."""
 
     client: Client
-    joins: bool
-    """Whether writes are joined, and `forget_unwritten` works."""
+    forgets_unwritten: bool
+    """Whether `forget_unwritten` works, and many messages are joined into one write."""
 
     async def listen(self, subject: str, handler: RawHandler) -> Any: ...
     async def unlisten(self, listener: Any) -> None: ...
@@ -173,7 +173,7 @@ class _RawClient(Client):
 class FastClient:
     """Raw messages and joined writes, by nats-py's private calls."""
 
-    joins = True
+    forgets_unwritten = True
 
     def __init__(self) -> None:
         self._raw = raw = _RawClient()
@@ -221,7 +221,7 @@ class FastClient:
 class PublicClient:
     """The same by nats-py's public calls."""
 
-    joins = False
+    forgets_unwritten = False
 
     def __init__(self) -> None:
         self.client = Client()
