@@ -24,12 +24,21 @@ from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
 from broker_pubsub.protocol import Methods, PublishRequest, PubsubMessage, PullRequest, Subscription, Topic, request_of
 
-__all__ = ["OPTIONS", "build", "delete", "delivers_history", "ensure", "find", "seek", "seek_to_start", "text_of"]
-
+__all__ = [
+    "check_topic",
+    "create",
+    "delete",
+    "delivers_history",
+    "ensure",
+    "find",
+    "seek",
+    "temporary",
+    "text_of",
+]
 
 DELETED_TOPIC: Final = "_deleted-topic_"
 """The service's topic of a subscription whose topic was deleted."""
-OPTIONS: Final = (
+_OPTIONS: Final = (
     "dead_letter_topic",
     "exactly_once",
     "expires_after",
@@ -58,16 +67,16 @@ _TICK: Final = timedelta(milliseconds=1)
 """Resolution of publish times, which are truncated."""
 
 
-def build(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
+def _build(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
     """A subscription with these options.
 
     :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
     """
     settings, names = connection.settings, connection.names
     for option in options:
-        if option not in OPTIONS:
+        if option not in _OPTIONS:
             raise UnknownSetting(
-                f"A Pub/Sub subscription has no option {option!r}", advice=f"It has {', '.join(OPTIONS)}"
+                f"A Pub/Sub subscription has no option {option!r}", advice=f"It has {', '.join(_OPTIONS)}"
             )
     made = Subscription(
         name=names.subscription(topic, name),
@@ -124,7 +133,7 @@ async def ensure(connection: Connection, topic: str, name: str, start: Start, op
 
     :raises TopicNotFound: the topic does not exist.
     """
-    wanted, what = build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
+    wanted, what = _build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
     try:
         found = await _get(connection, wanted.name, what)
     except SubscriptionNotFound:
@@ -154,7 +163,7 @@ async def create(connection: Connection, topic: str, wanted: Any, start: Start) 
     if made is None:
         return await _get(connection, wanted.name, what)
     try:
-        await seek_to_start(connection, topic, wanted.name, start)
+        await _seek_to_start(connection, topic, wanted.name, start)
     except BaseException:
         await delete(connection, wanted.name, what)
         raise
@@ -197,7 +206,7 @@ async def check_topic(connection: Connection, topic: str) -> None:
     )
 
 
-async def seek_to_start(connection: Connection, topic: str, path: str, start: Start) -> None:
+async def _seek_to_start(connection: Connection, topic: str, path: str, start: Start) -> None:
     """Move a new subscription to the earliest message, to a time, or to the end."""
     what = f"Seeking the start of {path!r}"
     if start == "latest":
