@@ -46,7 +46,7 @@ __all__ = ["JetStreamAdmin"]
 
 
 class JetStreamAdmin:
-    """Provisioning over one connection."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection, layouts: Layouts) -> None:
         self._connection = connection

@@ -61,7 +61,7 @@ YEAR: Final = 365 * 86_400.0
 
 
 class JetStreamBackend:
-    """NATS JetStream behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = JetStreamSettings
 

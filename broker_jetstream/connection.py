@@ -391,16 +391,14 @@ class Connection:
             await replies.wait(timeout)
         return replies.answers[0]
 
-    async def api(
-        self, subject: str, body: Mapping[str, Any] | None = None, *, what: str, timeout: float | None = None
-    ) -> dict[str, Any]:
+    async def api(self, subject: str, body: Mapping[str, Any] | None = None, *, what: str) -> dict[str, Any]:
         """Call the JetStream API.
 
         :param subject: without the prefix: "STREAM.INFO.orders".
         :param what: the object of the call, for errors: "Topic 'orders'".
         :raises BrokerError: the error in the answer.
         """
-        deadline = time.monotonic() + (self.settings.request_timeout if timeout is None else timeout)
+        deadline = time.monotonic() + self.settings.request_timeout
         data = msgspec.json.encode(body) if body is not None else b""
         backoff = Backoff(0.05, 0.5)
         while True:

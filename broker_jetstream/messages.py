@@ -44,7 +44,7 @@ _SAFE_PART: Final = 0.9
 
 
 class JetStreamMessageSource:
-    """The messages of one subscription of one topic."""
+    """Implements `MessageSource`."""
 
     def __init__(
         self,

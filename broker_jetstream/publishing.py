@@ -43,7 +43,7 @@ __all__ = ["JetStreamPublishTarget"]
 
 
 class JetStreamPublishTarget:
-    """Publishes to one topic."""
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, connection: Connection, layouts: Layouts) -> None:
         self._topic = topic

@@ -47,7 +47,7 @@ class _Topic:
 
 
 class JetStreamRecordSource:
-    """One member of a record group."""
+    """Implements `RecordSource`."""
 
     def __init__(
         self,

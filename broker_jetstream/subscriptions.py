@@ -50,24 +50,6 @@ _FOREVER: Final = 3650 * 86_400 * NANOSECONDS
 _MAX_WAITING: Final = 8192
 
 
-def _partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
-    """The durable of one partition of a group."""
-    # "all", because a durable that starts later refuses to be reset before its start.
-    return {
-        "ack_policy": "all",
-        "ack_wait": _FOREVER,
-        "max_deliver": -1,
-        "max_ack_pending": -1,
-        "deliver_policy": "all",
-        "replay_policy": "instant",
-        "filter_subject": layout.partition_filter(partition),
-        "priority_groups": [GROUP],
-        "priority_policy": "pinned_client",
-        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
-        "metadata": {_POSITION_KEY: str(position)} if position > 1 else {},
-    }
-
-
 def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait: bool = False) -> dict[str, Any]:
     """The body of a pull request.
 
@@ -89,32 +71,6 @@ def pinned_by(info: Mapping[str, Any]) -> bytes:
     """The pin of a group's durable; empty if no member is pinned."""
     groups: list[dict[str, Any]] = info.get("priority_groups") or []
     return next((group.get("pinned_client_id") or "" for group in groups if group.get("group") == GROUP), "").encode()
-
-
-def _start_config(start: Start) -> dict[str, Any]:
-    """The start of a new consumer, as the server spells it."""
-    if isinstance(start, datetime):
-        return {"deliver_policy": "by_start_time", "opt_start_time": server_time(start)}
-    return {"deliver_policy": "all" if start == "earliest" else "new"}
-
-
-def _message_config(connection: Connection, layout: Layout, start: Start, *, ephemeral: bool) -> dict[str, Any]:
-    """The configuration of a consumer for the Message family."""
-    settings = connection.settings
-    config: dict[str, Any] = {
-        "ack_policy": "explicit",
-        "ack_wait": round(settings.lease_seconds * NANOSECONDS),
-        "max_deliver": -1,
-        "max_ack_pending": settings.max_ack_pending,
-        "max_waiting": _MAX_WAITING,
-        "replay_policy": "instant",
-        **_start_config(start),
-    }
-    if layout.filter is not None:
-        config["filter_subject"] = layout.filter
-    if ephemeral:
-        config["inactive_threshold"] = _EPHEMERAL_SECONDS * NANOSECONDS
-    return config
 
 
 async def create(
@@ -197,6 +153,32 @@ async def ensure_message_consumer(
     return await create(connection, layout, name, updated, what=what)
 
 
+def _message_config(connection: Connection, layout: Layout, start: Start, *, ephemeral: bool) -> dict[str, Any]:
+    """The configuration of a consumer for the Message family."""
+    settings = connection.settings
+    config: dict[str, Any] = {
+        "ack_policy": "explicit",
+        "ack_wait": round(settings.lease_seconds * NANOSECONDS),
+        "max_deliver": -1,
+        "max_ack_pending": settings.max_ack_pending,
+        "max_waiting": _MAX_WAITING,
+        "replay_policy": "instant",
+        **_start_config(start),
+    }
+    if layout.filter is not None:
+        config["filter_subject"] = layout.filter
+    if ephemeral:
+        config["inactive_threshold"] = _EPHEMERAL_SECONDS * NANOSECONDS
+    return config
+
+
+def _start_config(start: Start) -> dict[str, Any]:
+    """The start of a new consumer, as the server spells it."""
+    if isinstance(start, datetime):
+        return {"deliver_policy": "by_start_time", "opt_start_time": server_time(start)}
+    return {"deliver_policy": "all" if start == "earliest" else "new"}
+
+
 COMMIT_SECONDS: Final = 1.0
 """How long one commit waits; the server answers only acks of records delivered since the last reset."""
 
@@ -240,6 +222,24 @@ async def _start_positions(log: JetStreamLogReader, topic: str, start: Start) ->
     if start == "latest":
         return {number: bounds.next for number, bounds in (await log.bounds(topic)).items()}
     return {}
+
+
+def _partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
+    """The durable of one partition of a group."""
+    # "all", because a durable that starts later refuses to be reset before its start.
+    return {
+        "ack_policy": "all",
+        "ack_wait": _FOREVER,
+        "max_deliver": -1,
+        "max_ack_pending": -1,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "filter_subject": layout.partition_filter(partition),
+        "priority_groups": [GROUP],
+        "priority_policy": "pinned_client",
+        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
+        "metadata": {_POSITION_KEY: str(position)} if position > 1 else {},
+    }
 
 
 class CommittedPosition:

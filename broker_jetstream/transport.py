@@ -29,7 +29,6 @@ __all__ = [
     "Transport",
     "close_now",
     "drop_socket",
-    "flush_all",
     "is_standalone",
     "make_client",
     "supports_fast_path",
@@ -194,7 +193,7 @@ class FastClient:
         sid: int = listener._id
         await listener.unsubscribe()
         if self._raw.is_connected:
-            await flush_all(self._raw)
+            await _flush_all(self._raw)
         self._raw.raw_handlers.pop(b"%d" % sid, None)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
@@ -259,14 +258,14 @@ class PublicClient:
         """Impossible by public calls: nats-py writes its buffer after the reconnect."""
 
 
-async def flush_all(client: Client, timeout: int = 10) -> None:
+async def _flush_all(client: Client) -> None:
     """Return when the server has read everything that was sent.
 
     :raises nats.errors.Error: no answer in time, or the connection broke.
     """
     # nats-py writes a PING ahead of its buffer; by the time of the first PONG the buffer is written.
     for _ in range(2):
-        await client.flush(timeout)
+        await client.flush()
 
 
 def drop_socket(client: Client) -> bool:

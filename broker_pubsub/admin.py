@@ -45,7 +45,7 @@ _SCHEMA_TYPES: Final = {"avro": Schema.Type.AVRO, "protobuf": Schema.Type.PROTOC
 
 
 class PubSubAdmin:
-    """Provisioning over one connection."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

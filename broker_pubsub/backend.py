@@ -45,7 +45,7 @@ LONGEST_DELAY: Final = 600.0
 
 
 class PubSubBackend:
-    """Google Cloud Pub/Sub behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = PubSubSettings
 

@@ -31,7 +31,7 @@ CLOSE_SECONDS: Final = 3.0
 
 
 class PubSubMessageSource:
-    """The messages of one subscription of one topic.
+    """Implements `MessageSource`.
 
     :param made: the service's subscription.
     """

@@ -27,7 +27,7 @@ Outcomes = list[Receipt | BrokerError | None]
 
 
 class PubSubPublishTarget:
-    """Publishes to one topic."""
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         self._topic = topic

@@ -67,6 +67,36 @@ _TICK: Final = timedelta(milliseconds=1)
 """Resolution of publish times, which are truncated."""
 
 
+async def find(connection: Connection, topic: str, name: str) -> Any:
+    """The service's subscription.
+
+    :raises SubscriptionNotFound: it does not exist, or belongs to another topic.
+    """
+    what = f"Subscription {name!r} of topic {topic!r}"
+    found = await _get(connection, connection.names.subscription(topic, name), what)
+    if found.topic != connection.names.topic(topic):
+        raise SubscriptionNotFound(f"{what} does not exist; the subscription of this name belongs to {found.topic}")
+    return found
+
+
+async def ensure(connection: Connection, topic: str, name: str, start: Start, options: Mapping[str, Any]) -> Any:
+    """The subscription; a missing one is created at `start`.
+
+    :raises TopicNotFound: the topic does not exist.
+    """
+    wanted, what = _build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
+    try:
+        found = await _get(connection, wanted.name, what)
+    except SubscriptionNotFound:
+        return await create(connection, topic, wanted, start)
+    if found.topic == DELETED_TOPIC:
+        # Its topic was deleted and created again; the old subscription receives nothing.
+        await delete(connection, wanted.name, what)
+        return await create(connection, topic, wanted, start)
+    await check_topic(connection, topic)
+    return found
+
+
 def _build(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
     """A subscription with these options.
 
@@ -114,36 +144,6 @@ def _build(connection: Connection, topic: str, name: str, options: Mapping[str, 
         made.retry_policy.minimum_backoff.FromTimedelta(timedelta(seconds=least))
         made.retry_policy.maximum_backoff.FromTimedelta(timedelta(seconds=most))
     return made
-
-
-async def find(connection: Connection, topic: str, name: str) -> Any:
-    """The service's subscription.
-
-    :raises SubscriptionNotFound: it does not exist, or belongs to another topic.
-    """
-    what = f"Subscription {name!r} of topic {topic!r}"
-    found = await _get(connection, connection.names.subscription(topic, name), what)
-    if found.topic != connection.names.topic(topic):
-        raise SubscriptionNotFound(f"{what} does not exist; the subscription of this name belongs to {found.topic}")
-    return found
-
-
-async def ensure(connection: Connection, topic: str, name: str, start: Start, options: Mapping[str, Any]) -> Any:
-    """The subscription; a missing one is created at `start`.
-
-    :raises TopicNotFound: the topic does not exist.
-    """
-    wanted, what = _build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
-    try:
-        found = await _get(connection, wanted.name, what)
-    except SubscriptionNotFound:
-        return await create(connection, topic, wanted, start)
-    if found.topic == DELETED_TOPIC:
-        # Its topic was deleted and created again; the old subscription receives nothing.
-        await delete(connection, wanted.name, what)
-        return await create(connection, topic, wanted, start)
-    await check_topic(connection, topic)
-    return found
 
 
 async def _get(connection: Connection, path: str, what: str) -> Any:
@@ -195,17 +195,6 @@ async def _create(connection: Connection, topic: str, wanted: Any, what: str) ->
         await asyncio.sleep(backoff.next())
 
 
-async def check_topic(connection: Connection, topic: str) -> None:
-    """:raises TopicNotFound: the topic does not exist."""
-    await connection.call(
-        Methods.GET_TOPIC,
-        request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic)),
-        f"Topic {topic!r}",
-        "topic",
-        repeat=connection.settings.request_timeout,
-    )
-
-
 async def _seek_to_start(connection: Connection, topic: str, path: str, start: Start) -> None:
     """Move a new subscription to the earliest message, to a time, or to the end."""
     what = f"Seeking the start of {path!r}"
@@ -226,6 +215,17 @@ async def _seek_to_start(connection: Connection, topic: str, path: str, start: S
         # The topic was never purged.
         if connection.settings.emulator is None:
             await seek(connection, path, _EPOCH + timedelta(seconds=1), what)
+
+
+async def check_topic(connection: Connection, topic: str) -> None:
+    """:raises TopicNotFound: the topic does not exist."""
+    await connection.call(
+        Methods.GET_TOPIC,
+        request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic)),
+        f"Topic {topic!r}",
+        "topic",
+        repeat=connection.settings.request_timeout,
+    )
 
 
 async def seek(connection: Connection, path: str, target: datetime | str, what: str) -> None:

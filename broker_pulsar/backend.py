@@ -50,7 +50,7 @@ _LETTER: Final = 4_096
 
 
 class PulsarBackend:
-    """Apache Pulsar behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = PulsarSettings
 

@@ -87,7 +87,7 @@ class _PendingCall:
 
 
 class PulsarPublishTarget:
-    """Publishes to one topic; producers are opened on first use."""
+    """Implements `PublishTarget`; opens producers on first use."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         self._topic = topic

@@ -94,13 +94,12 @@ async def _undo(connection: Connection, topic: str, name: str, making: asyncio.F
     await delete_ephemeral(connection, topic, name)
 
 
-async def list_names(connection: Connection, topic: str, *, once: bool = False) -> Sequence[str]:
+async def list_names(connection: Connection, topic: str) -> Sequence[str]:
     """The durable subscriptions of a topic.
 
-    :param once: see `HttpApi.request`.
     :raises TopicNotFound: the topic does not exist.
     """
-    names = await _names(connection, connection.topic(topic), f"Topic {topic!r}", once=once)
+    names = await _names(connection, connection.topic(topic), f"Topic {topic!r}")
     return sorted(name for name in names if not name.startswith((EPHEMERAL, READERS, "__")))
 
 

@@ -33,7 +33,7 @@ _LONGEST_PAUSE: Final = 2.0
 
 
 class ServiceBusAdmin:
-    """Provisioning over one connection."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -58,7 +58,7 @@ HEADROOM: Final = 16_384
 
 
 class ServiceBusBackend:
-    """Azure Service Bus behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = ServiceBusSettings
 

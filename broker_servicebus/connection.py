@@ -31,7 +31,7 @@ from broker import (
     OperationTimeout,
     TopicNotFound,
 )
-from broker.driver import Backoff, Connected, Disconnected, Hooks
+from broker.driver import Backoff, Connected, Disconnected, Hooks, logger
 from broker_servicebus import private_api
 from broker_servicebus.errors import translate
 from broker_servicebus.settings import ServiceBusSettings
@@ -279,8 +279,10 @@ class Connection:
         credential, self._credential = self._credential, None
         for each in (client, admin, credential):
             if each is not None:
-                with contextlib.suppress(Exception):
+                try:
                     await each.close()
+                except Exception as error:  # the clients raise errors of many libraries
+                    logger.debug("Closing %s: %s", type(each).__name__, error)
 
 
 def _check_authorities(path: Path) -> None:

@@ -48,7 +48,7 @@ _Outcome = Receipt | BrokerError | None
 
 
 class ServiceBusPublishTarget:
-    """Publishes to one topic."""
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         entity, subscription, dead = split_path(topic)
