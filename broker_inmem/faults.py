@@ -124,8 +124,8 @@ class Faults:
         with server.lock:
             for queue in server.each_queue():
                 for member in list(queue.members.values()):
-                    held = [d for d in member.leases.values() if wanted is None or id(d) in wanted]
-                    ended += queue.drop(member, held)
+                    leases = [d for d in member.leases.values() if wanted is None or id(d) in wanted]
+                    ended += queue.drop(member, leases)
                     if member.gone:
                         queue.abandon(member)
         return ended
@@ -183,7 +183,7 @@ class Faults:
                     if drop_leases:
                         group.expel(number, now)
                     else:
-                        group.silence(number, now)
+                        group.mark_silent(number, now)
             connection.sources.clear()
 
     def isolate(self, who: Any) -> None:
@@ -196,7 +196,7 @@ class Faults:
             for number, source in tuple(connection.sources.items()):
                 source.broken(lost=False)
                 for group in server.groups.values():
-                    group.silence(number, now)
+                    group.mark_silent(number, now)
 
     def heal(self, who: Any) -> None:
         """End the isolation of a client."""
@@ -208,7 +208,7 @@ class Faults:
                 now = server.clock.time()
                 for number in connection.sources:
                     for group in server.groups.values():
-                        group.hear(number, now)
+                        group.mark_reachable(number, now)
 
     def clear(self) -> None:
         """Remove all remaining faults and the delay of fetches."""

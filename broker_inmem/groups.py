@@ -64,7 +64,7 @@ class Group:
         self._generation = 0
         self._generations: dict[TopicPartition, int] = {}
         self._session: Final = options.session_seconds
-        self._patience: Final = options.rebalance_seconds
+        self._rebalance_seconds: Final = options.rebalance_seconds
         self._members: dict[int, GroupMember] = {}
         self._silent: dict[int, float] = {}
         self._revoking: dict[TopicPartition, float] = {}
@@ -101,13 +101,13 @@ class Group:
             self.leave(number, now)
             member.notify(Notice("expelled", lost, {}, 0))
 
-    def silence(self, number: int, now: float) -> None:
+    def mark_silent(self, number: int, now: float) -> None:
         """A member became silent."""
         if number in self._members:
             self._silent.setdefault(number, now)
             self.wake()
 
-    def hear(self, number: int, now: float) -> None:
+    def mark_reachable(self, number: int, now: float) -> None:
         """A member is reachable again."""
         self.advance(now)
         self._silent.pop(number, None)
@@ -117,7 +117,7 @@ class Group:
         self._disown([partition for partition in partitions if self.owners.get(partition) == number])
         self.rebalance(now)
 
-    def changed(self, now: float) -> None:
+    def topics_changed(self, now: float) -> None:
         """Topics were deleted or have grown."""
         for name in [name for name in self.topics if name not in self._existing]:
             self._forget_positions(name)
@@ -165,7 +165,7 @@ class Group:
                 self._generations[partition] = self._generation
                 assigned.setdefault(number, []).append(partition)
             elif owner != number and partition not in self._revoking:
-                self._revoking[partition] = now + self._patience
+                self._revoking[partition] = now + self._rebalance_seconds
                 revoking.setdefault(owner, []).append(partition)
         for number, partitions in lost.items():
             self._members[number].notify(Notice("lost", partitions, {}, 0))

@@ -17,11 +17,11 @@ Item = tuple[int, int, int, Entry]
 
 
 class _Lane:
-    __slots__ = ("blocked", "held", "owner", "parked")
+    __slots__ = ("blocked", "leased", "owner", "parked")
 
     def __init__(self) -> None:
         self.owner: int | None = None
-        self.held = 0
+        self.leased = 0
         self.blocked = 0
         self.parked: list[Item] = []
 
@@ -48,7 +48,7 @@ class KeyLanes:
         if key is not None:
             lane = self._lanes.setdefault(key, _Lane())
             lane.owner = member
-            lane.held += 1
+            lane.leased += 1
 
     def claim(self, item: Item, member: int) -> bool:
         """Claim an item; returns False and parks it if the member may not have it now."""
@@ -62,7 +62,7 @@ class KeyLanes:
             self._park(key, lane, item)
             return False
         lane.owner = member
-        lane.held += 1
+        lane.leased += 1
         return True
 
     def inbox(self, member: int) -> list[Item]:
@@ -86,7 +86,7 @@ class KeyLanes:
         """A message of this key was settled."""
         if key is not None:
             lane = self._lanes[key]
-            lane.held -= 1
+            lane.leased -= 1
             self._free(key, lane)
 
     def release(self, item: Item) -> None:
@@ -96,7 +96,7 @@ class KeyLanes:
             heappush(self._returned, item)
             return
         lane = self._lanes[key]
-        lane.held -= 1
+        lane.leased -= 1
         self._park(key, lane, item)
         self._free(key, lane)
 
@@ -104,7 +104,7 @@ class KeyLanes:
         """A leased message will be redelivered later; block its key until then."""
         if key is not None:
             lane = self._lanes[key]
-            lane.held -= 1
+            lane.leased -= 1
             lane.blocked += 1
             self._free(key, lane)
 
@@ -133,7 +133,7 @@ class KeyLanes:
             lane.parked = []
             lane.blocked = 0
         self._inboxes.clear()
-        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.held}
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.leased}
 
     def _park(self, key: bytes, lane: _Lane, item: Item) -> None:
         heappush(lane.parked, item)
@@ -141,7 +141,7 @@ class KeyLanes:
             self._inboxes.setdefault(lane.owner, {})[key] = None
 
     def _free(self, key: bytes, lane: _Lane) -> None:
-        if lane.held == 0:
+        if lane.leased == 0:
             lane.owner = None
             if not lane.blocked:
                 while lane.parked:

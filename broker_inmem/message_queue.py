@@ -34,7 +34,7 @@ _FOREVER: Final = float("inf")
 class Member:
     """One consumer of a subscription.
 
-    :ivar leases: what it holds, by tag, in order of expiry: all leases of a consumer are equally long.
+    :ivar leases: its leases by tag, in order of expiry: all leases of a consumer are equally long.
     :ivar gone: it closed or died; it stays known until its leases have ended.
     """
 
@@ -149,16 +149,16 @@ class MessageQueue:
         self.advance(now)
         lanes = self._lanes
         if lanes is None:
-            taken = self._take(member, max_messages, max_bytes, now)
+            messages = self._take(member, max_messages, max_bytes, now)
         else:
-            taken = self._take_by_key(member, max_messages, max_bytes, now, lanes)
-        if taken:
+            messages = self._take_by_key(member, max_messages, max_bytes, now, lanes)
+        if messages:
             self._first_expiry = min(self._first_expiry, now + member.lease_seconds)
             if self.duplicate is not None:
-                self.duplicate(self, [message.lease for message in taken])
+                self.duplicate(self, [message.lease for message in messages])
         if self.waiters and self.waiting:
             self.notify()
-        return taken
+        return messages
 
     def settle(self, member: Member, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:
         """Settle messages; returns an error or None for each."""
@@ -272,7 +272,7 @@ class MessageQueue:
                 self.notify()
 
     def _take(self, member: Member, max_messages: int, max_bytes: int, now: float) -> list[Message[Any]]:
-        taken: list[Message[Any]] = []
+        messages: list[Message[Any]] = []
         leases, staged, returned = member.leases, self._staged, self._returned
         topic, tags, who, expires = self.topic, self._tags, member.number, now + member.lease_seconds
         number = size = 0
@@ -290,19 +290,19 @@ class MessageQueue:
                 continue
             tag = next(tags)
             leases[tag] = delivery = Delivery(entry, attempt + 1, tag, who, expires)
-            taken.append(Message(topic, entry.data, delivery, DELIVERY_VIEW, delivery, entry.size))
+            messages.append(Message(topic, entry.data, delivery, DELIVERY_VIEW, delivery, entry.size))
             number += 1
             size += entry.size
-        return taken
+        return messages
 
     def _take_by_key(
         self, member: Member, max_messages: int, max_bytes: int, now: float, lanes: KeyLanes
     ) -> list[Message[Any]]:
-        taken: list[Message[Any]] = []
+        messages: list[Message[Any]] = []
         who, expires = member.number, now + member.lease_seconds
         own = deque(lanes.inbox(who))
         size = 0
-        while len(taken) < max_messages and size < max_bytes:
+        while len(messages) < max_messages and size < max_bytes:
             item = own.popleft() if own else self._next_item()
             if item is None:
                 break
@@ -310,11 +310,11 @@ class MessageQueue:
             if entry.expires > now and lanes.claim(item, who):
                 tag = next(self._tags)
                 member.leases[tag] = delivery = Delivery(entry, item[2] + 1, tag, who, expires)
-                taken.append(Message(self.topic, entry.data, delivery, DELIVERY_VIEW, delivery, entry.size))
+                messages.append(Message(self.topic, entry.data, delivery, DELIVERY_VIEW, delivery, entry.size))
                 size += entry.size
         for item in own:
             lanes.keep(item)
-        return taken
+        return messages
 
     def _next_item(self) -> Item | None:
         if self._returned:

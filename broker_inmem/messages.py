@@ -34,7 +34,7 @@ class InmemMessageSource(Fetching[Message[Any]]):
         super().__init__(broker, connection, listener.event)
         self._listener = listener
         self._on_close = on_close
-        self._held: dict[int, Message[Any]] = {}
+        self._unsettled: dict[int, Message[Any]] = {}
         self._lost = False
         name = subscription.subscription
         with broker.lock:
@@ -60,9 +60,9 @@ class InmemMessageSource(Fetching[Message[Any]]):
         return await self._fetch(max_messages, max_bytes, wait)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        broker, queue, held = self._broker, self._queue, self._held
+        broker, queue, unsettled = self._broker, self._queue, self._unsettled
         for settlement in settlements:
-            held.pop(settlement.message.lease.tag, None)
+            unsettled.pop(settlement.message.lease.tag, None)
         with broker.lock:
             self._check_open()
             now = broker.clock.time()
@@ -95,7 +95,7 @@ class InmemMessageSource(Fetching[Message[Any]]):
                 queue.abandon(self._member)
             if queue.ephemeral:
                 self._topic.delete_queue(queue.name)
-        self._held.clear()
+        self._unsettled.clear()
         self._interrupted = True
         self._waker.wake()
         self._on_close(self)
@@ -108,9 +108,9 @@ class InmemMessageSource(Fetching[Message[Any]]):
         super()._report_break()
         if self._closed:
             return
-        if self._lost and self._held:
-            held, self._held = list(self._held.values()), {}
-            self._listener.lost(held)
+        if self._lost and self._unsettled:
+            unsettled, self._unsettled = list(self._unsettled.values()), {}
+            self._listener.lost(unsettled)
         self._lost = False
 
     def _closed_error(self) -> Closed:
@@ -128,7 +128,7 @@ class InmemMessageSource(Fetching[Message[Any]]):
         broker.topic(queue.topic, now)
         messages = queue.take(self._member, most, max_bytes, now)
         for message in messages:
-            self._held[message.lease.tag] = message
+            self._unsettled[message.lease.tag] = message
         return messages
 
     def _watch(self) -> float | None:

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--broker-seed",
         type=int,
         default=None,
-        help="what the in-memory broker draws the order between keys from; a failing test shows its own",
+        help="seed of the in-memory broker's order between keys; a failing test prints its seed",
     )
 
 

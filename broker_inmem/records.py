@@ -22,7 +22,7 @@ from broker_inmem.server import Broker
 
 __all__ = ["InmemRecordSource"]
 
-_ANSWER_BY: Final = 0.9
+_LISTENER_PART: Final = 0.9
 """The part of `rebalance_seconds` that the listener may use."""
 
 
@@ -57,7 +57,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
         self._topics: Final = tuple(dict.fromkeys(subscription.topics))
         self._notices: deque[Notice] = deque()
         self._partitions: dict[TopicPartition, _Assigned] = {}
-        self._giving_up: set[asyncio.Task[None]] = set()
+        self._revocations: set[asyncio.Task[None]] = set()
         self._turn = 0
         with broker.lock:
             connection.check()
@@ -82,11 +82,6 @@ class InmemRecordSource(Fetching[Record[Any]]):
     @property
     def group(self) -> Group:
         return self._group
-
-    @property
-    def number(self) -> int:
-        """Its member number in the group."""
-        return self._number
 
     @property
     def broker(self) -> Broker:
@@ -161,7 +156,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             return
         self._closed = True
         broker = self._broker
-        for task in tuple(self._giving_up):
+        for task in tuple(self._revocations):
             task.cancel()
         with broker.lock:
             self._connection.sources.pop(self._number, None)
@@ -169,7 +164,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             if self._connection.usable:
                 self._group.leave(self._number, now)
             else:
-                self._group.silence(self._number, now)
+                self._group.mark_silent(self._number, now)
             if self._ephemeral:
                 broker.groups.pop(self._group_name, None)
         self._partitions.clear()
@@ -204,9 +199,9 @@ class InmemRecordSource(Fetching[Record[Any]]):
                 mine = [partition for partition in partitions if partition in self._partitions]
                 for partition in mine:
                     self._partitions[partition].revoking = True
-                task = self._waker.loop.create_task(self._give_up(mine), name="inmem-revoke")
-                self._giving_up.add(task)
-                task.add_done_callback(self._giving_up.discard)
+                task = self._waker.loop.create_task(self._revoke(mine), name="inmem-revoke")
+                self._revocations.add(task)
+                task.add_done_callback(self._revocations.discard)
             else:
                 self._lose([partition for partition in partitions if partition in self._partitions])
                 if kind == "expelled":
@@ -228,9 +223,9 @@ class InmemRecordSource(Fetching[Record[Any]]):
             if all(name in broker.topics for name in self._topics):
                 self._join(broker.clock.time())
 
-    async def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+    async def _revoke(self, partitions: Sequence[TopicPartition]) -> None:
         broker, loop = self._broker, self._waker.loop
-        deadline = loop.time() + _ANSWER_BY * broker.options.rebalance_seconds
+        deadline = loop.time() + _LISTENER_PART * broker.options.rebalance_seconds
         try:
             async with asyncio.timeout_at(deadline):
                 await self._listener.revoking(partitions, deadline)
@@ -239,7 +234,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             self._listener.event(Warned(text=text))
         except Exception as error:
             self._listener.event(Warned(text=f"Group {self._group_name!r}: revoking partitions failed: {error}"))
-        mine = [p for p in partitions if (held := self._partitions.get(p)) is not None and held.revoking]
+        mine = [p for p in partitions if (assigned := self._partitions.get(p)) is not None and assigned.revoking]
         for partition in mine:
             del self._partitions[partition]
         with broker.lock:

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
 
-from broker import ConfigurationError, SubscriptionNotFound, TopicNotFound, TopicPartition
+from broker import ConfigurationError, TopicNotFound, TopicPartition
 from broker.driver import MessageLimits, Start
 from broker_inmem.clock import Clock, SystemClock
 from broker_inmem.connection import Connection, ConnectionState
@@ -30,7 +30,8 @@ __all__ = ["Broker", "Producer", "ServerTransaction"]
 
 _names = count(1)
 _known: WeakValueDictionary[str, Broker] = WeakValueDictionary()
-_kept: dict[str, Broker] = {}
+_named: dict[str, Broker] = {}
+"""The servers made by `Broker.named`, which nothing else may reference."""
 _registry_lock = threading.RLock()
 
 
@@ -92,7 +93,7 @@ class Broker:
         with _registry_lock:
             existing = _known.get(name)
             if existing is None:
-                existing = _kept[name] = cls(options, name=name)
+                existing = _named[name] = cls(options, name=name)
         if options is not None and options != existing.options:
             raise ConfigurationError(
                 f"The in-memory broker {name!r} exists in this process with other settings",
@@ -104,7 +105,7 @@ class Broker:
     def forget(cls, name: str) -> None:
         """Remove the server of this name; open connections keep it until they close."""
         with _registry_lock:
-            _kept.pop(name, None)
+            _named.pop(name, None)
             _known.pop(name, None)
 
     # Called by connections, which hold the lock.
@@ -134,7 +135,7 @@ class Broker:
         elif partitions is not None and partitions != len(topic.partitions):
             topic.grow(partitions)
             for group in self.groups.values():
-                group.changed(self.clock.time())
+                group.topics_changed(self.clock.time())
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -142,7 +143,7 @@ class Broker:
         if topic is not None:
             topic.delete()
             for group in self.groups.values():
-                group.changed(self.clock.time())
+                group.topics_changed(self.clock.time())
             for waker in topic.watchers:
                 waker.wake()
 
@@ -161,16 +162,6 @@ class Broker:
             )
             topic.queues[name] = queue
             queue.push(topic.since(positions, now))
-        return queue
-
-    def queue(self, topic: str, name: str, now: float) -> MessageQueue:
-        """A subscription.
-
-        :raises TopicNotFound, SubscriptionNotFound: it does not exist.
-        """
-        queue = self.topic(topic, now).queues.get(name)
-        if queue is None:
-            raise SubscriptionNotFound(f"Topic {topic!r} has no subscription {name!r}")
         return queue
 
     def ensure_group(self, name: str) -> Group:

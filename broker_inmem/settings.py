@@ -68,7 +68,7 @@ class InmemSettings(BackendSettings):
         default=None, gt=0, description="Seconds of silence after which a group removes a member; 10 if not set"
     )
     rebalance_seconds: float | None = Field(
-        default=None, gt=0, description="Seconds that a member has to give up its partitions; 30 if not set"
+        default=None, gt=0, description="Seconds that a member has to release revoked partitions; 30 if not set"
     )
     transaction_seconds: float | None = Field(
         default=None, gt=0, description="Seconds after which the server aborts an open transaction; 60 if not set"

@@ -51,7 +51,7 @@ class Topic:
         self.retention: float | None = options.retention_seconds
         self.retention_messages: int | None = options.retention_messages
         self._limits = limits
-        self._harmless = min(options.max_key, options.max_id, options.max_body)
+        self._smallest_limit = min(options.max_key, options.max_id, options.max_body)
         """A message up to this size without attributes is within all limits."""
         self._dedup_seconds = options.dedup_seconds
         self._ids: dict[str, tuple[float, Receipt]] = {}
@@ -206,7 +206,7 @@ class Topic:
 
     def _entry(self, message: OutboundMessage, now: float, transaction: TransactionState | None) -> Entry:
         size = message_size(message)
-        if size > self._harmless or message.attributes:
+        if size > self._smallest_limit or message.attributes:
             self._limits.check(message)
         partitions = len(self.partitions)
         key = message.key

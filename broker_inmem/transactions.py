@@ -79,12 +79,12 @@ class InmemTransaction:
             return store(broker.faults, found, messages, now, current.work(found))
 
     async def check_consumer(self, source: RecordSource) -> None:
-        self._ours(source)
+        self._checked_source(source)
 
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
         """:raises TransactionAborted: a partition was lost, and the transaction was aborted."""
         broker = self._broker
-        source = self._ours(source)
+        source = self._checked_source(source)
         with broker.lock:
             current = self._current(None)
             current.offsets.append((source.group, source.claims(positions)))
@@ -125,7 +125,7 @@ class InmemTransaction:
                 self._producer.current = None
         self._on_close(self)
 
-    def _ours(self, source: RecordSource) -> InmemRecordSource:
+    def _checked_source(self, source: RecordSource) -> InmemRecordSource:
         if not isinstance(source, InmemRecordSource) or source.broker is not self._broker:
             raise ConfigurationError(
                 f"The consumer reads from another broker than the transaction of {self._id!r}, and its positions "

@@ -24,6 +24,7 @@ from broker import (
 from broker.driver import NativeName, Start, is_whole
 from broker_jetstream import release_counts, subscriptions
 from broker_jetstream.connection import Connection
+from broker_jetstream.errors import STREAM_IN_USE
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
     PARTITIONS_KEY,
@@ -38,17 +39,14 @@ from broker_jetstream.names import (
     topic_of,
 )
 from broker_jetstream.streams import Layout, Layouts, layout_of
-from broker_jetstream.subscriptions import NANOSECONDS, committed_position
-from broker_jetstream.times import nanoseconds
+from broker_jetstream.subscriptions import committed_position
+from broker_jetstream.times import NANOSECONDS, nanoseconds
 
 __all__ = ["JetStreamAdmin"]
 
 
-_STREAM_IN_USE: Final = 10058
-
-
 class JetStreamAdmin:
-    """Provisioning over one connection."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection, layouts: Layouts) -> None:
         self._connection = connection
@@ -77,7 +75,7 @@ class JetStreamAdmin:
             try:
                 created = await self._create(name, stream, partitions, changes)
             except BackendError as error:
-                if f"err_code {_STREAM_IN_USE}" not in error.message:
+                if f"err_code {STREAM_IN_USE}" not in error.message:
                     raise
                 # Another process created it meanwhile.
                 found = await self._layouts.info(name)

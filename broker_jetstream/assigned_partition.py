@@ -250,12 +250,12 @@ class AssignedPartition:
 
     def _drop(self) -> None:
         """Another member owns the partition: report the loss."""
-        had = self.claimed
+        was_claimed = self.claimed
         self.claimed = False
         self._pin = b""
         self._proven_until = 0.0
         self._buffer.clear()
-        if had:
+        if was_claimed:
             # An open pull could be pinned, and receive records that are never read.
             self._tasks.spawn(self._pulls.cancel())
             self._lost(self)

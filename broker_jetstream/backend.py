@@ -46,12 +46,12 @@ from broker_jetstream.connection import Connection
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import consumer_name
-from broker_jetstream.publishing import JetStreamTarget
+from broker_jetstream.publishing import JetStreamPublishTarget
 from broker_jetstream.records import JetStreamRecordSource
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.streams import Layouts
-from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.times import NANOSECONDS
 
 __all__ = ["JetStreamBackend"]
 
@@ -61,7 +61,7 @@ YEAR: Final = 365 * 86_400.0
 
 
 class JetStreamBackend:
-    """NATS JetStream behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = JetStreamSettings
 
@@ -152,7 +152,7 @@ class JetStreamBackend:
             ) from None
 
     def publish_target(self, topic: str) -> PublishTarget:
-        return JetStreamTarget(topic, self._connection, self._layouts)
+        return JetStreamPublishTarget(topic, self._connection, self._layouts)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         layout = await self._layouts.find(subscription.topic, fresh=True)

@@ -104,7 +104,8 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
     """Known to be a first delivery; else see the ack subject."""
     releases: int = 0
     """How many deliveries were released unhandled."""
-    shown: Mapping[str, str] | None = None
+    attributes: Mapping[str, str] | None = None
+    """Parsed from the block on first use."""
 
     @property
     def headers(self) -> Mapping[str, tuple[str, ...]]:
@@ -317,10 +318,10 @@ class MessageView:
         return [key_of(raw.block) for raw in raws]
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
-        shown = raw.shown
-        if shown is None:
-            shown = raw.shown = _attributes(raw.block) if raw.block else NO_ATTRIBUTES
-        return shown
+        found = raw.attributes
+        if found is None:
+            found = raw.attributes = _attributes(raw.block) if raw.block else NO_ATTRIBUTES
+        return found
 
     def publish_time(self, raw: Any, /) -> datetime | None:
         time = header(raw.block, _TIME)

@@ -37,7 +37,7 @@ from broker import (
 )
 from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, mask_url
 from broker_jetstream.codec import status_of
-from broker_jetstream.errors import api_error, classify, connect_error
+from broker_jetstream.errors import api_error, connect_error, translate
 from broker_jetstream.inbox import Inbox
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_now, drop_socket, make_client
@@ -206,7 +206,7 @@ class Connection:
             # nats: permissions violation for publish to "subject"
             self.inbox.refuse(text.partition('"')[2].partition('"')[0].encode())
             self._emit(lambda: Warned(text=f"The server denied an operation: {error}"))
-        elif not self.connected and isinstance(classify(error, ""), AuthenticationFailed):
+        elif not self.connected and isinstance(translate(error, ""), AuthenticationFailed):
             # nats-py leaks a socket at each refusal, and retries without a pause.
             self._replace_client(close_first=True)
 
@@ -249,7 +249,7 @@ class Connection:
         if self.hooks.listening:
             self.hooks.emit(event())
 
-    # The interface.
+    # Public calls.
 
     @property
     def server(self) -> str:
@@ -261,9 +261,9 @@ class Connection:
         return ", ".join(mask_url(server) for server in self.servers)
 
     @property
-    def joins(self) -> bool:
+    def forgets_unwritten(self) -> bool:
         """Whether writes that a broken connection did not take are forgotten."""
-        return self._transport is not None and self._transport.joins
+        return self._transport is not None and self._transport.forgets_unwritten
 
     @property
     def client(self) -> Client:
@@ -313,7 +313,7 @@ class Connection:
             raise Closed("The connection to NATS was closed")
 
     async def listen(self, subject: str, handler: RawHandler) -> Listener:
-        """Pass every message of a subject to `handler` until the listener is closed, across reconnects."""
+        """Pass every message of a subject to `handler` until `unlisten`, across reconnects."""
         self.check_open()
         assert self._transport is not None  # open() ran
         listener = Listener(subject, handler)
@@ -344,7 +344,7 @@ class Connection:
         try:
             await self._transport.send(messages)
         except (nats.errors.Error, OSError) as error:
-            raise classify(error, "Sending") from error
+            raise translate(error, "Sending") from error
 
     async def send_empty(self, subjects: Sequence[bytes]) -> None:
         """Write an empty message to each subject: the shortest ack.
@@ -357,7 +357,7 @@ class Connection:
         try:
             await self._transport.send_empty(subjects)
         except (nats.errors.Error, OSError) as error:
-            raise classify(error, "Acknowledging") from error
+            raise translate(error, "Acknowledging") from error
 
     async def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
         """Send a request and return header block and body of the answer; repeats it after a reconnect.
@@ -391,16 +391,14 @@ class Connection:
             await replies.wait(timeout)
         return replies.answers[0]
 
-    async def api(
-        self, subject: str, body: Mapping[str, Any] | None = None, *, what: str, timeout: float | None = None
-    ) -> dict[str, Any]:
+    async def api(self, subject: str, body: Mapping[str, Any] | None = None, *, what: str) -> dict[str, Any]:
         """Call the JetStream API.
 
         :param subject: without the prefix: "STREAM.INFO.orders".
         :param what: the object of the call, for errors: "Topic 'orders'".
         :raises BrokerError: the error in the answer.
         """
-        deadline = time.monotonic() + (self.settings.request_timeout if timeout is None else timeout)
+        deadline = time.monotonic() + self.settings.request_timeout
         data = msgspec.json.encode(body) if body is not None else b""
         backoff = Backoff(0.05, 0.5)
         while True:
@@ -439,7 +437,7 @@ class Connection:
                 # Shielded, as in `unlisten`.
                 await asyncio.shield(self._transport.client.flush(max(1, round(timeout))))
         except (nats.errors.Error, OSError) as error:
-            raise classify(error, "Waiting for the server") from error
+            raise translate(error, "Waiting for the server") from error
         return time.perf_counter() - begin
 
     async def close(self) -> None:
@@ -477,7 +475,7 @@ class _FirstConnectFailed(Exception):
 
 def _describe_servers(settings: JetStreamSettings, servers: str) -> str:
     """The servers in an error; for an embedded one with the URL, because its address means nothing to the user."""
-    return f"{settings.private} at {servers}" if settings.private else servers
+    return f"{settings.embedded_url} at {servers}" if settings.embedded_url else servers
 
 
 async def _close_client(client: Client, seconds: float = _CLOSE_SECONDS) -> None:

@@ -22,10 +22,11 @@ from broker import (
     Unsupported,
 )
 
-__all__ = ["api_error", "classify", "connect_error"]
+__all__ = ["STREAM_IN_USE", "api_error", "connect_error", "translate"]
 
 STREAM_NOT_FOUND: Final = 10059
 CONSUMER_NOT_FOUND: Final = 10014
+STREAM_IN_USE: Final = 10058
 _TOO_LARGE: Final = frozenset({10054, 10097})
 _NOT_ENABLED: Final = frozenset({10039, 10076})
 _STORE_FAILED: Final = 10077
@@ -85,7 +86,7 @@ def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
     return BackendError(f"{what}: {text} (err_code {code})", native=native, retriable=status >= 500)
 
 
-def classify(error: BaseException, what: str) -> BrokerError:
+def translate(error: BaseException, what: str) -> BrokerError:
     """An error of nats-py as an error of `broker`."""
     if isinstance(error, BrokerError):
         return error
@@ -130,7 +131,7 @@ def connect_error(error: BaseException, servers: str, *, tls: bool) -> BrokerErr
             native=error,
             advice="Check that this is a NATS server; set tls_handshake_first if the server starts with TLS",
         )
-    mapped = classify(error, what)
+    mapped = translate(error, what)
     if isinstance(mapped, BackendError | OperationTimeout):
         return ConnectionFailed(mapped.message, native=error)
     return mapped

@@ -52,7 +52,7 @@ _REPLICA_SECONDS: Final = 0.05
 
 
 class JetStreamLogReader:
-    """Reads logs over one connection."""
+    """Implements `LogReaderSpi`."""
 
     def __init__(self, connection: Connection, layouts: Layouts) -> None:
         self._connection = connection

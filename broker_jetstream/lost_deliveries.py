@@ -159,11 +159,7 @@ class LostDeliveries:
         """Messages that may be returned, in order, and those that wait for earlier ones; drops expired leases."""
         sequence_limit, now = self.sequence_limit, monotonic()
         self._out_of_order = sequence_limit is not None
-        known = [
-            (sequence_of(m.raw.reply), last_number, m)
-            for last_number, m in enumerate(messages)
-            if m.raw.lease_until >= now
-        ]
+        known = [(sequence_of(m.raw.reply), index, m) for index, m in enumerate(messages) if m.raw.lease_until >= now]
         ordered = [(sequence, message) for sequence, _, message in sorted(known, key=itemgetter(0, 1))]
         ready = [message for sequence, message in ordered if sequence_limit is None or sequence < sequence_limit]
         return ready, [message for _, message in ordered[len(ready) :]]

@@ -31,7 +31,7 @@ __all__ = ["GATHER_STEP", "JetStreamMessageSource"]
 
 logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
-PARK_SECONDS: Final = 0.1
+CANCEL_AFTER_SECONDS: Final = 0.1
 """How long pulls stay open that no fetch waits for."""
 CLOSE_SECONDS: Final = 1.0
 _REDELIVERED: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
@@ -44,7 +44,7 @@ _SAFE_PART: Final = 0.9
 
 
 class JetStreamMessageSource:
-    """The messages of one subscription of one topic."""
+    """Implements `MessageSource`."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class JetStreamMessageSource:
             else LostDeliveries(connection, layout.stream, consumer, name, lease_seconds, self._pulls, last_delivery)
         )
         self._open = self._pulls.open
-        self._until = 0.0
+        self._lease_until = 0.0
         self._idle_since = 0.0
         self._waker = Waker()
         self._interrupted = False
         self._fetching = False
         self._failure: BrokerError | None = None
-        self._park_timer: asyncio.TimerHandle | None = None
+        self._cancel_timer: asyncio.TimerHandle | None = None
         self._leases = LeaseRenewer(name, lease_seconds, lambda: self._buffer, self._settler.extend)
         self._tasks = TaskSet("broker-jetstream-consumer", lambda error: logger.error("%s: %r", name, error))
         self._closed = False
@@ -154,11 +154,11 @@ class JetStreamMessageSource:
             # Messages that wait for earlier ones must not use up the room of those.
             buffer = [message for message in buffer if sequence_of(message.raw.reply) < sequence_limit]
         size = sum([message.size for message in self._buffer])
-        last_number, number_bytes = self._pulls.next_request(
+        number, number_bytes = self._pulls.next_request(
             max_messages - len(buffer), max_bytes - size, buffered=bool(buffer)
         )
-        if last_number > 0:
-            await self._pulls.request(last_number, number_bytes)
+        if number > 0:
+            await self._pulls.request(number, number_bytes)
 
     async def _wait_for_lost(self, lost: LostDeliveries, left: float) -> None:
         last_number, begin = lost.last_number, monotonic()
@@ -172,9 +172,9 @@ class JetStreamMessageSource:
         expected, self._expected_redeliveries = self._expected_redeliveries, 0
         while len(self._buffer) < expected and not self._interrupted and self._failure is None:
             await self._request(len(self._buffer) + min(GATHER_STEP, expected - len(self._buffer)), max_bytes)
-            came = len(self._buffer)
+            before = len(self._buffer)
             await self._wait(_GATHER_SECONDS)
-            if len(self._buffer) == came or not is_redelivered(self._buffer[-1]):
+            if len(self._buffer) == before or not is_redelivered(self._buffer[-1]):
                 break
         self._buffer = in_stream_order(self._buffer)
 
@@ -200,10 +200,10 @@ class JetStreamMessageSource:
         if not buffer:
             # The clock is read once per burst, so a lease may only seem older than it is. The server counts from its
             # sending, so our lease ends a little earlier: a late ack must never be sent.
-            self._until = monotonic() + _SAFE_PART * self._lease
+            self._lease_until = monotonic() + _SAFE_PART * self._lease
             if not self._fetching:
                 self._leases.watch()
-        raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first_delivery))
+        raw = NativeMessage(subject, reply, data, block, self._lease_until, reply.startswith(self._first_delivery))
         if not raw.first:
             self._has_redelivered = True
         body = data if data or NULL not in block else None
@@ -257,14 +257,14 @@ class JetStreamMessageSource:
         if len(buffer) <= max_messages and size <= max_bytes:
             self._buffer = []
             return buffer
-        last_number = size = 0
+        count = size = 0
         for message in buffer[:max_messages]:
             size += message.size
-            if size > max_bytes and last_number:
+            if size > max_bytes and count:
                 break
-            last_number += 1
-        ready = buffer[:last_number]
-        del buffer[:last_number]
+            count += 1
+        ready = buffer[:count]
+        del buffer[:count]
         return ready
 
     async def _wait(self, seconds: float) -> None:
@@ -280,19 +280,19 @@ class JetStreamMessageSource:
         if self._closed:
             return
         self._idle_since = monotonic()
-        if self._pulls.credit and self._park_timer is None:
-            self._park_timer = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
+        if self._pulls.credit and self._cancel_timer is None:
+            self._cancel_timer = asyncio.get_running_loop().call_later(CANCEL_AFTER_SECONDS, self._cancel_pulls)
         if self._buffer:
             self._leases.watch()
 
-    def _park(self) -> None:
-        self._park_timer = None
+    def _cancel_pulls(self) -> None:
+        self._cancel_timer = None
         if self._fetching or not self._pulls.credit or self._closed:
             return
-        left = self._idle_since + PARK_SECONDS - monotonic()
+        left = self._idle_since + CANCEL_AFTER_SECONDS - monotonic()
         if left > 0:
             # A fetch ran meanwhile.
-            self._park_timer = asyncio.get_running_loop().call_later(left, self._park)
+            self._cancel_timer = asyncio.get_running_loop().call_later(left, self._cancel_pulls)
         else:
             self._tasks.spawn(self._pulls.cancel())
 
@@ -324,8 +324,8 @@ class JetStreamMessageSource:
         if self._closed:
             return
         self._remove_callback()
-        if self._park_timer is not None:
-            self._park_timer.cancel()
+        if self._cancel_timer is not None:
+            self._cancel_timer.cancel()
         self._leases.close()
         if not self._connection.closed:
             try:

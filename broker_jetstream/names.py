@@ -29,7 +29,7 @@ __all__ = [
 
 PARTITIONS_KEY: Final = "anybroker-partitions"
 """Metadata of a topic's stream: its number of partitions."""
-RELEASE_COUNTS_STREAM: Final = "anybroker+given-back"
+RELEASE_COUNTS_STREAM: Final = "anybroker+release-counts"
 """The stream of release counts; it is not a topic."""
 
 _FORBIDDEN: Final = frozenset(" \t\r\n\f\v.*>/\\\0")
@@ -84,7 +84,7 @@ def schedule_subject(stream: str, token: str) -> str:
 
 def release_counts_subject(stream: str, consumer: str) -> str:
     """The subject of a subscription's release counts."""
-    return f"anybroker.given-back.{stream}.{consumer}"
+    return f"anybroker.release-counts.{stream}.{consumer}"
 
 
 def subject_filter(stream: str) -> str:

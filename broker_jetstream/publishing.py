@@ -39,11 +39,11 @@ from broker_jetstream.times import schedule_time, ttl_seconds
 from broker_jetstream.transport import Outgoing
 from broker_jetstream.unconfirmed import Batch, UnconfirmedMessages, decode_ack
 
-__all__ = ["JetStreamTarget"]
+__all__ = ["JetStreamPublishTarget"]
 
 
-class JetStreamTarget:
-    """Publishes to one topic."""
+class JetStreamPublishTarget:
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, connection: Connection, layouts: Layouts) -> None:
         self._topic = topic

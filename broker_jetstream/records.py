@@ -47,7 +47,7 @@ class _Topic:
 
 
 class JetStreamRecordSource:
-    """One member of a record group."""
+    """Implements `RecordSource`."""
 
     def __init__(
         self,
@@ -263,9 +263,11 @@ class JetStreamRecordSource:
             self._listener.assigned([partition.topic_partition for partition in ready])
             self._waker.wake()
 
-    async def _release(self, places: Sequence[TopicPartition]) -> None:
+    async def _release(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Release partitions in order: stop returning records, let the core commit, then unpin."""
-        leaving = [partition for topic_partition in places if (partition := self._find(topic_partition)) is not None]
+        leaving = [
+            partition for topic_partition in topic_partitions if (partition := self._find(topic_partition)) is not None
+        ]
         for partition in leaving:
             partition.paused = True
         deadline = asyncio.get_running_loop().time() + REVOKE_SECONDS
@@ -275,7 +277,7 @@ class JetStreamRecordSource:
                     await self._listener.revoking(reported, deadline)
             except TimeoutError:
                 logger.debug("Group %r: the commit before a release timed out", self._group)
-        for topic_partition in places:
+        for topic_partition in topic_partitions:
             self._topics[topic_partition.topic].owned.pop(topic_partition.partition, None)
         for partition in leaving:
             await partition.release()
@@ -297,11 +299,11 @@ class JetStreamRecordSource:
 
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
         self._check_open()
-        places = list(positions)
+        topic_partitions = list(positions)
         results = await asyncio.gather(
-            *(self._commit(topic_partition, positions[topic_partition]) for topic_partition in places)
+            *(self._commit(topic_partition, positions[topic_partition]) for topic_partition in topic_partitions)
         )
-        return dict(zip(places, results, strict=True))
+        return dict(zip(topic_partitions, results, strict=True))
 
     async def _commit(self, topic_partition: TopicPartition, position: int) -> BrokerError | None:
         try:
@@ -335,8 +337,8 @@ class JetStreamRecordSource:
         self._set_paused(partitions, paused=False)
         self._waker.wake()
 
-    def _set_paused(self, places: Sequence[TopicPartition], *, paused: bool) -> None:
-        for topic_partition in places:
+    def _set_paused(self, topic_partitions: Sequence[TopicPartition], *, paused: bool) -> None:
+        for topic_partition in topic_partitions:
             partition = self._find(topic_partition)
             if partition is not None:
                 partition.paused = paused

@@ -30,10 +30,10 @@ from broker.driver import SourceListener, Warned
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.errors import api_error
+from broker_jetstream.errors import STREAM_IN_USE, api_error
 from broker_jetstream.names import RELEASE_COUNTS_STREAM, release_counts_subject
 from broker_jetstream.streams import stored_message
-from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.times import NANOSECONDS
 
 __all__ = ["ReleaseCounts", "Run", "counts_from_runs", "forget", "runs_from_counts"]
 
@@ -48,7 +48,6 @@ _MAX_COUNTED: Final = 1 << 18
 _RUN_BYTES: Final = 64
 _KEEP_SECONDS: Final = 90 * 86_400
 _WRONG_SEQUENCE: Final = 10071
-_IN_USE: Final = 10058
 
 
 class _Stored(msgspec.Struct):
@@ -208,7 +207,7 @@ class ReleaseCounts:
                 f"STREAM.CREATE.{RELEASE_COUNTS_STREAM}", config, what=f"Stream {RELEASE_COUNTS_STREAM!r}"
             )
         except BackendError as error:
-            if f"err_code {_IN_USE}" not in error.message:
+            if f"err_code {STREAM_IN_USE}" not in error.message:
                 raise
 
     def _merged(self, floor: int) -> dict[int, int]:

@@ -86,10 +86,9 @@ def server_binary() -> str:
 class EmbeddedServer:
     """The server of one directory, used by one connection."""
 
-    def __init__(self, directory: str, start_timeout: float = START_SECONDS) -> None:
+    def __init__(self, directory: str) -> None:
         self._temporary = not directory
         self._directory = Path(directory) if directory else None
-        self._timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: DirectoryLock | None = None
         self._jobs: SimpleQueue[tuple[str, Future[ServerAddress | None]]] = SimpleQueue()
@@ -110,9 +109,9 @@ class EmbeddedServer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="broker-embedded-nats", daemon=True)
             self._thread.start()
-        place = await asyncio.wrap_future(self._submit("ensure"))
-        assert place is not None  # the job returns one or raises
-        return place
+        address = await asyncio.wrap_future(self._submit("ensure"))
+        assert address is not None  # the job returns one or raises
+        return address
 
     async def stop(self) -> None:
         """Stop the server if this process started it, and remove a temporary directory. May be called twice."""
@@ -159,7 +158,7 @@ class EmbeddedServer:
     def _find_or_start(self) -> ServerAddress:
         binary = server_binary()
         directory = self._prepare()
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + START_SECONDS
         while True:
             if self._process is not None and self._process.poll() is not None:
                 self._process = None  # keep the lock for the next server

@@ -178,7 +178,7 @@ class JetStreamSettings(BackendSettings):
         return self
 
     @property
-    def private(self) -> str:
+    def embedded_url(self) -> str:
         """The URL of the embedded server, without parameters; "" for any other server."""
         if self.embedded is None:
             return ""

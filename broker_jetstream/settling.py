@@ -18,7 +18,7 @@ from broker import BrokerError, ConnectionFailed, LeaseLost, Message, Outcome, S
 from broker.driver import Settlement
 from broker_jetstream.codec import NativeMessage, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.subscriptions import NANOSECONDS
+from broker_jetstream.times import NANOSECONDS
 from broker_jetstream.transport import Outgoing, is_standalone
 
 __all__ = ["Settler"]

@@ -103,7 +103,7 @@ class Layouts:
         except TopicNotFound as error:
             self.forget(topic)
             # The address of an embedded server means nothing to the user.
-            where = self._connection.settings.private or self._connection.server
+            where = self._connection.settings.embedded_url or self._connection.server
             raise TopicNotFound(f"Topic {topic!r} does not exist on {where}", native=error.native) from None
 
     def forget(self, topic: str) -> None:

@@ -25,10 +25,7 @@ from broker_jetstream.streams import Layout
 from broker_jetstream.times import NANOSECONDS, server_time
 
 __all__ = [
-    "EPHEMERAL_SECONDS",
     "GROUP",
-    "NANOSECONDS",
-    "POSITION_KEY",
     "CommittedPosition",
     "committed_position",
     "create",
@@ -38,40 +35,19 @@ __all__ = [
     "has_position_mark",
     "info",
     "last_delivery",
-    "message_config",
-    "partition_config",
     "pinned_by",
     "pull_request",
-    "start_config",
 ]
 
 
-EPHEMERAL_SECONDS: Final = 300
+_EPHEMERAL_SECONDS: Final = 300
 """An ephemeral consumer of a dead process is deleted after this time."""
 GROUP: Final = "owner"
 """The priority group of every pull of a record group."""
-POSITION_KEY: Final = "anybroker-position"
+_POSITION_KEY: Final = "anybroker-position"
 """Metadata of a durable whose committed position is not its ack floor."""
 _FOREVER: Final = 3650 * 86_400 * NANOSECONDS
 _MAX_WAITING: Final = 8192
-
-
-def partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
-    """The durable of one partition of a group."""
-    # "all", because a durable that starts later refuses to be reset before its start.
-    return {
-        "ack_policy": "all",
-        "ack_wait": _FOREVER,
-        "max_deliver": -1,
-        "max_ack_pending": -1,
-        "deliver_policy": "all",
-        "replay_policy": "instant",
-        "filter_subject": layout.partition_filter(partition),
-        "priority_groups": [GROUP],
-        "priority_policy": "pinned_client",
-        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
-        "metadata": {POSITION_KEY: str(position)} if position > 1 else {},
-    }
 
 
 def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait: bool = False) -> dict[str, Any]:
@@ -95,32 +71,6 @@ def pinned_by(info: Mapping[str, Any]) -> bytes:
     """The pin of a group's durable; empty if no member is pinned."""
     groups: list[dict[str, Any]] = info.get("priority_groups") or []
     return next((group.get("pinned_client_id") or "" for group in groups if group.get("group") == GROUP), "").encode()
-
-
-def start_config(start: Start) -> dict[str, Any]:
-    """The start of a new consumer, as the server spells it."""
-    if isinstance(start, datetime):
-        return {"deliver_policy": "by_start_time", "opt_start_time": server_time(start)}
-    return {"deliver_policy": "all" if start == "earliest" else "new"}
-
-
-def message_config(connection: Connection, layout: Layout, start: Start, *, ephemeral: bool) -> dict[str, Any]:
-    """The configuration of a consumer for the Message family."""
-    settings = connection.settings
-    config: dict[str, Any] = {
-        "ack_policy": "explicit",
-        "ack_wait": round(settings.lease_seconds * NANOSECONDS),
-        "max_deliver": -1,
-        "max_ack_pending": settings.max_ack_pending,
-        "max_waiting": _MAX_WAITING,
-        "replay_policy": "instant",
-        **start_config(start),
-    }
-    if layout.filter is not None:
-        config["filter_subject"] = layout.filter
-    if ephemeral:
-        config["inactive_threshold"] = EPHEMERAL_SECONDS * NANOSECONDS
-    return config
 
 
 async def create(
@@ -175,7 +125,7 @@ async def ensure_message_consumer(
     :raises Unsupported: a foreign consumer with settings that this backend cannot use.
     """
     what = f"Subscription {subscription!r} of topic {layout.topic!r}"
-    wanted = message_config(connection, layout, start, ephemeral=ephemeral)
+    wanted = _message_config(connection, layout, start, ephemeral=ephemeral)
     try:
         found = await info(connection, layout.stream, name, what)
     except SubscriptionNotFound:
@@ -203,13 +153,39 @@ async def ensure_message_consumer(
     return await create(connection, layout, name, updated, what=what)
 
 
+def _message_config(connection: Connection, layout: Layout, start: Start, *, ephemeral: bool) -> dict[str, Any]:
+    """The configuration of a consumer for the Message family."""
+    settings = connection.settings
+    config: dict[str, Any] = {
+        "ack_policy": "explicit",
+        "ack_wait": round(settings.lease_seconds * NANOSECONDS),
+        "max_deliver": -1,
+        "max_ack_pending": settings.max_ack_pending,
+        "max_waiting": _MAX_WAITING,
+        "replay_policy": "instant",
+        **_start_config(start),
+    }
+    if layout.filter is not None:
+        config["filter_subject"] = layout.filter
+    if ephemeral:
+        config["inactive_threshold"] = _EPHEMERAL_SECONDS * NANOSECONDS
+    return config
+
+
+def _start_config(start: Start) -> dict[str, Any]:
+    """The start of a new consumer, as the server spells it."""
+    if isinstance(start, datetime):
+        return {"deliver_policy": "by_start_time", "opt_start_time": server_time(start)}
+    return {"deliver_policy": "all" if start == "earliest" else "new"}
+
+
 COMMIT_SECONDS: Final = 1.0
 """How long one commit waits; the server answers only acks of records delivered since the last reset."""
 
 
 def committed_position(info: dict[str, Any]) -> int | None:
     """The committed position in a durable's state; None if there is none."""
-    position = _metadata(info).get(POSITION_KEY, "")
+    position = _metadata(info).get(_POSITION_KEY, "")
     if position.isdecimal():
         return int(position)
     acked: dict[str, Any] = info.get("ack_floor") or {}
@@ -219,7 +195,7 @@ def committed_position(info: dict[str, Any]) -> int | None:
 
 def has_position_mark(info: dict[str, Any]) -> bool:
     """Whether the committed position is stored in the metadata."""
-    return POSITION_KEY in _metadata(info)
+    return _POSITION_KEY in _metadata(info)
 
 
 async def ensure_group(
@@ -234,9 +210,9 @@ async def ensure_group(
         except NotFound:
             if positions is None:
                 positions = await _start_positions(log, layout.topic, start)
-            config = partition_config(connection, layout, number, positions.get(number, 1))
+            config = _partition_config(connection, layout, number, positions.get(number, 1))
             if ephemeral:
-                config["inactive_threshold"] = EPHEMERAL_SECONDS * NANOSECONDS
+                config["inactive_threshold"] = _EPHEMERAL_SECONDS * NANOSECONDS
             await create(connection, layout, name, config, what=what)
 
 
@@ -246,6 +222,24 @@ async def _start_positions(log: JetStreamLogReader, topic: str, start: Start) ->
     if start == "latest":
         return {number: bounds.next for number, bounds in (await log.bounds(topic)).items()}
     return {}
+
+
+def _partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
+    """The durable of one partition of a group."""
+    # "all", because a durable that starts later refuses to be reset before its start.
+    return {
+        "ack_policy": "all",
+        "ack_wait": _FOREVER,
+        "max_deliver": -1,
+        "max_ack_pending": -1,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "filter_subject": layout.partition_filter(partition),
+        "priority_groups": [GROUP],
+        "priority_policy": "pinned_client",
+        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
+        "metadata": {_POSITION_KEY: str(position)} if position > 1 else {},
+    }
 
 
 class CommittedPosition:
@@ -364,9 +358,9 @@ class CommittedPosition:
     async def _mark(self, position: int | None) -> None:
         """Write the committed position into the durable's metadata, or remove it."""
         found = await self.info()
-        metadata = {name: value for name, value in _metadata(found).items() if name != POSITION_KEY}
+        metadata = {name: value for name, value in _metadata(found).items() if name != _POSITION_KEY}
         if position is not None:
-            metadata[POSITION_KEY] = str(position)
+            metadata[_POSITION_KEY] = str(position)
         config: dict[str, Any] = {**found["config"], "metadata": metadata}
         await create(self._connection, self._layout, self._consumer, config, what=self._what)
         self._has_mark = position is not None

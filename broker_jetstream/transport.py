@@ -29,7 +29,6 @@ __all__ = [
     "Transport",
     "close_now",
     "drop_socket",
-    "flush_all",
     "is_standalone",
     "make_client",
     "supports_fast_path",
@@ -57,8 +56,8 @@ class Transport(Protocol):
     """A client of nats-py, and the calls that this backend adds."""
 
     client: Client
-    joins: bool
-    """Whether writes are joined, and `forget_unwritten` works."""
+    forgets_unwritten: bool
+    """Whether `forget_unwritten` works, and many messages are joined into one write."""
 
     async def listen(self, subject: str, handler: RawHandler) -> Any: ...
     async def unlisten(self, listener: Any) -> None: ...
@@ -173,7 +172,7 @@ class _RawClient(Client):
 class FastClient:
     """Raw messages and joined writes, by nats-py's private calls."""
 
-    joins = True
+    forgets_unwritten = True
 
     def __init__(self) -> None:
         self._raw = raw = _RawClient()
@@ -194,7 +193,7 @@ class FastClient:
         sid: int = listener._id
         await listener.unsubscribe()
         if self._raw.is_connected:
-            await flush_all(self._raw)
+            await _flush_all(self._raw)
         self._raw.raw_handlers.pop(b"%d" % sid, None)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
@@ -221,7 +220,7 @@ class FastClient:
 class PublicClient:
     """The same by nats-py's public calls."""
 
-    joins = False
+    forgets_unwritten = False
 
     def __init__(self) -> None:
         self.client = Client()
@@ -259,14 +258,14 @@ class PublicClient:
         """Impossible by public calls: nats-py writes its buffer after the reconnect."""
 
 
-async def flush_all(client: Client, timeout: int = 10) -> None:
+async def _flush_all(client: Client) -> None:
     """Return when the server has read everything that was sent.
 
     :raises nats.errors.Error: no answer in time, or the connection broke.
     """
     # nats-py writes a PING ahead of its buffer; by the time of the first PONG the buffer is written.
     for _ in range(2):
-        await client.flush(timeout)
+        await client.flush()
 
 
 def drop_socket(client: Client) -> bool:

@@ -226,7 +226,7 @@ class UnconfirmedMessages:
         """Fail messages that are not confirmed although a later one of their key is stored."""
         overdue = time.monotonic() - self._resend_after
         # With the public calls nats-py writes its buffer after a reconnect, so an unanswered message may still arrive.
-        cut = self._epoch != self._connection.epoch and self._connection.joins
+        cut = self._epoch != self._connection.epoch and self._connection.forgets_unwritten
         stored: set[bytes] = set()
         for batch in reversed(self._batches):
             replies = batch.replies

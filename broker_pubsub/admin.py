@@ -45,7 +45,7 @@ _SCHEMA_TYPES: Final = {"avro": Schema.Type.AVRO, "protobuf": Schema.Type.PROTOC
 
 
 class PubSubAdmin:
-    """Provisioning over one connection."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -67,13 +67,13 @@ class PubSubAdmin:
         try:
             return _topic_info(name, await self._call(Methods.CREATE_TOPIC, wanted, what))
         except BrokerError as error:
-            if wanted.schema_settings.schema and _was(error, grpc.StatusCode.NOT_FOUND):
+            if wanted.schema_settings.schema and _has_status(error, grpc.StatusCode.NOT_FOUND):
                 raise NotFound(
                     f"{what}: schema {options['schema']!r} does not exist",
                     native=error.native,
                     advice="Create it with `await bus.backend.admin().ensure_schema(name, definition)`",
                 ) from None
-            if not _was(error, grpc.StatusCode.ALREADY_EXISTS):
+            if not _has_status(error, grpc.StatusCode.ALREADY_EXISTS):
                 raise
         found = await self._get_topic(name)
         if retention is not None and found.message_retention_duration != wanted.message_retention_duration:
@@ -226,7 +226,7 @@ class PubSubAdmin:
         try:
             await self._call(Methods.CREATE_SCHEMA, request, f"Schema {name!r}")
         except BrokerError as error:
-            if not _was(error, grpc.StatusCode.ALREADY_EXISTS):
+            if not _has_status(error, grpc.StatusCode.ALREADY_EXISTS):
                 raise
 
     async def delete_schema(self, name: str) -> None:
@@ -267,7 +267,7 @@ class PubSubAdmin:
         try:
             await self._call(method, request, what)
         except BrokerError as error:
-            if not _was(error, grpc.StatusCode.NOT_FOUND, *gone):
+            if not _has_status(error, grpc.StatusCode.NOT_FOUND, *gone):
                 raise
 
     async def _call(
@@ -308,7 +308,7 @@ def _is_label(text: object) -> bool:
     )
 
 
-def _was(error: BrokerError, *codes: grpc.StatusCode) -> bool:
+def _has_status(error: BrokerError, *codes: grpc.StatusCode) -> bool:
     return error.native is not None and is_status(error.native, *codes)
 
 

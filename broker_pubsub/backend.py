@@ -31,7 +31,7 @@ from broker_pubsub.admin import PubSubAdmin
 from broker_pubsub.codec import MAX_ATTRIBUTES, MAX_KEY, MAX_NAME, MAX_VALUE, RESERVED_ATTRIBUTES
 from broker_pubsub.connection import Connection
 from broker_pubsub.messages import PubSubMessageSource
-from broker_pubsub.publishing import MAX_REQUEST, PubSubTarget
+from broker_pubsub.publishing import MAX_REQUEST, PubSubPublishTarget
 from broker_pubsub.settings import PubSubSettings
 from broker_pubsub.subscriptions import delivers_history
 
@@ -45,7 +45,7 @@ LONGEST_DELAY: Final = 600.0
 
 
 class PubSubBackend:
-    """Google Cloud Pub/Sub behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = PubSubSettings
 
@@ -106,7 +106,7 @@ class PubSubBackend:
             raise
 
     def publish_target(self, topic: str) -> PublishTarget:
-        return PubSubTarget(topic, self._connection)
+        return PubSubPublishTarget(topic, self._connection)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         ephemeral = isinstance(subscription.subscription, Ephemeral)
@@ -176,7 +176,7 @@ class PubSubBackend:
         return PubSubAdmin(self._connection)
 
     async def check_health(self) -> float:
-        return await self._connection.ping()
+        return await self._connection.check_health()
 
     async def close(self) -> None:
         sources, self._sources = self._sources, []

@@ -24,7 +24,7 @@ __all__ = [
     "MAX_VALUE",
     "NULL",
     "RESERVED_ATTRIBUTES",
-    "PubSubView",
+    "MessageView",
     "encode",
     "ordering_key_of",
 ]
@@ -87,7 +87,7 @@ def encode(message: OutboundMessage, encoded: Any, *, ordering: bool) -> None:
         attributes[EMPTY] = "1"
 
 
-class PubSubView:
+class MessageView:
     """Reads the properties of a delivered message; `raw` is its ReceivedMessage."""
 
     __slots__ = ()

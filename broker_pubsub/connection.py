@@ -17,7 +17,7 @@ import grpc
 from broker import BrokerError, Closed, ConnectionFailed, NotAuthorized
 from broker.driver import Backoff, Connected, Disconnected, Hooks
 from broker_pubsub import credentials
-from broker_pubsub.errors import Kind, classify, is_status
+from broker_pubsub.errors import Kind, is_status, translate
 from broker_pubsub.names import Names
 from broker_pubsub.protocol import Method, Methods, request_of
 from broker_pubsub.settings import PubSubSettings
@@ -71,7 +71,7 @@ class Connection:
                 await self._ready()
         except TimeoutError:
             raise ConnectionFailed(f"Connecting to {self.server}: no answer in time") from None
-        await self.ping()
+        await self.check_health()
         if self.hooks.listening:
             self.hooks.emit(Connected(server=self.server))
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="broker-pubsub-watcher")
@@ -105,7 +105,7 @@ class Connection:
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 
-    async def ping(self) -> float:
+    async def check_health(self) -> float:
         """Make a round trip; returns its seconds. A denied list call is an answer, too."""
         begin = monotonic()
         request = request_of(Methods.LIST_TOPICS, project=self.names.project, page_size=1)
@@ -147,7 +147,7 @@ class Connection:
             try:
                 return await self.start(method, request, self.settings.request_timeout)
             except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-                failure, pause = classify(error, what, kind), backoff.next()
+                failure, pause = translate(error, what, kind), backoff.next()
                 if failure.retriable and is_status(error, *_REPEATED) and monotonic() + pause <= until:
                     failure = None
             if failure is not None:

@@ -23,7 +23,7 @@ from broker import (
     Unsupported,
 )
 
-__all__ = ["NO_TOKEN", "REFUSED_TOKEN", "Kind", "classify", "failed_ack_ids", "is_status"]
+__all__ = ["NO_TOKEN", "REFUSED_TOKEN", "Kind", "failed_ack_ids", "is_status", "translate"]
 
 Kind = Literal["topic", "subscription", "other"]
 """The object of a request, to interpret NOT_FOUND."""
@@ -42,7 +42,7 @@ def is_status(error: BaseException, *codes: grpc.StatusCode) -> bool:
     return isinstance(error, grpc.aio.AioRpcError) and error.code() in codes
 
 
-def classify(error: BaseException, what: str, kind: Kind = "other") -> BrokerError:
+def translate(error: BaseException, what: str, kind: Kind = "other") -> BrokerError:
     """An error of gRPC as an error of `broker`.
 
     :param what: the operation: "Publishing to topic 'orders'".

@@ -19,7 +19,7 @@ from google.auth.transport.requests import AuthorizedSession
 from broker import BackendError, BrokerError, ConnectionFailed, Lag, NotAuthorized, Unsupported
 from broker_pubsub import credentials, subscriptions
 from broker_pubsub.connection import Connection
-from broker_pubsub.errors import classify, is_status
+from broker_pubsub.errors import is_status, translate
 from broker_pubsub.protocol import AcknowledgeRequest, Methods, PullRequest, request_of
 
 __all__ = ["measure"]
@@ -76,7 +76,7 @@ async def _pull_batch(connection: Connection, path: str, what: str) -> int:
     except (BrokerError, grpc.aio.AioRpcError) as error:
         if is_status(error, grpc.StatusCode.DEADLINE_EXCEEDED):
             return 0
-        raise classify(error, what) from None
+        raise translate(error, what) from None
     ack_ids = [received.ack_id for received in pulled.received_messages]
     if ack_ids:
         await connection.call(Methods.ACKNOWLEDGE, AcknowledgeRequest(subscription=path, ack_ids=ack_ids), what)
@@ -103,12 +103,12 @@ def _read_metric(connection: Connection, path: str) -> int:
         series: Any = answer.json().get("timeSeries") or []
         return int(series[0]["points"][0]["value"]["int64Value"]) if series else 0
     except Exception as error:
-        raise _classify(error, f"Reading the lag of {path!r} from Cloud Monitoring") from None
+        raise _translate(error, f"Reading the lag of {path!r} from Cloud Monitoring") from None
     finally:
         session.close()
 
 
-def _classify(error: Exception, what: str) -> BrokerError:
+def _translate(error: Exception, what: str) -> BrokerError:
     if isinstance(error, requests.HTTPError) and error.response is not None:
         status = error.response.status_code
         if status in (401, 403):
@@ -122,4 +122,4 @@ def _classify(error: Exception, what: str) -> BrokerError:
         return ConnectionFailed(
             f"{what}: {error}", native=error, advice="Check that this host can reach monitoring.googleapis.com"
         )
-    return classify(error, what)
+    return translate(error, what)

@@ -18,20 +18,20 @@ from typing import Any, Final
 from broker import BrokerError, Closed, Message
 from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, logger, take_from
 from broker_pubsub import subscriptions
-from broker_pubsub.codec import NULL, PubSubView
+from broker_pubsub.codec import NULL, MessageView
 from broker_pubsub.connection import Connection
 from broker_pubsub.receiving import Puller, StreamPuller, UnaryPuller
 from broker_pubsub.settling import SAFE_PART, Settler
 
 __all__ = ["PubSubMessageSource"]
 
-VIEW: Final = PubSubView()
+VIEW: Final = MessageView()
 CANCEL_AFTER_SECONDS: Final = 0.1
 CLOSE_SECONDS: Final = 3.0
 
 
 class PubSubMessageSource:
-    """The messages of one subscription of one topic.
+    """Implements `MessageSource`.
 
     :param made: the service's subscription.
     """

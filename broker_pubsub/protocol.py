@@ -123,7 +123,6 @@ class Methods:
     DELETE_SNAPSHOT: Final = _subscriber("DeleteSnapshot", _raw(_wrapped.DeleteSnapshotRequest), Empty, "snapshot")
 
     CREATE_SCHEMA: Final = _schemas("CreateSchema", _raw(_wrapped.CreateSchemaRequest), Schema, "parent")
-    GET_SCHEMA: Final = _schemas("GetSchema", _raw(_wrapped.GetSchemaRequest), Schema, "name")
     DELETE_SCHEMA: Final = _schemas("DeleteSchema", _raw(_wrapped.DeleteSchemaRequest), Empty, "name")
 
 

@@ -18,16 +18,16 @@ from broker import BackendError, BrokerError, Closed, ConnectionFailed, NotFound
 from broker.driver import Backoff
 from broker_pubsub.codec import encode
 from broker_pubsub.connection import Connection
-from broker_pubsub.errors import classify, is_status
+from broker_pubsub.errors import is_status, translate
 from broker_pubsub.protocol import Methods, PublishRequest
 
-__all__ = ["MAX_MESSAGES", "MAX_REQUEST", "PubSubTarget", "group_by_key", "split_by_size"]
+__all__ = ["MAX_MESSAGES", "MAX_REQUEST", "PubSubPublishTarget", "group_by_key", "split_by_size"]
 
 Outcomes = list[Receipt | BrokerError | None]
 
 
-class PubSubTarget:
-    """Publishes to one topic."""
+class PubSubPublishTarget:
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         self._topic = topic
@@ -137,7 +137,7 @@ class PubSubTarget:
             async with self._slots:
                 response = await self._request(request)
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as failure:
-            error = self._classify(failure)
+            error = self._translate(failure)
             refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
         else:
             ids = response.message_ids
@@ -159,7 +159,7 @@ class PubSubTarget:
             try:
                 return await self._connection.start(Methods.PUBLISH, request, settings.publish_timeout)
             except grpc.aio.AioRpcError as failure:
-                if not isinstance(self._classify(failure), ConnectionFailed) or loop.time() >= until:
+                if not isinstance(self._translate(failure), ConnectionFailed) or loop.time() >= until:
                     raise
             await asyncio.sleep(backoff.next())
 
@@ -179,8 +179,8 @@ class PubSubTarget:
             return False
         return await self._send(messages, encoded, piece[middle:], outcomes, in_order=in_order) and succeeded
 
-    def _classify(self, failure: BaseException) -> BrokerError:
-        return classify(failure, f"Publishing to topic {self._topic!r}", "topic")
+    def _translate(self, failure: BaseException) -> BrokerError:
+        return translate(failure, f"Publishing to topic {self._topic!r}", "topic")
 
     async def close(self) -> None:
         self._closed = True

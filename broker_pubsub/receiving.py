@@ -19,7 +19,7 @@ import grpc
 from broker import BrokerError
 from broker.driver import Backoff, TaskSet
 from broker_pubsub.connection import Connection
-from broker_pubsub.errors import classify, is_status
+from broker_pubsub.errors import is_status, translate
 from broker_pubsub.protocol import Methods, PullRequest, StreamingPullRequest
 
 __all__ = ["Puller", "StreamPuller", "UnaryPuller"]
@@ -93,7 +93,7 @@ class UnaryPuller:
         self._cancels = not emulated
         self._timeout = EMULATOR_TIMEOUT if emulated else connection.settings.pull_timeout
         self._call: Any = None
-        self._tasks = TaskSet("broker-pubsub-pull", lambda error: failed(classify(error, name)))
+        self._tasks = TaskSet("broker-pubsub-pull", lambda error: failed(translate(error, name)))
         """The running pull and cancelled ones."""
 
     @property
@@ -140,7 +140,7 @@ class UnaryPuller:
                 messages = response.received_messages
             except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as failure:
                 if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    error = classify(failure, self._name, "subscription")
+                    error = translate(failure, self._name, "subscription")
             finally:
                 call = None
             if self._task is not me:
@@ -253,7 +253,7 @@ class StreamPuller:
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as failure:
             # The server ends a stream now and then; the next `request` opens another.
             if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
-                error = classify(failure, self._name, "subscription")
+                error = translate(failure, self._name, "subscription")
         finally:
             self._stream = None
             if stream is not None:

@@ -18,7 +18,7 @@ import grpc
 from broker import BrokerError, ConnectionFailed, LeaseLost, Message, OperationTimeout, Outcome, SettleError
 from broker.driver import Backoff, Settlement, TaskSet, logger
 from broker_pubsub.connection import Connection
-from broker_pubsub.errors import classify, failed_ack_ids, is_status
+from broker_pubsub.errors import failed_ack_ids, is_status, translate
 from broker_pubsub.protocol import AcknowledgeRequest, Methods, ModifyAckDeadlineRequest
 
 __all__ = ["SAFE_PART", "Settler"]
@@ -152,7 +152,7 @@ class Settler:
                 await start([ack_ids[index] for index in indexes])
                 return
             except grpc.aio.AioRpcError as failure:
-                error = classify(failure, self._name, "subscription")
+                error = translate(failure, self._name, "subscription")
                 failed = failed_ack_ids(failure)
                 transient = is_status(failure, *_TRANSIENT) and error.retriable
                 refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
@@ -160,7 +160,7 @@ class Settler:
                     # Only for acks: a nack or renewal that is refused afterwards is a lost lease anyway.
                     unanswered = unanswered or start == self._acknowledge
             except (BrokerError, grpc.aio.UsageError) as failure:
-                error, failed, transient, refused = classify(failure, self._name), {}, False, False
+                error, failed, transient, refused = translate(failure, self._name), {}, False, False
             if failed:
                 indexes = self._record_failures(indexes, ack_ids, failed, results, error, unanswered=unanswered)
             elif refused and len(indexes) > 1:

@@ -24,12 +24,21 @@ from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
 from broker_pubsub.protocol import Methods, PublishRequest, PubsubMessage, PullRequest, Subscription, Topic, request_of
 
-__all__ = ["OPTIONS", "build", "delete", "delivers_history", "ensure", "find", "seek", "seek_to_start", "text_of"]
-
+__all__ = [
+    "check_topic",
+    "create",
+    "delete",
+    "delivers_history",
+    "ensure",
+    "find",
+    "seek",
+    "temporary",
+    "text_of",
+]
 
 DELETED_TOPIC: Final = "_deleted-topic_"
 """The service's topic of a subscription whose topic was deleted."""
-OPTIONS: Final = (
+_OPTIONS: Final = (
     "dead_letter_topic",
     "exactly_once",
     "expires_after",
@@ -58,16 +67,46 @@ _TICK: Final = timedelta(milliseconds=1)
 """Resolution of publish times, which are truncated."""
 
 
-def build(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
+async def find(connection: Connection, topic: str, name: str) -> Any:
+    """The service's subscription.
+
+    :raises SubscriptionNotFound: it does not exist, or belongs to another topic.
+    """
+    what = f"Subscription {name!r} of topic {topic!r}"
+    found = await _get(connection, connection.names.subscription(topic, name), what)
+    if found.topic != connection.names.topic(topic):
+        raise SubscriptionNotFound(f"{what} does not exist; the subscription of this name belongs to {found.topic}")
+    return found
+
+
+async def ensure(connection: Connection, topic: str, name: str, start: Start, options: Mapping[str, Any]) -> Any:
+    """The subscription; a missing one is created at `start`.
+
+    :raises TopicNotFound: the topic does not exist.
+    """
+    wanted, what = _build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
+    try:
+        found = await _get(connection, wanted.name, what)
+    except SubscriptionNotFound:
+        return await create(connection, topic, wanted, start)
+    if found.topic == DELETED_TOPIC:
+        # Its topic was deleted and created again; the old subscription receives nothing.
+        await delete(connection, wanted.name, what)
+        return await create(connection, topic, wanted, start)
+    await check_topic(connection, topic)
+    return found
+
+
+def _build(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
     """A subscription with these options.
 
     :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
     """
     settings, names = connection.settings, connection.names
     for option in options:
-        if option not in OPTIONS:
+        if option not in _OPTIONS:
             raise UnknownSetting(
-                f"A Pub/Sub subscription has no option {option!r}", advice=f"It has {', '.join(OPTIONS)}"
+                f"A Pub/Sub subscription has no option {option!r}", advice=f"It has {', '.join(_OPTIONS)}"
             )
     made = Subscription(
         name=names.subscription(topic, name),
@@ -107,36 +146,6 @@ def build(connection: Connection, topic: str, name: str, options: Mapping[str, A
     return made
 
 
-async def find(connection: Connection, topic: str, name: str) -> Any:
-    """The service's subscription.
-
-    :raises SubscriptionNotFound: it does not exist, or belongs to another topic.
-    """
-    what = f"Subscription {name!r} of topic {topic!r}"
-    found = await _get(connection, connection.names.subscription(topic, name), what)
-    if found.topic != connection.names.topic(topic):
-        raise SubscriptionNotFound(f"{what} does not exist; the subscription of this name belongs to {found.topic}")
-    return found
-
-
-async def ensure(connection: Connection, topic: str, name: str, start: Start, options: Mapping[str, Any]) -> Any:
-    """The subscription; a missing one is created at `start`.
-
-    :raises TopicNotFound: the topic does not exist.
-    """
-    wanted, what = build(connection, topic, name, options), f"Subscription {name!r} of topic {topic!r}"
-    try:
-        found = await _get(connection, wanted.name, what)
-    except SubscriptionNotFound:
-        return await create(connection, topic, wanted, start)
-    if found.topic == DELETED_TOPIC:
-        # Its topic was deleted and created again; the old subscription receives nothing.
-        await delete(connection, wanted.name, what)
-        return await create(connection, topic, wanted, start)
-    await check_topic(connection, topic)
-    return found
-
-
 async def _get(connection: Connection, path: str, what: str) -> Any:
     return await connection.call(
         Methods.GET_SUBSCRIPTION,
@@ -154,7 +163,7 @@ async def create(connection: Connection, topic: str, wanted: Any, start: Start) 
     if made is None:
         return await _get(connection, wanted.name, what)
     try:
-        await seek_to_start(connection, topic, wanted.name, start)
+        await _seek_to_start(connection, topic, wanted.name, start)
     except BaseException:
         await delete(connection, wanted.name, what)
         raise
@@ -186,18 +195,7 @@ async def _create(connection: Connection, topic: str, wanted: Any, what: str) ->
         await asyncio.sleep(backoff.next())
 
 
-async def check_topic(connection: Connection, topic: str) -> None:
-    """:raises TopicNotFound: the topic does not exist."""
-    await connection.call(
-        Methods.GET_TOPIC,
-        request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic)),
-        f"Topic {topic!r}",
-        "topic",
-        repeat=connection.settings.request_timeout,
-    )
-
-
-async def seek_to_start(connection: Connection, topic: str, path: str, start: Start) -> None:
+async def _seek_to_start(connection: Connection, topic: str, path: str, start: Start) -> None:
     """Move a new subscription to the earliest message, to a time, or to the end."""
     what = f"Seeking the start of {path!r}"
     if start == "latest":
@@ -217,6 +215,17 @@ async def seek_to_start(connection: Connection, topic: str, path: str, start: St
         # The topic was never purged.
         if connection.settings.emulator is None:
             await seek(connection, path, _EPOCH + timedelta(seconds=1), what)
+
+
+async def check_topic(connection: Connection, topic: str) -> None:
+    """:raises TopicNotFound: the topic does not exist."""
+    await connection.call(
+        Methods.GET_TOPIC,
+        request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic)),
+        f"Topic {topic!r}",
+        "topic",
+        repeat=connection.settings.request_timeout,
+    )
 
 
 async def seek(connection: Connection, path: str, target: datetime | str, what: str) -> None:

@@ -54,7 +54,7 @@ class PulsarAdmin:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    # -- topics --------------------------------------------------------------------------------------------
+    # Topics.
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
@@ -81,7 +81,7 @@ class PulsarAdmin:
     async def _ensure_partitions(self, name: str, path: TopicPath, partitions: int | None) -> None:
         """Grow an existing topic. The broker refuses all but one of concurrent requests, and may not find the topic
         for a moment."""
-        place, what = f"{path.path}/partitions", f"Topic {name!r}"
+        resource, what = f"{path.path}/partitions", f"Topic {name!r}"
         backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + self._connection.settings.request_timeout
         while True:
             refusals = (409,) if monotonic() < until else ()
@@ -95,7 +95,9 @@ class PulsarAdmin:
                         advice="Partitions can only be added, and only to partitioned topics",
                     )
                 # The broker refuses to grow a topic to its current number.
-                answer = await self._connection.http.request("POST", place, what, partitions, allow=refusals, once=True)
+                answer = await self._connection.http.request(
+                    "POST", resource, what, partitions, allow=refusals, once=True
+                )
                 if answer.status != 409:
                     return
             except TopicNotFound:
@@ -105,13 +107,13 @@ class PulsarAdmin:
 
     async def _set_policy(self, path: TopicPath, policy: str, value: object, what: str) -> None:
         """Set a policy; retried, because the broker fails while it loads the topic's policies on first use."""
-        place = f"{path.path}/{policy}"
+        resource = f"{path.path}/{policy}"
         if policy == "messageTTL":
-            place, value = f"{place}?messageTTL={value}", None
+            resource, value = f"{resource}?messageTTL={value}", None
         failure: BrokerError | None = None
         async for _ in _attempts():
             try:
-                await self._connection.http.request("POST", place, what, value, once=True)
+                await self._connection.http.request("POST", resource, what, value, once=True)
             except (ConnectionFailed, BackendError) as error:
                 failure = error
             else:
@@ -124,13 +126,13 @@ class PulsarAdmin:
         unset."""
         if not wanted:
             return
-        place = f"{path.path}/retention"
-        found: Mapping[str, Any] = await self._connection.http.get(f"{place}?applied=true", what) or {}
+        resource = f"{path.path}/retention"
+        found: Mapping[str, Any] = await self._connection.http.get(f"{resource}?applied=true", what) or {}
         policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
         await self._set_policy(path, "retention", policy, what)
         # The broker returns a policy only after reading it back, and the next call starts from the returned one.
         async for _ in _attempts():
-            applied: Mapping[str, Any] = await self._connection.http.get(place, what) or {}
+            applied: Mapping[str, Any] = await self._connection.http.get(resource, what) or {}
             if policy == {field: applied.get(field) for field in _RETENTION}:
                 return
         raise OperationTimeout(f"{what}: the broker accepted the retention but does not apply it")
@@ -151,9 +153,11 @@ class PulsarAdmin:
         partitioned, plain = await asyncio.gather(
             self._connection.http.get(f"{base}/partitioned", "Topics"), self._connection.http.get(base, "Topics")
         )
-        names = {_local(url) for url in partitioned or ()}
+        names = {_local_name(url) for url in partitioned or ()}
         names |= {
-            local for local in map(_local, plain or ()) if "-partition-" not in local and not local.startswith("__")
+            local
+            for local in map(_local_name, plain or ())
+            if "-partition-" not in local and not local.startswith("__")
         }
         return sorted(names)
 
@@ -175,7 +179,7 @@ class PulsarAdmin:
             await self._connection.http.request("DELETE", f"{log.path}/truncate", what)
         return None
 
-    # -- subscriptions -------------------------------------------------------------------------------------
+    # Subscriptions.
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
@@ -225,10 +229,10 @@ class PulsarAdmin:
         path = f"{subscription_path(log, subscription)}/analyzeBacklog"
         what = f"Subscription {subscription!r} of topic {topic!r}"
         counted = (await self._connection.http.request("POST", path, what)).body
-        messages, looked = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
-        if counted.get("aborted") and looked:
+        messages, counted_entries = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
+        if counted.get("aborted") and counted_entries:
             # The broker stopped counting; extrapolate.
-            messages = math.ceil(messages * entries / looked)
+            messages = math.ceil(messages * entries / counted_entries)
         return max(0, messages - self._committed_part(topic, number, subscription, counted))
 
     def _committed_part(self, topic: str, number: int, group: str, counted: Mapping[str, Any]) -> int:
@@ -251,7 +255,7 @@ async def _attempts() -> AsyncIterator[None]:
         yield
 
 
-def _local(url: Any) -> str:
+def _local_name(url: Any) -> str:
     return str(url).rpartition("/")[2]
 
 

@@ -1,7 +1,7 @@
 """One partition of a record group as its member sees it: its consumer, its buffer, its committed position.
 
 Used from the loop only. The client's message id is stored for each record that was returned and is not committed,
-because only such an id can ack part of a batch; at most `_KEPT_IDS` of them.
+because only such an id can ack part of a batch; at most `_MAX_IDS` of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "take_records",
 ]
 
-_KEPT_IDS: Final = 100_000
+_MAX_IDS: Final = 100_000
 """A commit below these ids acks whole batches only, so part of a batch may be redelivered after a crash."""
 
 
@@ -123,7 +123,7 @@ class AssignedPartition:
             self.buffer.append(record)
             self._ids.append((record.offset, message_id))
         self._received = max(self._received, self._next - 1)
-        while len(self._ids) > _KEPT_IDS:
+        while len(self._ids) > _MAX_IDS:
             self._ids.popleft()
         return len(self.buffer) > before
 
@@ -181,7 +181,7 @@ class AssignedPartition:
             return Change.NONE
         return Change.REVOKED if state.connection == self.connection else Change.LOST
 
-    def keep(self, connection: str) -> None:
+    def confirm_ownership(self, connection: str) -> None:
         """The partition is still ours, over this connection."""
         if connection != self.connection:
             self.connection, self.requested_at = connection, None

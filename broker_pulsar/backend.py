@@ -38,7 +38,7 @@ from broker_pulsar.client import Client
 from broker_pulsar.connection import Connection
 from broker_pulsar.log_reader import PulsarLogReader
 from broker_pulsar.messages import PulsarMessageSource, subscribe
-from broker_pulsar.publishing import PulsarTarget
+from broker_pulsar.publishing import PulsarPublishTarget
 from broker_pulsar.records import PulsarRecordSource
 from broker_pulsar.settings import PulsarSettings
 
@@ -50,7 +50,7 @@ _LETTER: Final = 4_096
 
 
 class PulsarBackend:
-    """Apache Pulsar behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = PulsarSettings
 
@@ -112,7 +112,7 @@ class PulsarBackend:
             raise
 
     def publish_target(self, topic: str) -> PublishTarget:
-        return PulsarTarget(topic, self.connection)
+        return PulsarPublishTarget(topic, self.connection)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         source = await subscribe(self.connection, subscription)

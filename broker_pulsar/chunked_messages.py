@@ -68,19 +68,19 @@ def entries_before(stats: Mapping[str, Any], position: int, count: int) -> int |
     return found
 
 
-async def start_id(connection: Connection, place: TopicPartition, position: int) -> MessageId:
+async def start_id(connection: Connection, topic_partition: TopicPartition, position: int) -> MessageId:
     """The message id at which a consumer must start to receive the message at a position and all later ones.
 
     :raises BrokerError: the log cannot be read.
     """
-    log = await connection.log(*place)
+    log = await connection.log(*topic_partition)
     stats = await connection.internal_stats(log)
-    requested, patience = make_id(place.partition, position), connection.settings.request_timeout
+    requested, patience = make_id(topic_partition.partition, position), connection.settings.request_timeout
     if not has_entries(stats, position, LARGEST):
         return requested
 
     def look(begin: int, silence: float) -> tuple[int, bool]:
-        reader = open_reader(connection.client, log, make_id(place.partition, begin))
+        reader = open_reader(connection.client, log, make_id(topic_partition.partition, begin))
         try:
             return _find_start(reader, entry_at(position), entries_before(stats, position, 1), patience, silence)
         finally:
@@ -96,7 +96,7 @@ async def start_id(connection: Connection, place: TopicPartition, position: int)
             head, boundary_seen = look(begin, patience)
             if boundary_seen:
                 break
-        return make_id(place.partition, head) if head < entry_at(position) else requested
+        return make_id(topic_partition.partition, head) if head < entry_at(position) else requested
 
     try:
         return await connection.call(find)

@@ -31,7 +31,7 @@ from broker import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.driver import Connected, Disconnected, Hooks
+from broker.driver import Connected, Disconnected, Hooks, logger
 from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.ephemeral_cleanup import EphemeralCleanup
@@ -88,7 +88,7 @@ class Connection:
         log = settings.client_log
         if log is not None:
             _check_log(log)
-        logger = (
+        client_logger = (
             pulsar.FileLogger(pulsar.LoggerLevel.Info, str(log))
             if log is not None
             else pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
@@ -110,7 +110,7 @@ class Connection:
                     tls_trust_certs_file_path=str(settings.tls_ca) if settings.tls_ca is not None else None,
                     tls_validate_hostname=settings.tls_validate_hostname,
                     listener_name=settings.listener_name,
-                    logger=logger,
+                    logger=client_logger,
                     **options,
                 )
             )
@@ -362,8 +362,10 @@ def _check_log(path: Path) -> None:
 
 
 def _close(client: Client) -> None:
-    with suppress(Exception):
+    try:
         client.close()
+    except Exception as error:
+        logger.debug("Closing the Pulsar client: %s", error)
 
 
 _PAUSE: Final = 0.5

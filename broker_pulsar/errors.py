@@ -69,7 +69,7 @@ _RETRIABLE: Final = frozenset(
     }
 )
 _STACK: Final = "--- An unexpected error occurred in the server ---\n\nMessage:"
-_PASSING: Final = (
+_TRANSIENT: Final = (
     # The topic cannot be opened or written: bookies or metadata are unavailable, or it is being closed.
     "PersistenceException",
     "ManagedLedgerException",
@@ -141,14 +141,14 @@ def http_error(status: int, reason: str, what: str, path: str = "") -> BrokerErr
 
 def _first_line(reason: str) -> str:
     """The broker's reason without its stack trace."""
-    said = reason.partition(_STACK)[2] or reason
-    return said.strip().partition("\n")[0].strip()
+    text = reason.partition(_STACK)[2] or reason
+    return text.strip().partition("\n")[0].strip()
 
 
 def is_transient_status(status: int, reason: str) -> bool:
     """Whether the same request may succeed a moment later."""
     if status == 500:
-        return any(each in reason for each in _PASSING)
+        return any(each in reason for each in _TRANSIENT)
     if status == 412:
         return _BUSY in reason
     # A redirect without a location: the topic has no owner yet.

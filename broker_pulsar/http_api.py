@@ -98,14 +98,14 @@ class HttpApi:
                 # The earlier refusal says more.
                 raise _with_tries(error, tries, loop.time() - began) from None
             except ConnectionFailed as failure:
-                error, passes = failure, is_transient_failure(failure)
+                error, transient = failure, is_transient_failure(failure)
             else:
                 if 200 <= answer.status < 300 or answer.status in allow:
                     return answer._replace(tries=tries - 1 + answer.tries)
                 error = http_error(answer.status, answer.reason, what, path)
-                passes = is_transient_status(answer.status, answer.reason)
+                transient = is_transient_status(answer.status, answer.reason)
             delay = backoff.next()
-            if once or not passes or loop.time() + delay >= until:
+            if once or not transient or loop.time() + delay >= until:
                 raise _with_tries(error, tries, loop.time() - began)
             await pause(delay, self._closing)
 

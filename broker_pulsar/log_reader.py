@@ -73,7 +73,7 @@ class _Read:
     def __init__(
         self,
         reader: Reader,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         start: int,
         stop: int,
         stats: Mapping[str, Any],
@@ -81,7 +81,7 @@ class _Read:
         reopen: Callable[[int], Reader],
     ) -> None:
         self._reader = reader
-        self.topic, self.partition = place
+        self.topic, self.partition = topic_partition
         self.start = start
         self.stop = stop
         self._stats = stats

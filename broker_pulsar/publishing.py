@@ -34,7 +34,7 @@ from broker_pulsar.errors import result_error, translate
 from broker_pulsar.message_ids import pack
 from broker_pulsar.names import TopicPath
 
-__all__ = ["PulsarTarget"]
+__all__ = ["PulsarPublishTarget"]
 
 _COMPRESSION: Final = {
     "none": pulsar.CompressionType.NONE,
@@ -86,8 +86,8 @@ class _PendingCall:
             self.done.set_result(None)
 
 
-class PulsarTarget:
-    """Publishes to one topic; producers are opened on first use."""
+class PulsarPublishTarget:
+    """Implements `PublishTarget`; opens producers on first use."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         self._topic = topic
@@ -138,7 +138,7 @@ class PulsarTarget:
         producers, self._producers = self._producers, {}
         await asyncio.gather(*(self._drop(producer) for producer in producers.values()))
 
-    # -- sending -------------------------------------------------------------------------------------------
+    # Sending.
 
     async def _send_part(
         self, messages: Sequence[OutboundMessage], outcomes: list[Receipt | BrokerError | None], first: int
@@ -258,7 +258,7 @@ class PulsarTarget:
             await self._connection.check_health()
             logger.info("Topic %r: waiting for exclusive access, which another producer has", self._topic)
 
-    # -- the window ----------------------------------------------------------------------------------------
+    # The window.
 
     async def _reserve(self, count: int) -> None:
         while self._free < count:
@@ -274,7 +274,7 @@ class PulsarTarget:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # -- outcomes ------------------------------------------------------------------------------------------
+    # Outcomes.
 
     def _read_results(
         self,
@@ -325,7 +325,7 @@ class PulsarTarget:
         except BrokerError:
             return
 
-    # -- closing -------------------------------------------------------------------------------------------
+    # Closing.
 
     def _on_topic_deleted(self, topic: str) -> None:
         if topic == self._topic:

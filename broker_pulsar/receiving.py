@@ -98,7 +98,7 @@ class Receiver:
         except Exception as error:
             logger.debug("%s: closing the consumer: %s", self._what, error)
 
-    # -- the thread ----------------------------------------------------------------------------------------
+    # The thread.
 
     def _run(self) -> None:
         try:

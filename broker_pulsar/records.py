@@ -79,7 +79,7 @@ class PulsarRecordSource(ReceivingSource):
         self._unwatch.append(self._connection.monitor.add(self._is_connected))
         self._tasks.spawn(self._poll_assignment())
 
-    # -- fetching ------------------------------------------------------------------------------------------
+    # Fetching.
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
         def take() -> list[Record[Any]]:
@@ -118,7 +118,7 @@ class PulsarRecordSource(ReceivingSource):
         self._refill(partition)
         self._waker.wake()
 
-    # -- positions -----------------------------------------------------------------------------------------
+    # Positions.
 
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
         self._check_open()
@@ -196,7 +196,7 @@ class PulsarRecordSource(ReceivingSource):
         """The committed position; None if nothing of its ledger is committed."""
         return committed_position(await self._connection.internal_stats(log), self.group)
 
-    # -- partitions ----------------------------------------------------------------------------------------
+    # Partitions.
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         for topic_partition in partitions:
@@ -287,7 +287,7 @@ class PulsarRecordSource(ReceivingSource):
                 change = partition.detect_change(state)
                 changes[change].append((partition, state))
                 if change is Change.NONE and partition.owned and state.active:
-                    partition.keep(state.connection)
+                    partition.confirm_ownership(state.connection)
                     if partition.needs_redelivery_request(backlog(each, self.group), state.sent):
                         stalled.append(partition)
         if self._closed:
@@ -345,7 +345,7 @@ class PulsarRecordSource(ReceivingSource):
         await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
         partition.restart(partition.committed or 0, expected=first_entry(stats, partition.committed or 0))
 
-    # -- closing -------------------------------------------------------------------------------------------
+    # Closing.
 
     async def close(self) -> None:
         if self._closed:

@@ -121,7 +121,7 @@ class PulsarSettings(BackendSettings):
         description="Messages that a consumer prefetches; never more than max_outstanding",
     )
     nack_delay: float = Field(
-        default=0.1, ge=0.001, le=3600.0, description="Seconds until a message that is given back is redelivered"
+        default=0.1, ge=0.001, le=3600.0, description="Seconds until a nacked or released message is redelivered"
     )
     rebalance_interval: float = Field(
         default=0.5,

@@ -31,7 +31,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
 _MARK: Final = "anybroker-begins"
 """Property of a subscription whose cursor has yet to be moved to this ledger and entry."""
-_MARK_LOOKS: Final = 10
+_MARK_CHECKS: Final = 10
 _MARK_PAUSE: Final = 0.1
 _UNDO_SECONDS: Final = 3.0
 
@@ -66,7 +66,7 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
             await http.request("PUT", f"{path}/properties", what, {})
             return
     place = None
-    for _ in range(_MARK_LOOKS):
+    for _ in range(_MARK_CHECKS):
         properties: Mapping[str, str] = await http.get(f"{path}/properties", what) or {}
         if _MARK not in properties:
             return
@@ -94,13 +94,12 @@ async def _undo(connection: Connection, topic: str, name: str, making: asyncio.F
     await delete_ephemeral(connection, topic, name)
 
 
-async def list_names(connection: Connection, topic: str, *, once: bool = False) -> Sequence[str]:
+async def list_names(connection: Connection, topic: str) -> Sequence[str]:
     """The durable subscriptions of a topic.
 
-    :param once: see `HttpApi.request`.
     :raises TopicNotFound: the topic does not exist.
     """
-    names = await _names(connection, connection.topic(topic), f"Topic {topic!r}", once=once)
+    names = await _names(connection, connection.topic(topic), f"Topic {topic!r}")
     return sorted(name for name in names if not name.startswith((EPHEMERAL, READERS, "__")))
 
 

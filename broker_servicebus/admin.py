@@ -20,7 +20,7 @@ from broker import InvalidSetting, Lag, NotFound, SubscriptionInfo, TopicInfo, U
 from broker.driver import Backoff, NativeName, Start
 from broker_servicebus import entities, subscriptions
 from broker_servicebus.connection import Connection
-from broker_servicebus.errors import classify
+from broker_servicebus.errors import translate
 from broker_servicebus.names import QUEUE, entity_name, split_path, topic_of
 
 __all__ = ["ServiceBusAdmin"]
@@ -33,7 +33,7 @@ _LONGEST_PAUSE: Final = 2.0
 
 
 class ServiceBusAdmin:
-    """Provisioning over one connection."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -147,7 +147,7 @@ class ServiceBusAdmin:
             except Exception as error:
                 if sessions and isinstance(error, OperationTimeoutError):
                     return purged  # No session has messages left.
-                failure = classify(error, what)
+                failure = translate(error, what)
             else:
                 if not sessions:
                     return purged

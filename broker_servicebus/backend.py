@@ -46,9 +46,9 @@ from broker_servicebus.admin import ServiceBusAdmin
 from broker_servicebus.connection import Connection
 from broker_servicebus.messages import ServiceBusMessageSource
 from broker_servicebus.names import EntityPath
-from broker_servicebus.publishing import ServiceBusTarget
+from broker_servicebus.publishing import ServiceBusPublishTarget
 from broker_servicebus.receiving import ReceiverLink
-from broker_servicebus.sessions import SessionSource
+from broker_servicebus.sessions import ServiceBusSessionSource
 from broker_servicebus.settings import SHORTEST_LOCK, ServiceBusSettings
 
 __all__ = ["ServiceBusBackend"]
@@ -58,15 +58,15 @@ HEADROOM: Final = 16_384
 
 
 class ServiceBusBackend:
-    """Azure Service Bus behind the SPI."""
+    """Implements `Backend`."""
 
     settings_type: ClassVar[type[BackendSettings]] = ServiceBusSettings
 
     def __init__(self, settings: ServiceBusSettings, hooks: Hooks) -> None:
         self._settings = settings
         self._connection = Connection(settings, hooks)
-        self._sources: list[ServiceBusMessageSource | SessionSource] = []
-        self._targets: list[ServiceBusTarget] = []
+        self._sources: list[ServiceBusMessageSource | ServiceBusSessionSource] = []
+        self._targets: list[ServiceBusPublishTarget] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -123,7 +123,7 @@ class ServiceBusBackend:
             raise
 
     def publish_target(self, topic: str) -> PublishTarget:
-        target = ServiceBusTarget(topic, self._connection)
+        target = ServiceBusPublishTarget(topic, self._connection)
         self._targets = [each for each in self._targets if not each.closed]
         self._targets.append(target)
         return target
@@ -135,7 +135,7 @@ class ServiceBusBackend:
         :raises ConfigurationError: a number is not such an offset.
         :raises BrokerError: a message no longer exists; possibly none was cancelled.
         """
-        target = ServiceBusTarget(topic, self._connection)
+        target = ServiceBusPublishTarget(topic, self._connection)
         try:
             await target.cancel_scheduled(numbers)
         finally:
@@ -164,9 +164,9 @@ class ServiceBusBackend:
         at_close = None
         if ephemeral and path.subscription is not None:
             at_close = partial(subscriptions.delete_ephemeral, self._connection, path.entity, path.subscription)
-        source: ServiceBusMessageSource | SessionSource
+        source: ServiceBusMessageSource | ServiceBusSessionSource
         if found.sessions:
-            source = SessionSource(
+            source = ServiceBusSessionSource(
                 self._connection,
                 partial(self._receiver, path),
                 subscription.topic,

@@ -144,7 +144,7 @@ def size_of(native: ServiceBusReceivedMessage, data: bytes | None) -> int:
     return size
 
 
-class _View:
+class MessageView:
     """Reads the properties of a received message."""
 
     __slots__ = ()
@@ -197,7 +197,7 @@ class _View:
         return raw.native
 
 
-VIEW: Final = _View()
+VIEW: Final = MessageView()
 
 
 def _attributes(raw: Raw) -> Mapping[str, str]:

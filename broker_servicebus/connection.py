@@ -31,9 +31,9 @@ from broker import (
     OperationTimeout,
     TopicNotFound,
 )
-from broker.driver import Backoff, Connected, Disconnected, Hooks
+from broker.driver import Backoff, Connected, Disconnected, Hooks, logger
 from broker_servicebus import private_api
-from broker_servicebus.errors import classify
+from broker_servicebus.errors import translate
 from broker_servicebus.settings import ServiceBusSettings
 
 __all__ = ["Connection"]
@@ -193,7 +193,7 @@ class Connection:
                     await reader.readexactly(len(_GREETING))
         except (OSError, EOFError) as error:
             if isinstance(error, ssl.SSLError):
-                raise classify(error, f"Connecting to {name}:{port}") from None
+                raise translate(error, f"Connecting to {name}:{port}") from None
             reason = str(error) or "no answer in time"
             raise ConnectionFailed(f"Connecting to {name}:{port}: {reason}", native=error) from None
         finally:
@@ -234,7 +234,7 @@ class Connection:
                 async with asyncio.timeout_at(until):
                     return await call(self.admin)
             except Exception as error:
-                found = classify(error, what, missing=missing)
+                found = translate(error, what, missing=missing)
                 # An earlier refusal says more than the timeout.
                 if failure is None or not isinstance(found, OperationTimeout):
                     failure = found
@@ -279,8 +279,10 @@ class Connection:
         credential, self._credential = self._credential, None
         for each in (client, admin, credential):
             if each is not None:
-                with contextlib.suppress(Exception):
+                try:
                     await each.close()
+                except Exception as error:  # the clients raise errors of many libraries
+                    logger.debug("Closing %s: %s", type(each).__name__, error)
 
 
 def _check_authorities(path: Path) -> None:

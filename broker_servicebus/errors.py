@@ -24,7 +24,7 @@ from broker import (
     TopicNotFound,
 )
 
-__all__ = ["classify", "is_broken", "is_busy", "management_error"]
+__all__ = ["is_broken", "is_busy", "translate"]
 
 _DETAIL = re.compile(r"<Detail>([^<]*)")
 _NO_RIGHT = ("claim", "unauthorized access")
@@ -34,7 +34,7 @@ _SESSIONS = (
 _BUSY = "The namespace throttles requests; use fewer or larger batches, or a larger tier"
 
 
-def classify(
+def translate(
     error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound, retry_unexpected: bool = False
 ) -> BrokerError:
     """An error of the client as an error of `broker`.
@@ -78,7 +78,7 @@ def classify(
     ):
         return _unreachable(error, what)
     if isinstance(error, core.AzureError) and not isinstance(error, client.ServiceBusError):
-        return management_error(error, what, missing=missing)
+        return _management_error(error, what, missing=missing)
     if isinstance(error, client.ServiceBusError):
         return _of_link(error, what)
     # The client accesses objects that it has closed, or fields that the server's last frame lacks.
@@ -86,7 +86,7 @@ def classify(
     return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broken)
 
 
-def management_error(error: core.AzureError, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
+def _management_error(error: core.AzureError, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
     """The error of an answer of the administration endpoint."""
     text = _text(error)
     if isinstance(error, core.ResourceNotFoundError):

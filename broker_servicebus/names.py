@@ -16,9 +16,7 @@ from broker import InvalidName
 from broker.driver import NativeName, check_name
 
 __all__ = [
-    "DEAD_LETTERS",
     "QUEUE",
-    "SUBSCRIPTIONS",
     "EntityPath",
     "entity_name",
     "needs_metadata",
@@ -29,8 +27,8 @@ __all__ = [
 
 QUEUE: Final = "queue"
 """The name of a queue's only subscription."""
-DEAD_LETTERS: Final = "/$deadletterqueue"
-SUBSCRIPTIONS: Final = "/subscriptions/"
+_DEAD_LETTERS: Final = "/$deadletterqueue"
+_SUBSCRIPTIONS: Final = "/subscriptions/"
 
 _SUFFIX: Final = re.compile(r"/_[0-9a-f]+$")
 _DIGEST: Final = "anybroker-"
@@ -97,10 +95,10 @@ def needs_metadata(subscription: str) -> bool:
 def split_path(topic: str) -> EntityPath:
     """The parts of a native path such as `orders/Subscriptions/billing/$DeadLetterQueue`."""
     path = entity_name(topic)
-    dead = path.lower().endswith(DEAD_LETTERS)
+    dead = path.lower().endswith(_DEAD_LETTERS)
     if dead:
-        path = path[: -len(DEAD_LETTERS)]
-    at = path.lower().find(SUBSCRIPTIONS)
+        path = path[: -len(_DEAD_LETTERS)]
+    at = path.lower().find(_SUBSCRIPTIONS)
     if at < 0:
         return EntityPath(path, None, dead)
-    return EntityPath(path[:at], path[at + len(SUBSCRIPTIONS) :], dead)
+    return EntityPath(path[:at], path[at + len(_SUBSCRIPTIONS) :], dead)

@@ -26,18 +26,18 @@ __all__ = [
     "available",
     "buffered",
     "close",
-    "expects",
     "explained",
     "has_session",
     "is_closed",
+    "may_receive",
     "open_",
     "receive",
     "refusal",
     "release",
-    "remember",
+    "remember_connection",
     "renew",
     "settle",
-    "stop",
+    "withdraw_credit",
 ]
 
 logger = logging.getLogger("broker")
@@ -110,7 +110,7 @@ async def open_(owner: Any) -> None:
     try:
         await handler.open_async(connection=None)
     finally:
-        remember(owner)
+        remember_connection(owner)
     while not await handler.client_ready_async():
         pass
     owner._running = True
@@ -157,7 +157,7 @@ def add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> None:
     target._size = size
 
 
-def remember(owner: Any) -> None:
+def remember_connection(owner: Any) -> None:
     """Remember the connection of an open receiver or sender: the client drops it after an error."""
     connection = getattr(getattr(owner, "_handler", None), "_connection", None)
     if connection is not None:
@@ -210,7 +210,7 @@ def buffered(receiver: Any, most: int) -> list[ServiceBusReceivedMessage]:
     return found
 
 
-def expects(receiver: Any) -> bool:
+def may_receive(receiver: Any) -> bool:
     """Whether the link has credit or unreceived messages."""
     handler = receiver._handler
     link = getattr(handler, "_link", None)
@@ -219,7 +219,7 @@ def expects(receiver: Any) -> bool:
     return getattr(link, "current_link_credit", 0) > 0 or not handler._received_messages.empty()
 
 
-async def stop(receiver: Any) -> None:
+async def withdraw_credit(receiver: Any) -> None:
     """Withdraw the link credit; messages in flight still arrive."""
     await receiver._handler._link.flow(link_credit=0, drain=True)
 
@@ -267,7 +267,7 @@ def explained(receiver: Any, error: Exception) -> Exception:
 
 async def close(owner: Any, seconds: float) -> None:
     """Close a receiver or sender, and in any case its socket, which the client leaks after some errors."""
-    remember(owner)
+    remember_connection(owner)
     connection = _connections.pop(owner, None)
     try:
         async with asyncio.timeout(seconds):

@@ -32,10 +32,10 @@ from broker.driver import Backoff, TaskSet, logger
 from broker_servicebus import private_api
 from broker_servicebus.codec import encode
 from broker_servicebus.connection import Connection
-from broker_servicebus.errors import classify, is_broken, is_busy
+from broker_servicebus.errors import is_broken, is_busy, translate
 from broker_servicebus.names import split_path
 
-__all__ = ["ServiceBusTarget"]
+__all__ = ["ServiceBusPublishTarget"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
@@ -47,8 +47,8 @@ _ENVELOPE: Final = 1024
 _Outcome = Receipt | BrokerError | None
 
 
-class ServiceBusTarget:
-    """Publishes to one topic."""
+class ServiceBusPublishTarget:
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, connection: Connection) -> None:
         entity, subscription, dead = split_path(topic)
@@ -216,7 +216,7 @@ class ServiceBusTarget:
         try:
             await call(await self._open())
         except Exception as error:
-            explained = classify(error if self._sender is None else private_api.explained(self._sender, error), what)
+            explained = translate(error if self._sender is None else private_api.explained(self._sender, error), what)
             if is_broken(explained):
                 self._connection.on_broken(explained)
             if not is_busy(explained):
@@ -232,7 +232,7 @@ class ServiceBusTarget:
             self._sender = sender
             async with asyncio.timeout(self._connection.settings.connect_timeout):
                 await (private_api.open_(sender) if self._connection.fast else sender.__aenter__())
-            private_api.remember(sender)
+            private_api.remember_connection(sender)
             self._connection.on_open()
         return self._sender
 

@@ -18,7 +18,7 @@ from azure.servicebus.aio import ServiceBusReceiver
 from broker import BrokerError, Closed, ConfigurationError, LeaseLost, NotFound, OperationTimeout
 from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
-from broker_servicebus.errors import classify, is_busy
+from broker_servicebus.errors import is_busy, translate
 
 __all__ = ["ReceiverLink"]
 
@@ -125,9 +125,9 @@ class ReceiverLink:
 
         async def drain(receiver: ServiceBusReceiver) -> None:
             if not stopped:
-                if not private_api.expects(receiver):
+                if not private_api.may_receive(receiver):
                     return
-                await private_api.stop(receiver)
+                await private_api.withdraw_credit(receiver)
             # The answer arrives after all messages in flight.
             await receiver.peek_messages(1, timeout=self._connection.settings.request_timeout)
             for native in private_api.buffered(receiver, 1 << 30):
@@ -159,7 +159,7 @@ class ReceiverLink:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     if self._fast and not receiver.session:
-                        await private_api.stop(receiver)
+                        await private_api.withdraw_credit(receiver)
                         # Messages in flight arrive before the answer; the client's close releases them.
                         await receiver.peek_messages(1, timeout=_CLOSE_SECONDS)
             await private_api.close(receiver, _CLOSE_SECONDS)
@@ -180,16 +180,16 @@ class ReceiverLink:
             await private_api.close(receiver, _CLOSE_SECONDS)
             if not isinstance(error, Exception):
                 raise
-            raise self._classify(receiver, error) from None
+            raise self._translate(receiver, error) from None
         # If no session is free, the server attaches a link without one and detaches it a moment later.
         if self._single_use and not private_api.has_session(receiver):
             refused = await private_api.refusal(receiver)
             await private_api.close(receiver, _CLOSE_SECONDS)
-            classified = None if refused is None else classify(refused, self._what)
-            if isinstance(classified, ConfigurationError):
-                raise classified from None
+            translated = None if refused is None else translate(refused, self._what)
+            if isinstance(translated, ConfigurationError):
+                raise translated from None
             raise OperationTimeout(f"{self._what}: no session is free")
-        private_api.remember(receiver)
+        private_api.remember_connection(receiver)
         self._receiver = receiver
         self._opened = True
         self._connection.on_open()
@@ -237,7 +237,7 @@ class ReceiverLink:
             asyncio.get_running_loop().call_later(_AGAIN, self._cancel, task)
 
     async def _failed(self, receiver: ServiceBusReceiver, error: Exception, *, answered: bool = False) -> BrokerError:
-        explained = self._classify(receiver, error)
+        explained = self._translate(receiver, error)
         broken = explained.retriable or isinstance(explained, NotFound)
         if answered and is_busy(explained):
             # A throttled request keeps the link, and its session.
@@ -251,8 +251,8 @@ class ReceiverLink:
             await private_api.close(receiver, _CLOSE_SECONDS)
         return explained
 
-    def _classify(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
+    def _translate(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
         # The arguments are ours, so an unexpected exception means that the link ended during the call.
-        return classify(
+        return translate(
             private_api.explained(receiver, error), self._what, missing=self._missing, retry_unexpected=True
         )

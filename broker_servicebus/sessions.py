@@ -23,12 +23,12 @@ from broker import BrokerError, Closed, LeaseLost, Message, NotFound, OperationT
 from broker.driver import Backoff, Settlement, SourceListener, TaskSet, Waker, logger, take_from
 from broker_servicebus import private_api
 from broker_servicebus.connection import Connection
-from broker_servicebus.errors import classify
+from broker_servicebus.errors import translate
 from broker_servicebus.messages import as_messages
 from broker_servicebus.receiving import ReceiverLink
 from broker_servicebus.settling import FRESH_PART, SAFE_PART, Settler
 
-__all__ = ["SessionSource"]
+__all__ = ["ServiceBusSessionSource"]
 
 _ACCEPT_SECONDS: Final = 5.0
 _FIRST_PAUSE: Final = 0.2
@@ -40,7 +40,7 @@ _REDELIVERED: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 class _Slot:
     """One accepted session; the lease handle of its messages."""
 
-    def __init__(self, source: SessionSource, link: ReceiverLink, lock_seconds: float, name: str) -> None:
+    def __init__(self, source: ServiceBusSessionSource, link: ReceiverLink, lock_seconds: float, name: str) -> None:
         self.link = link
         self.settler = Settler(source.connection, link, name, lock_seconds)
         self.lock_seconds = lock_seconds
@@ -71,7 +71,7 @@ class _Slot:
         return None
 
 
-class SessionSource:
+class ServiceBusSessionSource:
     """Implements `MessageSource` over the sessions of one entity."""
 
     redelivers_in_order = True
@@ -161,7 +161,7 @@ class SessionSource:
         self._tasks.spawn(self._serve_slot())
 
     def _slot_failed(self, error: Exception) -> None:
-        self._failure = classify(error, self._name, missing=self._missing)
+        self._failure = translate(error, self._name, missing=self._missing)
         self._waker.wake()
 
     async def _serve_slot(self) -> None:
@@ -322,7 +322,7 @@ class SessionSource:
         """Withdraw the credit, so no message overtakes a redelivered one; returns releases of buffered messages."""
         if self.connection.fast:
             try:
-                await slot.link.run(private_api.stop)
+                await slot.link.run(private_api.withdraw_credit)
             except BrokerError:
                 return []
         waiting = [message for message in self._arrivals if message.lease is slot]

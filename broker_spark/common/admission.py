@@ -9,25 +9,27 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-__all__ = ["Places", "admit", "backlog", "covers"]
+__all__ = ["PartitionOffsets", "admit", "backlog", "covers"]
 
-Places = Mapping[str, Mapping[int, int]]
+PartitionOffsets = Mapping[str, Mapping[int, int]]
 """An offset by topic and partition."""
 
 K = TypeVar("K", bound=Hashable)
 
 
-def backlog(start: Places, end: Places, *, shared: bool) -> dict[str, int]:
+def backlog(start: PartitionOffsets, end: PartitionOffsets, *, shared: bool) -> dict[str, int]:
     """The most rows that each topic can have between these."""
     return {topic: _span(start[topic], ends, shared) for topic, ends in end.items()}
 
 
-def covers(start: Places, end: Places) -> bool:
+def covers(start: PartitionOffsets, end: PartitionOffsets) -> bool:
     """Whether there is a start for each end, in the same topics."""
     return start.keys() == end.keys() and all(ends.keys() <= start[topic].keys() for topic, ends in end.items())
 
 
-def admit(start: Places, end: Places, most: int | None, *, shared: bool) -> dict[str, dict[int, int]]:
+def admit(
+    start: PartitionOffsets, end: PartitionOffsets, most: int | None, *, shared: bool
+) -> dict[str, dict[int, int]]:
     """How far to read from `start` towards `end`: at most `most` rows; None reads all.
 
     Each topic and partition gets a share in proportion to its backlog. The smallest backlogs get the remainder, so that

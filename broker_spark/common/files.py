@@ -70,7 +70,7 @@ def check_place(place: str) -> str:
 def open_files(place: str) -> Files:
     """The files of a directory.
 
-    :raises ConfigurationError: it is no place that pyarrow knows.
+    :raises ConfigurationError: pyarrow does not know this kind of place.
     """
     if Path(place).is_absolute():
         return LocalFiles(place)

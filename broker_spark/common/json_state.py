@@ -27,7 +27,7 @@ def parse_object(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
 
     :param what: its name in errors, such as "The file spool.json".
     :param advice: the fix.
-    :raises ConfigurationError: it is no object; the error says what is wrong and where.
+    :raises ConfigurationError: it is not an object; the error says what is wrong and where.
     """
     try:
         found: Any = json.loads(text)
@@ -43,7 +43,7 @@ def check_source(given: object, source: str, version: int, advice: str) -> None:
     # Some sources keep a number.
     positions = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
     if positions is None or positions.get("source") != source:
-        whose = _kind(cast("object", given)) if positions is None else _stranger(positions)
+        whose = _kind(cast("object", given)) if positions is None else _describe_owner(positions)
         raise ConfigurationError(
             f"The checkpoint holds the positions of another kind of source: {whose}", advice=advice
         )
@@ -53,7 +53,7 @@ def check_source(given: object, source: str, version: int, advice: str) -> None:
         )
 
 
-def _stranger(positions: Mapping[str, Any]) -> str:
+def _describe_owner(positions: Mapping[str, Any]) -> str:
     """The owner of foreign positions."""
     if isinstance(positions.get("source"), str):
         return f"of source {shown(positions['source'])}"
@@ -76,5 +76,5 @@ def _reason(text: bytes | str, error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
             return f"it ends after {len(error.doc)} characters, in the middle of its JSON"
-        return f"it is no JSON from line {error.lineno}, character {error.colno} on ({error.msg})"
-    return "it is no text in UTF-8" if isinstance(error, UnicodeError) else "it is no JSON, but nests too deeply"
+        return f"it is not JSON at line {error.lineno}, character {error.colno} ({error.msg})"
+    return "it is not UTF-8 text" if isinstance(error, UnicodeError) else "it nests too deeply"

@@ -100,7 +100,7 @@ class Offsets:
                 bool(given.get("shared")),
             )
         except (LookupError, ValueError, TypeError, AttributeError) as error:
-            missing = f": {error} is missing" if isinstance(error, KeyError) else ": a value is no number"
+            missing = f": {error} is missing" if isinstance(error, KeyError) else ": a value is not a number"
             raise ConfigurationError(
                 f"The positions in the checkpoint are incomplete{missing}",
                 advice="Restore the checkpoint from a copy, or give this query a new checkpointLocation",

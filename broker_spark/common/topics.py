@@ -88,7 +88,7 @@ def check_found(name: str, position: Position, topics: Collection[str]) -> None:
     if missing:
         raise ConfigurationError(
             f"Option {name} has offsets of {', '.join(missing)}, and topicPattern finds no such topic",
-            advice=f"It finds {', '.join(map(repr, topics)) or 'none'}; make the topic first, or leave its offsets out",
+            advice=f"It finds {', '.join(map(repr, topics)) or 'none'}; create the topic first, or remove its offsets",
         )
 
 

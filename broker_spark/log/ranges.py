@@ -19,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from broker.blocking import Bus
 from broker.driver.optional import Span
 from broker.errors import BrokerError
-from broker_spark.common.admission import Places
+from broker_spark.common.admission import PartitionOffsets
 
 __all__ = [
     "Counted",
@@ -81,12 +81,12 @@ class Counted:
     :ivar start, end: positions where offsets count rows; else 0 and how many rows there are, of each partition.
     """
 
-    start: Places
-    end: Places
-    _begins: Places
+    start: PartitionOffsets
+    end: PartitionOffsets
+    _begins: PartitionOffsets
     _scales: Mapping[str, Mapping[int, _Scale]] | None
 
-    def places(self, reached: Places) -> dict[str, dict[int, int]]:
+    def places(self, reached: PartitionOffsets) -> dict[str, dict[int, int]]:
         """The positions of a result of `admit` between `start` and `end`."""
         if self._scales is None:
             return {topic: dict(places) for topic, places in reached.items()}
@@ -98,7 +98,7 @@ class Counted:
             for topic, places in reached.items()
         }
 
-    def left(self, reached: Places) -> dict[str, dict[int, int]]:
+    def left(self, reached: PartitionOffsets) -> dict[str, dict[int, int]]:
         """The rows behind `reached`, if offsets do not count rows."""
         if self._scales is None:
             return {}
@@ -108,7 +108,7 @@ class Counted:
         }
 
 
-def count_rows(bus: Bus, begins: Places, ends: Places) -> Counted:
+def count_rows(bus: Bus, begins: PartitionOffsets, ends: PartitionOffsets) -> Counted:
     """The backlog between these positions in rows."""
     if offsets_count_rows(bus):
         return Counted(begins, ends, begins, None)
@@ -141,7 +141,7 @@ def offsets_count_rows(bus: Bus) -> bool:
     return records is not None and records.counting_offsets
 
 
-def _rows_each(bus: Bus, ends: Places, spans: Mapping[str, Mapping[int, Sequence[Span]]]) -> float:
+def _rows_each(bus: Bus, ends: PartitionOffsets, spans: Mapping[str, Mapping[int, Sequence[Span]]]) -> float:
     """The mean rows of a batch. Ignores errors: the task that reads a partition raises them."""
     waiting = sorted(
         ((batches_in(found), topic, each) for topic, parts in spans.items() for each, found in parts.items() if found),

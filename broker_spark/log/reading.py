@@ -78,9 +78,7 @@ def _tables(bus: Bus, options: SourceOptions, wanted: Range, columns: _Columns) 
                 offsets = table.column("offset")
                 first, last = offsets[0].as_py(), offsets[-1].as_py()
                 if not position <= first <= last < wanted.stop:
-                    raise OffsetOutOfRange(
-                        f"Offsets {first} to {last} came, and {position} to {wanted.stop} were expected"
-                    )
+                    raise OffsetOutOfRange(f"Offsets {first} to {last} arrived instead of {position} to {wanted.stop}")
                 position = last + 1
                 yield table
             return

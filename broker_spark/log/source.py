@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from broker.blocking import Bus
 from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
 from broker.hooks import logger
-from broker_spark.common.admission import Places, admit, backlog, covers
+from broker_spark.common.admission import PartitionOffsets, admit, backlog, covers
 from broker_spark.common.connections import bus_of
 from broker_spark.common.offsets import GONE, Offsets, TopicOffsets
 from broker_spark.common.options import SourceOptions
@@ -301,7 +301,7 @@ def _begins(
     return begins, began
 
 
-def _ends_json(heads: Offsets, counted: Counted, reached: Places) -> dict[str, Any]:
+def _ends_json(heads: Offsets, counted: Counted, reached: PartitionOffsets) -> dict[str, Any]:
     """The ends of the logs for the query's progress, with the unread rows where offsets do not count them."""
     left = counted.left(reached)
     topics = {name: replace(topic, behind=left.get(name, {})) for name, topic in heads.topics.items()}

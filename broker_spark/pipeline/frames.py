@@ -185,8 +185,8 @@ def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFra
     found = _result(pipeline, frames)
     if any(frame.isStreaming for frame in frames.values()) and not found.isStreaming:
         raise ConfigurationError(
-            f"{'transform' if pipeline.sql is None else 'sql'} gave a DataFrame that is of none of the sources",
-            advice=f"Make it of {', '.join(frames)}",
+            f"{'transform' if pipeline.sql is None else 'sql'} returned a DataFrame that uses none of the sources",
+            advice=f"Derive it from {', '.join(frames)}",
         )
     return found
 
@@ -205,11 +205,13 @@ def _result(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
         found: object = pipeline.transform(first) if len(frames) == 1 else pipeline.transform(**frames)
     if not isinstance(found, DataFrame):
         raise ConfigurationError(
-            f"transform gave {type(found).__name__}, and a DataFrame is expected",
-            advice="Let it return the rows for the sinks",
+            f"transform returned {type(found).__name__} instead of a DataFrame",
+            advice="Return the rows for the sinks",
         )
     if not found.columns:
-        raise ConfigurationError("transform gave rows without columns", advice="Let it keep those that the sinks need")
+        raise ConfigurationError(
+            "transform returned rows without columns", advice="Keep the columns that the sinks need"
+        )
     return found
 
 

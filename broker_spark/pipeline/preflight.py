@@ -119,7 +119,7 @@ def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
     for name in partition_by:
         if (name if exact else name.lower()) not in known:
             raise ConfigurationError(
-                f"partition_by has {name!r}, which is no column of the rows", advice=nearest(name, rows.columns)
+                f"partition_by has {name!r}, which is not a column of the rows", advice=nearest(name, rows.columns)
             )
     if len(partition_by) >= len(known):
         raise ConfigurationError(
@@ -221,12 +221,12 @@ def _check_leftover_files(spark: SparkSession, sink: TableSink) -> None:
         place, files = find_path(spark, where)
         if files.exists(place) and len(files.listStatus(place)):
             raise ConfigurationError(
-                f"Table {sink.table!r} is not in the catalog, and {mask_within(where)} has files already: the catalog "
-                "of a session is in its memory, and the table of a run before was forgotten",
+                f"Table {sink.table!r} is not in the catalog, but {mask_within(where)} already has files: an in-memory "
+                "catalog ends with its session and does not know the tables of earlier runs",
                 advice=f"{_KEPT_CATALOG}; and move the files away, or name another table",
             )
     logger.warning(
-        "Table %s will be in a catalog in memory, which ends with this session, and the next run will not find it. %s",
+        "Table %s will be in an in-memory catalog, which ends with this session: the next run will not find it. %s",
         sink.table,
         _KEPT_CATALOG,
     )

@@ -75,7 +75,7 @@ def read_pipeline(path: str | Path) -> Pipeline:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}", advice="Give a TOML file") from error
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}", advice="Fix it there") from error
+        raise ConfigurationError(f"{path} is not valid TOML: {error}", advice="Fix the file") from error
     try:
         return _File(path.parent).pipeline(content)
     except ConfigurationError as error:
@@ -181,7 +181,7 @@ class _File:
         except (Exception, SystemExit) as error:
             raise ConfigurationError(
                 f"{place} is {value!r}, and module {module} fails: {type(error).__name__}: {error}",
-                advice="Fix it there",
+                advice="Fix the module",
             ) from error
         self._ship({module.partition(".")[0], *(set(sys.modules) - before)})
         for part in name.split("."):

@@ -75,7 +75,7 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
         if sink.key is not None:
             raise ConfigurationError(
                 f"key is {sink.key!r}, and rows with a column 'value' are messages already",
-                advice="Leave key out, and let the transform make a column 'key'; or rename 'value'",
+                advice="Remove key and add a column 'key' in the transform; or rename 'value'",
             )
         return frame
     columns = [F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("value")]
@@ -96,14 +96,14 @@ def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
     found = rows.sparkSession.catalog.listColumns(sink.table)
     if not any(each.name == BATCH and each.isPartition for each in found):
         raise ConfigurationError(
-            f"Table {sink.table!r} is not partitioned by {BATCH!r}, by which a batch that is run again is known",
+            f"Table {sink.table!r} is not partitioned by {BATCH!r}, so a repeated batch cannot be replaced",
             advice=f"Let the pipeline make the table, or make it with PARTITIONED BY ({BATCH} BIGINT)",
         )
     columns = [each.name for each in found if each.name != BATCH]
     if sorted(columns) != sorted(rows.columns):
         raise ConfigurationError(
             f"Table {sink.table!r} has the columns {', '.join(columns)}, and the rows have {', '.join(rows.columns)}",
-            advice="Let the transform give the table's columns, and leave batch to the pipeline",
+            advice="Return the table's columns from the transform, without batch, which the pipeline adds",
         )
     return columns
 
@@ -208,7 +208,7 @@ def _claim_directory(spark: SparkSession, name: str, directory: str, query: str)
 
 
 def _refuse(name: str, what: str, owner: str | None, kind: str) -> NoReturn:
-    whose = "that no pipeline is known for" if owner is None else f"of another query, {owner}"
+    whose = "of no known pipeline" if owner is None else f"of another query, {owner}"
     raise ConfigurationError(
         f"{name}: {what} has batches {whose}: this one would overwrite them, since each counts from 0",
         advice=f"Give this sink another {kind}, or rename or remove that one; a new checkpoint is a new query",

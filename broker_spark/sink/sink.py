@@ -77,7 +77,7 @@ class SinkOptions:
         if keep and "partition" not in columns:
             raise ConfigurationError(
                 "Option keepPartition is true, and there is no column 'partition'",
-                advice="Add one of type int, as a source does, or leave the option out",
+                advice="Add one of type int, as a source does, or remove the option",
             )
         topic = topic_name(found["topic"]) if "topic" in found else None
         if topic is not None:
@@ -85,7 +85,8 @@ class SinkOptions:
             columns = tuple(name for name in columns if name != "topic")
         if topic is None and "topic" not in columns:
             raise ConfigurationError(
-                "Neither option topic nor a column topic is given", advice="Give either; the option goes first"
+                "Neither option topic nor a column topic is given",
+                advice="Give one of them; the option takes precedence",
             )
         broker = check_reachable(url).capabilities
         able = {"deliver_at": broker.publish.deliver_at, "partition": broker.publish.partitions}
@@ -261,7 +262,9 @@ def _send(bus: Bus, chunk: list[Outbound]) -> int:
             continue
         receipts = bus.topic(topic).publish_batch(messages)
         if len(receipts) != len(messages):
-            raise BackendError(f"{len(messages)} rows were published to {topic!r}, and {len(receipts)} receipts came")
+            raise BackendError(
+                f"{len(messages)} rows were published to {topic!r}, but {len(receipts)} receipts arrived"
+            )
         duplicates += sum(receipt.duplicate for receipt in receipts)
     return duplicates
 

@@ -47,7 +47,7 @@ class Owner:
     :ivar started: the start of the process in clock ticks since boot; 0 if unknown.
     :ivar beat: the number of heartbeats.
     :ivar acked: segments below this number are acked.
-    :ivar epochs: first segment and token of each owner that existing segments have; None until it read them.
+    :ivar epochs: the first segment and the token of each owner that has segments; None until the owner has read them.
     :ivar released: the owner released the spool.
     """
 
@@ -83,7 +83,7 @@ class Lease:
         self._files = files
         self._place = place
         self._mine = mine
-        self._there = False
+        self._is_written = False
         self.before: Owner | None = None
 
     @classmethod
@@ -185,10 +185,10 @@ class Lease:
             self._files.write(f"{_DIRECTORY}/{self._mine.name}", lambda file: file.write(text))
         except FileNotFoundError:
             # A new owner deletes incomplete files. Or the directory cannot be created at all.
-            if self._there or self._files.names(_DIRECTORY):
+            if self._is_written or self._files.names(_DIRECTORY):
                 self.check()
             raise
-        self._there = True
+        self._is_written = True
 
 
 def _newest(files: Files) -> Owner | None:

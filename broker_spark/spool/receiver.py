@@ -86,7 +86,7 @@ class Receiver:
         self._room = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="broker-spool", daemon=True)
 
-    # -- from the other thread ---------------------------------------------------------------------------
+    # From the other thread.
 
     def start(self) -> None:
         """Return when the subscription is open.
@@ -126,7 +126,7 @@ class Receiver:
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
-    # -- in the thread -----------------------------------------------------------------------------------
+    # In the thread.
 
     def _run(self) -> None:
         try:
@@ -174,7 +174,9 @@ class Receiver:
         async with broker.connect(options.url) as bus:
             family = bus.capabilities.messages
             if family is None:
-                raise Unsupported(f"{bus.capabilities.backend} has no subscriptions", advice="Leave subscription out")
+                raise Unsupported(
+                    f"{bus.capabilities.backend} has no subscriptions", advice="Remove option subscription"
+                )
             confirm = True if family.confirmed_ack is ConfirmedAck.OPTIONAL else None
             async with AsyncExitStack() as stack:
                 consumer, topics = await self._subscribed(bus, stack, confirm)
@@ -320,7 +322,7 @@ class Receiver:
     def _may_be_redelivered(self, messages: list[Message[bytes]], stamps: Stamps | None) -> bool:
         """Whether some may be redelivered after their ack: by their delivery attempt, or by their offset."""
         # A broker that was killed may also redeliver messages that an earlier process wrote.
-        self._highest.update(self._spool.inherit())
+        self._highest.update(self._spool.load_earlier_rows())
         again = any((message.delivery_attempt or 1) > 1 for message in messages)
         if stamps is None:
             return again
@@ -357,8 +359,8 @@ class Receiver:
             return
         spooled = self._spooled
         # Some unsettled messages are already in the spool.
-        unsettled = sum(each.waiting + (each.unsettled or 0) for each in lags)
-        self._last_lag = (unsettled - (spooled - self._settled), spooled)
+        unacked = sum(each.waiting + (each.unsettled or 0) for each in lags)
+        self._last_lag = (unacked - (spooled - self._settled), spooled)
 
     @property
     def _spooled(self) -> int:
@@ -370,7 +372,7 @@ class Receiver:
             return list(self._options.topics)
         found = [name for name in await bus.admin.topics() if re.fullmatch(pattern, name)]
         if not found:
-            raise ConfigurationError(f"Option topicPattern {pattern!r} matches no topic", advice="Make one first")
+            raise ConfigurationError(f"Option topicPattern {pattern!r} matches no topic", advice="Create one first")
         return found
 
 

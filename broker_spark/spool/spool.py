@@ -114,10 +114,10 @@ class Spool:
             _check_whole(found, place, acked)
             following = max(found[-1].number + 1 if found else 0, acked)
             doubtful = [each for each in found if each.number >= acked]
-            doubts = _remembered(files, place)
+            doubts = _read_doubts(files, place)
             again = [identity for each in doubtful for identity in segments.identities_of(files, each)]
             if again:
-                _remember(files, f"{lease.token}-0", again)
+                _write_doubts(files, f"{lease.token}-0", again)
                 doubts.update(again)
             lease.begin([*epochs, [following, lease.token]], following)
             for each in every:
@@ -164,7 +164,7 @@ class Spool:
                 _check_columns(self._files, self._place, segment, columns)
             self._unchecked.pop()
 
-    # -- reading -----------------------------------------------------------------------------------
+    # Reading.
 
     @property
     def first(self) -> int:
@@ -207,7 +207,7 @@ class Spool:
             self._planned = max(self._planned, end)
         self.on_room()
 
-    # -- adding ------------------------------------------------------------------------------------------
+    # Adding.
 
     @property
     def doubtful(self) -> bool:
@@ -222,11 +222,11 @@ class Spool:
         """
         found = self._doubts.intersection(identities.to_pylist()) if self._doubts else set[str]()
         if late:
-            self.inherit()
+            self.load_earlier_rows()
             found |= self._recent.known(identities)
         return found
 
-    def inherit(self) -> dict[str, int]:
+    def load_earlier_rows(self) -> dict[str, int]:
         """Remember the rows of earlier owners; the highest offset of each topic among them.
 
         Empty from the second call on, and for identities without offsets.
@@ -272,7 +272,7 @@ class Spool:
         """
         if unsure:
             self._doubt_files += 1
-            _remember(self._files, f"{self._lease.token}-{self._doubt_files}", unsure)
+            _write_doubts(self._files, f"{self._lease.token}-{self._doubt_files}", unsure)
             self._doubts.update(unsure)
         if number is not None:
             self._acked = number + 1
@@ -281,7 +281,7 @@ class Spool:
         """Forget redelivered messages that are acked now."""
         self._doubts.difference_update(identities)
 
-    # -- keeping -----------------------------------------------------------------------------------------
+    # Keeping.
 
     def beat(self) -> None:
         """Write a heartbeat with the last acked segment.
@@ -393,11 +393,11 @@ def _check_columns(files: Files, place: str, segment: Segment, columns: Sequence
     if missing:
         raise ConfigurationError(
             f"The messages in the spool {place} have no column {missing[0]!r}, only {', '.join(has)}",
-            advice="Run the query with these columns until the spool is read, or leave the new column out",
+            advice="Run the query with these columns until the spool is read, or remove the new column",
         )
 
 
-def _remember(files: Files, name: str, identities: Sequence[str]) -> None:
+def _write_doubts(files: Files, name: str, identities: Sequence[str]) -> None:
     made: Any = cast("Any", pyarrow).table({IDENTITY: pyarrow.array(identities, pyarrow.string())})
 
     def fill(file: Any) -> None:
@@ -407,7 +407,7 @@ def _remember(files: Files, name: str, identities: Sequence[str]) -> None:
     files.write(f"{_DOUBTS}/{name}.arrow", fill)
 
 
-def _remembered(files: Files, place: str) -> set[str]:
+def _read_doubts(files: Files, place: str) -> set[str]:
     found: set[str] = set()
     for name in files.names(_DOUBTS):
         path = f"{_DOUBTS}/{name}"

@@ -181,7 +181,7 @@ async def test_admin_hides_the_counts_and_deletes_them(open_backend: Open, topic
         await source.close()
         assert await stored(backend, topic) == 1
         assert topic in await admin.list_topics()
-        assert not [name for name in await admin.list_topics() if "given-back" in name]
+        assert not [name for name in await admin.list_topics() if "release-counts" in name]
         assert await admin.list_subscriptions(topic) == ["billing"]
         await remove()
         assert await stored(backend, topic) == 0
@@ -231,7 +231,7 @@ async def test_an_unresponsive_server_does_not_delay_close(topic: str, monkeypat
 
 
 async def test_a_user_without_permission_for_the_counts_is_warned_once(topic: str) -> None:
-    subjects = f'"anybroker.given-back.>", "$JS.API.STREAM.*.{RELEASE_COUNTS_STREAM}"'
+    subjects = f'"anybroker.release-counts.>", "$JS.API.STREAM.*.{RELEASE_COUNTS_STREAM}"'
     forbidden = f"permissions: {{ publish: {{ deny: [{subjects}] }} }}"
     events: list[Event] = []
     with NatsServer.with_user("ann", "x", forbidden) as server:

@@ -22,7 +22,7 @@ from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.waiting import eventually
 from broker_pulsar.message_ids import unpack
-from broker_pulsar.publishing import PulsarTarget
+from broker_pulsar.publishing import PulsarPublishTarget
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
@@ -110,7 +110,7 @@ async def test_a_message_with_too_large_a_number_fails_alone(pulsar_server: Puls
 
 async def test_a_late_answer_of_a_closed_producer_keeps_the_new_one(pulsar_server: PulsarServer, topic: str) -> None:
     async with broker.connect(f"{pulsar_server.url}&linger=2") as bus:
-        target: PulsarTarget = bus.backend.publish_target(topic)  # pyright: ignore[reportAssignmentType]
+        target: PulsarPublishTarget = bus.backend.publish_target(topic)  # pyright: ignore[reportAssignmentType]
         producers = target._producers
         # The messages of a call are in two producers, one of which ends at once.
         early = asyncio.ensure_future(target.publish([OutboundMessage(b"a"), OutboundMessage(b"b", partition=0)]))

@@ -74,7 +74,7 @@ def test_an_incomplete_owner_is_named(tmp_path: Path) -> None:
     [
         (b"", "it is empty"),
         (b'{"spool": "6f', "it ends after 13 characters, in the middle of its JSON"),
-        (b"\xff\xfe\0", "it is no text in UTF-8"),
+        (b"\xff\xfe\0", "it is not UTF-8 text"),
         (b'{"version": 1}', "it has no 'spool'"),
     ],
 )

@@ -76,12 +76,12 @@ def test_options_of_python_become_text_for_spark() -> None:
         ({"maxRows": "9" * 20}, "Option maxRows is '99999999999999999999'. It takes a whole number"),
         ({"maxRows": "9" * 5000}, "It takes a whole number"),
         ({"aheadBytes": "9" * 5000}, "It takes a size"),
-        ({"start": '{"a":' * 100_000}, "Option start is incomplete: it is no JSON, but nests too deeply"),
+        ({"start": '{"a":' * 100_000}, "Option start is incomplete: it nests too deeply"),
         (
             {"start": '{"0": 17'},
             "Option start is incomplete: it ends after 8 characters, in the middle of its JSON. It",
         ),
-        ({"start": "{0: 17}"}, "Option start is incomplete: it is no JSON from line 1, character 2 on (Expecting"),
+        ({"start": "{0: 17}"}, "Option start is incomplete: it is not JSON at line 1, character 2 (Expecting"),
         ({"start": "{}"}, "Option start names no partition"),
         ({"start": "2026-02-01T00:00Z", "end": "2026-01-31T23:00Z"}, "end is '2026-01-31T23:00:00+00:00'. It takes a"),
         ({"start": '{"orders": "%s"}' % ("x" * 999)}, f"Option start has '{'x' * 27}...{'x' * 28}' for 'orders'"),
@@ -156,7 +156,7 @@ def test_offsets_round_trip_and_foreign_ones_are_refused() -> None:
         ({**mine.to_json(), "topics": {"orders": {"identity": "a"}}}, "incomplete: 'next' is missing. Restore"),
         (
             {**mine.to_json(), "topics": {"orders": 5}},
-            "incomplete: a value is no number. Restore",
+            "incomplete: a value is not a number. Restore",
         ),
     ):
         with pytest.raises(ConfigurationError) as caught:

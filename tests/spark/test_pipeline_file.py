@@ -166,7 +166,7 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
             "transform is both(orders, refunds): missing a required argument: 'refunds'",
         ),
         ('"MODULE:large"', '"broken:large"', "module broken fails: SyntaxError"),
-        ('"MODULE:large"', '"ending:large"', "module ending fails: SystemExit: 3. Fix it there"),
+        ('"MODULE:large"', '"ending:large"', "module ending fails: SystemExit: 3. Fix the module"),
         (":Order", ":not_hashable", "sources.orders: {} is no dataclass, pydantic model or msgspec struct"),
         ('checkpoint = "checkpoint"', 'checkpoint = ""', "checkpoint is ''. It takes a directory"),
         ('path = "archive"', 'path = ""', "sinks.archive: path is ''. It takes a directory"),

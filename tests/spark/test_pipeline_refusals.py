@@ -81,7 +81,7 @@ def test_errors_of_sparks_planner_are_reported_in_a_sentence(
 
 
 def test_rows_without_columns_raise(spark: SparkSession, make: Make) -> None:
-    with pytest.raises(ConfigurationError, match=r"^transform gave rows without columns"):
+    with pytest.raises(ConfigurationError, match=r"^transform returned rows without columns"):
         frames_of(make(transform=lambda numbers: numbers.select()), {"numbers": spark.range(1)})
 
 
@@ -106,8 +106,11 @@ def test_a_checkpoint_of_fewer_sources_raises(spark: SparkSession, make: Make, b
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        ({"transform": elsewhere}, "transform gave a DataFrame that is of none of the sources. Make it of numbers"),
-        ({"sql": "select 1"}, "sql gave a DataFrame that is of none of the sources. Make it of numbers"),
+        (
+            {"transform": elsewhere},
+            "transform returned a DataFrame that uses none of the sources. Derive it from numbers",
+        ),
+        ({"sql": "select 1"}, "sql returned a DataFrame that uses none of the sources. Derive it from numbers"),
     ],
 )
 def test_rows_of_no_source_raise(spark: SparkSession, make: Make, part: dict[str, Any], expected: str) -> None:

@@ -59,11 +59,13 @@ def test_a_table_that_an_earlier_session_forgot_is_refused(
     warehouse = Path(spark.catalog.getDatabase("default").locationUri.removeprefix("file:"))
     directory = warehouse / in_warehouse.table.lower()
     _try_table(in_warehouse, rows)
-    assert f"Table {in_warehouse.table} will be in a catalog in memory" in caplog.text
+    assert f"Table {in_warehouse.table} will be in an in-memory catalog" in caplog.text
     for sink, place in ((in_warehouse, directory), (elsewhere, tmp_path)):
         (place / "batch=0").mkdir(parents=True)
         try:
-            with pytest.raises(ConfigurationError, match=r"has files already: .*in its memory.*catalogImplementation"):
+            with pytest.raises(
+                ConfigurationError, match=r"already has files: .*in-memory catalog.*catalogImplementation"
+            ):
                 _try_table(sink, rows)
         finally:
             (place / "batch=0").rmdir()
@@ -87,7 +89,10 @@ def test_files_are_not_partitioned_by_the_batch_twice(tmp_path: Path) -> None:
         (TopicSink("numbers.out", where="numbr > 5"), "where is 'numbr > 5': [UNRESOLVED_COLUMN"),
         (CallSink(print, where="number >"), "where is 'number >': [PARSE_SYNTAX_ERROR]"),
         (FileSink("/nowhere", where="number"), "where is 'number': [DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN]"),
-        (FileSink("/nowhere", partition_by=["color"]), "partition_by has 'color', which is no column of the rows. Did"),
+        (
+            FileSink("/nowhere", partition_by=["color"]),
+            "partition_by has 'color', which is not a column of the rows. Did",
+        ),
         (FileSink("/nowhere", partition_by=["number", "colour"]), "partition_by has all columns, number, colour"),
         (FileSink("/nowhere", format="parqet"), "format is 'parqet', which Spark does not find"),
         (TableSink("nowhere", format="parqet"), "format is 'parqet', which Spark does not find"),
@@ -177,7 +182,7 @@ def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path)
             (tmp_path / "strange" / "batch=0").mkdir(parents=True)
             spark.range(1).write.saveAsTable(f"{table}_strange")
             for sink in (FileSink(str(tmp_path / "strange")), TableSink(f"{table}_strange")):
-                with pytest.raises(ConfigurationError, match="has batches that no pipeline is known for"):
+                with pytest.raises(ConfigurationError, match="has batches of no known pipeline"):
                     claim(pipeline("true", sink=sink), spark, "another")
             for sink in (FileSink(str(tmp_path / "files")), TableSink(table)):
                 with pytest.raises(ConfigurationError, match=r"sinks\.sink: The rows have a column 'Batch'.*Rename it"):

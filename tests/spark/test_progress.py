@@ -248,7 +248,7 @@ def test_positions_of_other_sources_have_no_lag(tmp_path: Path, line: str, probl
         ('{"source":"broker-spool"', "offsets/0, line 3 is incomplete: it ends after 24 characters"),
         (
             POSITION.replace('"next": {"0": 3}', '"next": [3]'),
-            "The positions in the checkpoint are incomplete: a value is no number",
+            "The positions in the checkpoint are incomplete: a value is not a number",
         ),
         (POSITION.replace('"version": 1', '"version": 2'), "by another version of broker_spark: 2"),
     ],

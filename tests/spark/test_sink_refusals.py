@@ -107,7 +107,7 @@ def test_a_stream_without_a_topic_names_both_ways_to_give_one(
     spark: SparkSession, url: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     query = writing(spark, url, make_topic(), tmp_path, {}, "value").trigger(availableNow=True).start()
-    with pytest.raises(StreamingQueryException, match=r"a column topic is given\. Give either"):
+    with pytest.raises(StreamingQueryException, match=r"a column topic is given\. Give one of them"):
         query.awaitTermination()
 
 

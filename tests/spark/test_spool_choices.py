@@ -110,7 +110,7 @@ def test_a_pattern_without_a_topic_is_refused_until_one_exists(
 ) -> None:
     topic = make_topic()
     query = matching(make_query(topic), f"{topic}[.]later")
-    expected = re.escape(f"Option topicPattern {query.options.pattern!r} matches no topic. Make one first")
+    expected = re.escape(f"Option topicPattern {query.options.pattern!r} matches no topic. Create one first")
     with pytest.raises(ConfigurationError, match=expected):
         query.begin()
     bus.admin.ensure_topic(f"{topic}.later")

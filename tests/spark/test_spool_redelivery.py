@@ -57,8 +57,8 @@ def test_rows_of_earlier_queries_are_recognized_by_their_place(tmp_path: Path) -
     spool.release()
     again = opened(tmp_path)
     assert not again.doubtful
-    assert again.inherit() == {"orders": 7, "refunds": 3}
-    assert again.inherit() == {}
+    assert again.load_earlier_rows() == {"orders": 7, "refunds": 3}
+    assert again.load_earlier_rows() == {}
     assert again.known(pyarrow.array(["orders:2:9", "orders:8:9"]), late=True) == {"orders:2:9"}
     again.release()
 

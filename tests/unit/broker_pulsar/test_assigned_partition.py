@@ -113,7 +113,7 @@ def test_redelivery_is_not_requested_once_the_broker_sends() -> None:
 def test_redelivery_is_not_requested_after_a_reconnect() -> None:
     """The broker sends to a new consumer by itself, and may be slow."""
     partition = reassigned([(4, 1)], committed=4, first=4)
-    partition.keep("another connection")
+    partition.confirm_ownership("another connection")
     assert not any(partition.needs_redelivery_request(1, 0) for _ in range(9))
 
 
