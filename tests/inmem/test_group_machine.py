@@ -214,7 +214,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def number(self, member: Member) -> int:
         assert isinstance(member.source, InmemRecordSource)
-        return member.source.number
+        return member.source._number
 
     def pick(self, which: int) -> Member | None:
         return self.members[which % len(self.members)] if self.members else None
