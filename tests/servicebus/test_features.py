@@ -44,8 +44,10 @@ async def test_scheduled_messages_can_be_cancelled(open_bus: Open, topic: str):
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
         due = datetime.now(UTC) + timedelta(seconds=1)
+        # A busy machine must not deliver the message before the cancellation.
+        later = due + timedelta(hours=1)
         receipts = await bus.topic(topic).publish_batch(
-            [OutboundMessage(body, deliver_at=due) for body in (b"kept", b"cancelled")]
+            [OutboundMessage(b"kept", deliver_at=due), OutboundMessage(b"cancelled", deliver_at=later)]
         )
         assert all(receipt.offset for receipt in receipts)
         await bus.backend.cancel_scheduled(topic, [receipts[1].offset])

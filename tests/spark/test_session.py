@@ -215,7 +215,7 @@ def test_without_unix_sockets_spark_uses_tcp_and_logs_the_reason(tmp_path: Path)
     place = f"spark.python.unix.domain.socket.dir={long}"
     settings, said = in_a_session("spark.master=local[2]", place, path=tmp_path)
     assert settings == "local[2] false false 127.0.0.1"
-    assert f"{long}: its path has {len(str(long))} characters, and Spark takes 61" in said
+    assert f"{long}: its path has {len(str(long))} characters, and Spark accepts 61" in said
     assert "Set spark.python.unix.domain.socket.dir to a directory with a short path" in said
 
 
