@@ -26,7 +26,7 @@ class JetStreamHarness(ServerHarness[NatsServer]):
     """One server for all tests of a process; topics have unique names."""
 
     name = "jetstream"
-    patience = 30.0
+    patience = 60.0
     quiet = 0.3
     lease_seconds = 2.0
 

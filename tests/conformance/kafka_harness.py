@@ -87,7 +87,7 @@ class KafkaHarness(ServerHarness[KafkaServer]):
     """One broker for all tests of a process; topics have unique names."""
 
     name = "kafka"
-    patience = 30.0
+    patience = 60.0
     quiet = 0.4
     lease_seconds = 2.0
     shares_restarts = True

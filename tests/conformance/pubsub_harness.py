@@ -29,7 +29,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
     """One emulator for all tests of the kit; topics have unique names."""
 
     name = "pubsub"
-    patience = 30.0
+    patience = 60.0
     quiet = 0.3
     lease_seconds = 2.0
     options = ""

@@ -30,7 +30,7 @@ class DoubleHarness(ServerHarness[ServiceBusDouble]):
     """One double for all tests of a process; topics have unique names."""
 
     name = "servicebus"
-    patience = 30.0
+    patience = 60.0
     quiet = 0.3
     lease_seconds = 2.0
 

@@ -118,7 +118,8 @@ def test_offsets_of_a_topic_outside_the_pattern(url: str, bus: Bus, make_topic: 
         with pytest.raises(ConfigurationError, match=f"{name} has offsets of 'spark.gone', 'spark.gone-2', and topicP"):
             planned(SourceOptions.parse(gone).for_batch())
     gone = SourceOptions.parse({**both, "start": json.dumps({"spark.gone": {"0": 7}})}).for_stream()
-    with pytest.raises(ConfigurationError, match=f"topicPattern finds no such topic. It finds '{topic}'; make the top"):
+    advice = f"topicPattern finds no such topic. It finds '{topic}'; create the topic first"
+    with pytest.raises(ConfigurationError, match=advice):
         LogStreamReader(gone).initialOffset()
 
 
