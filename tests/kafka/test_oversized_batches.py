@@ -74,6 +74,8 @@ async def test_an_oversized_enqueued_message_fails_alone(bus: Bus, kafka: KafkaS
     assert sorted(int(value or b"") for value in values_in(kafka, small_topic)) == [n for n in range(200) if n != 100]
 
 
+# A busy machine may fill two batches, and the refusal of the first then fails messages of the key (see the docs).
+@pytest.mark.deep
 @pytest.mark.parametrize("receipts", [True, False])
 async def test_a_batch_above_the_limit_is_split_in_order(
     bus: Bus, kafka: KafkaServer, small_topic: str, receipts: bool
