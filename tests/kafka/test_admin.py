@@ -18,6 +18,7 @@ from broker.errors import (
 )
 from broker.hooks import Hooks
 from broker.names import native_name
+from broker.testing.waiting import eventually
 from broker_kafka.admin import topics as topics_admin
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
@@ -139,9 +140,15 @@ async def test_options_have_dotted_and_underscored_names(spi: KafkaAdmin, name: 
         "preallocate": "false",
     }
     assert {key: config[key] for key in wanted} == wanted
-    config = (await ensure(spi, name, options={"segment.ms": None, "cleanup.policy": "delete"})).native["config"]
-    assert (config["segment.ms"], config["cleanup.policy"]) == ("604800000", "delete")
-    assert config["message.timestamp.type"] == "LogAppendTime"
+    await ensure(spi, name, options={"segment.ms": None, "cleanup.policy": "delete"})
+
+    # A broker that is busy reports the old values for a moment.
+    async def is_changed() -> bool:
+        config = (await spi.describe_topic(name)).native["config"]
+        assert config["message.timestamp.type"] == "LogAppendTime"
+        return (config["segment.ms"], config["cleanup.policy"]) == ("604800000", "delete")
+
+    await eventually(is_changed, 60.0, "the change of the configuration")
 
 
 @pytest.mark.parametrize("existing", [False, True])
