@@ -172,20 +172,16 @@ async def _list_offsets(
     if any(map(_is_stale, found.values())):
         # The client uses its old metadata, and does not refresh it by itself.
         leaders: dict[TopicPartition, str] = {}
-        new_topics: set[str] = set()
         for topic in topics:
             listed = await read_metadata(connection, what, max(_LEAST_SECONDS, until - monotonic()), topic)
-            if not listed.topics[topic].partitions:
-                new_topics.add(topic)
             for number, partition in listed.topics[topic].partitions.items():
                 leader = listed.brokers.get(partition.leader)
                 leaders[TopicPartition(topic, number)] = "" if leader is None else broker_name(leader)
         found = await attempt(max(_LEAST_SECONDS, until - monotonic()))
         # A leader may not know a new topic yet that other brokers report; this is retriable.
         found = {
-            each: _unanswered(each, what, leaders.get(place, ""))
-            if _is_stale(result)
-            and ((place := TopicPartition(each.topic, each.partition)) in leaders or each.topic in new_topics)
+            each: _unanswered(each, what, leaders[place])
+            if _is_stale(result) and (place := TopicPartition(each.topic, each.partition)) in leaders
             else result
             for each, result in found.items()
         }
