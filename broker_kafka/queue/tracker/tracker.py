@@ -16,8 +16,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError
-from confluent_kafka import Message as NativeRecord
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Closed, LeaseLost, TopicNotFound, TopicPartition
@@ -68,7 +66,7 @@ class Tracker:
         self._options = options or TrackerOptions()
         self.counts: Final = TrackerCounts()
         self.failure: BrokerError | None = None
-        self._thread: _MarkerConsumer | None = None
+        self._thread: ConsumerThread | None = None
         self._store: ThreadOffsetStore
         self._committer: OffsetCommitter
         self._positions = GroupPositions(connection, subscription, self.warn)
@@ -110,7 +108,7 @@ class Tracker:
             await ensure_marker_topic(
                 self._connection, self.subscription, topics=options.topics, partitions=options.marker_partitions
             )
-        thread = _MarkerConsumer(self._connection, self.group, self)
+        thread = _marker_thread(self._connection, self.group, self)
         self._store = ThreadOffsetStore(thread, timeout=self._connection.settings.request_timeout)
         self._committer = OffsetCommitter(thread, self._tracked.values, options, self.counts)
         self._thread = thread
@@ -289,12 +287,12 @@ class Tracker:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _open_thread(self) -> _MarkerConsumer:
+    def _open_thread(self) -> ConsumerThread:
         if self._thread is None:
             raise Closed(f"The tracker of {self.subscription!r} is not open")
         return self._thread
 
-    async def _check_ownership(self, thread: _MarkerConsumer, place: TopicPartition) -> None:
+    async def _check_ownership(self, thread: ConsumerThread, place: TopicPartition) -> None:
         """Commit the stored position again, which the coordinator takes from the owner only.
 
         :raises LeaseLost: the partition is not ours.
@@ -366,42 +364,28 @@ class Tracker:
         self.fail(error)
 
 
-class _MarkerConsumer(ConsumerThread):
-    """The thread of a member of the trackers' group, which also reports where each partition ends.
+def _marker_thread(connection: Connection, group: str, tracker: Tracker) -> ConsumerThread:
+    """The thread of a member of the trackers' group.
 
-    That end lies behind records that the client does not return, such as those that end transactions: without it a
-    tracker would never know that it has read everything.
+    The end of a partition lies behind records that the client does not return, such as those that end transactions:
+    without its report a tracker would never know that it has read everything.
     """
-
-    def __init__(self, connection: Connection, group: str, host: Tracker) -> None:
-        config = connection.client_config("consumer") | {
-            "group.id": group,
-            # A START of an aborted transaction leases nothing.
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-        }
-        seconds = min(_REVOKE_SECONDS, connection.settings.max_poll_interval_ms / 2000)
-        super().__init__(
-            config,
-            host,
-            name=f"broker-kafka-{group}",
-            warn=connection.warn,
-            max_batch=_BATCH,
-            revoke_seconds=seconds,
-            # Its commands are rare and not urgent, and checking for them between short polls costs more.
-            busy_seconds=0.0,
-        )
-        self._tracker = host
-
-    def _hand_over(self, messages: list[NativeRecord], sole: tuple[str, int] | None) -> None:
-        super()._hand_over(messages, sole)
-        for message in messages:
-            error = message.error()
-            if error is None or error.code() != KafkaError._PARTITION_EOF:
-                continue
-            topic, partition, position = message.topic(), message.partition(), message.offset()
-            if topic is not None and partition is not None and position is not None:
-                self._post(self._tracker.reached, TopicPartition(topic, partition), position)
+    config = connection.client_config("consumer") | {
+        "group.id": group,
+        # A START of an aborted transaction leases nothing.
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+    }
+    return ConsumerThread(
+        config,
+        tracker,
+        name=f"broker-kafka-{group}",
+        warn=connection.warn,
+        max_batch=_BATCH,
+        revoke_seconds=min(_REVOKE_SECONDS, connection.settings.max_poll_interval_ms / 2000),
+        # Its commands are rare and not urgent, and checking for them between short polls costs more.
+        busy_seconds=0.0,
+        ended=tracker.reached,
+    )
