@@ -29,7 +29,7 @@ from broker_kafka.group.idle import Idleness
 from broker_kafka.group.start_offsets import Claim, Claims, StartPositions, resolve_reset, warn_if_slow
 from broker_kafka.group.topic_ids import TopicIds, TopicIdStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
-from broker_kafka.offsets.protocol import OffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import OffsetStore, StoredOffset, positions_in
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["Member"]
@@ -280,12 +280,9 @@ class Member(ABC, Generic[A]):
 
         :raises BrokerError: the store cannot be read.
         """
-        positions: dict[TopicPartition, StoredOffset | None] = {}
-        for partition, position in (await self.store.fetch(self.group, partitions)).items():
-            if isinstance(position, BrokerError):
-                raise position
-            positions[partition] = position
-        return positions
+        found = await self.store.fetch(self.group, partitions)
+        stored = positions_in(found)
+        return {partition: stored.get(partition) for partition in found}
 
     async def _reset_position(self, assignment: A, position: int) -> None:
         """The log does not hold a position: apply `offset_reset`."""

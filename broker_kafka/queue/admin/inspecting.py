@@ -11,13 +11,14 @@ from contextlib import aclosing
 from time import time
 from typing import Any, Final
 
-from broker import Bounds, BrokerError, NotFound, OffsetOutOfRange, Record, TopicPartition
+from broker import Bounds, NotFound, OffsetOutOfRange, Record, TopicPartition
 from broker.driver import LogReaderSpi, OpenLease, QueuedMessage
 from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.codec.headers import RECORD_VIEW, headers_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.markers.lease import Lease
 from broker_kafka.queue.markers.marker_topic import marker_topic_name, require_markers, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
@@ -83,12 +84,10 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
     except NotFound:
         return []
     places = [TopicPartition(topic, partition) for partition in bounds]
-    stored = await GroupOffsetStore(connection).fetch(tracker_group(subscription, shared), places)
+    stored = positions_in(await GroupOffsetStore(connection).fetch(tracker_group(subscription, shared), places))
     found: list[Lease] = []
     for place in places:
-        position = stored[place]
-        if isinstance(position, BrokerError):
-            raise position
+        position = stored.get(place)
         first, following = bounds[place.partition]
         start = first if position is None else max(first, position.offset)
         found += await open_leases_in(log, place, start, following)

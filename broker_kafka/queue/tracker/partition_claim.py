@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from broker import BrokerError, TopicPartition
+from broker import TopicPartition
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
-from broker_kafka.offsets.protocol import FetchResults
+from broker_kafka.offsets.protocol import FetchResults, positions_in
 from broker_kafka.queue.markers.fenced_writer import FencedWriter
 from broker_kafka.queue.markers.marker_topic import TRACKER
 
@@ -56,12 +56,10 @@ async def claim_partitions(
             if isinstance(outcome, BaseException):
                 raise outcome
         bounds = await bounds_of(connection, partitions, committed=False)
-        stored = await store.fetch(group, partitions)
+        stored = positions_in(await store.fetch(group, partitions))
         claims: dict[TopicPartition, PartitionClaim] = {}
         for place in partitions:
-            found, (first, end) = stored[place], bounds[place]
-            if isinstance(found, BrokerError):
-                raise found
+            found, (first, end) = stored.get(place), bounds[place]
             start = first if found is None or not first <= found.offset <= end else found.offset
             lost = None if found is None or found.offset == start else found.offset
             claims[place] = PartitionClaim(writers[place], start, end, lost)

@@ -26,6 +26,7 @@ from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks
 from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.offsets.kafka import ThreadOffsetStore
+from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.markers.lease import LeaseState
 from broker_kafka.queue.markers.marker_producer import explain_marker_error
 from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name, tracker_group
@@ -297,9 +298,7 @@ class Tracker:
 
         :raises LeaseLost: the partition is not ours.
         """
-        stored = (await self._store.fetch(self.group, [place]))[place]
-        if isinstance(stored, BrokerError):
-            raise stored
+        stored = positions_in(await self._store.fetch(self.group, [place])).get(place)
         if stored is None:
             at = (await bounds_of(self._connection, [place], committed=False))[place].first
         else:
