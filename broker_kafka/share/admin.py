@@ -12,7 +12,6 @@ from typing import Any
 from broker import Lag, SubscriptionInfo, Unsupported
 from broker.driver import REDRIVE_SUBSCRIPTION, Start
 from broker_kafka.admin.facade import KafkaAdmin
-from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.share.group_config import configure_group, delete_group, read_config, require_group
 
@@ -21,10 +20,6 @@ __all__ = ["ShareAdmin"]
 
 class ShareAdmin(KafkaAdmin):
     """As `KafkaAdmin`, with share groups for subscriptions."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        self._connection = connection
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]

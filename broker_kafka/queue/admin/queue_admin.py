@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from broker import Bounds, Lag, NotFound, TopicPartition
 from broker.driver import REDRIVE_SUBSCRIPTION, LogReaderSpi
@@ -26,23 +25,11 @@ _TRANSACTION_SECONDS: Final = 1.0
 """A transaction of a live tracker ends within this."""
 
 
-class _Count(NamedTuple):
-    """:ivar hidden: records of the topic that an open transaction hides, by partition.
-    :ivar hidden_markers: the same of the marker topic.
-    """
-
-    lag: Lag
-    unsettled: int
-    hidden: Mapping[int, int]
-    hidden_markers: int
-
-
 class QueueAdmin(KafkaAdmin):
     """As `KafkaAdmin`; counts open messages, and deletes the marker topic of a subscription with it."""
 
     def __init__(self, connection: Connection, log: LogReaderSpi) -> None:
         super().__init__(connection)
-        self._connection = connection
         self._log = log
 
     async def lag(self, topic: str, subscription: str) -> Lag:
@@ -55,18 +42,13 @@ class QueueAdmin(KafkaAdmin):
         if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
             return await super().lag(topic, subscription)
 
-        async def count() -> _Count:
-            return await self._count(topic, subscription)
-
-        found = await retry_while(_TRANSACTION_SECONDS, count, lambda each: bool(each.hidden or each.hidden_markers))
-        return replace(
-            found.lag,
-            waiting=found.lag.waiting + sum(found.hidden.values()),
-            unsettled=found.unsettled + found.hidden_markers,
-            partitions={each: behind + found.hidden.get(each, 0) for each, behind in found.lag.partitions.items()},
+        lag, _ = await retry_while(
+            _TRANSACTION_SECONDS, lambda: self._count(topic, subscription), lambda counted: counted[1]
         )
+        return lag
 
-    async def _count(self, topic: str, subscription: str) -> _Count:
+    async def _count(self, topic: str, subscription: str) -> tuple[Lag, bool]:
+        """The lag, and whether an open transaction hides records."""
         markers = marker_topic_name(subscription, self._connection.settings.marker_topic)
         lag, unsettled = await self._count_all(topic, subscription)
         hidden = await self._hidden(topic)
@@ -74,7 +56,13 @@ class QueueAdmin(KafkaAdmin):
         # Messages move between the backlog and leases while they are counted; none may be missing from both.
         lag_then, unsettled_then = await self._count_all(topic, subscription)
         lag = max(lag, lag_then, key=lambda each: each.waiting)
-        return _Count(lag, max(unsettled, unsettled_then), hidden, hidden_markers)
+        counted = replace(
+            lag,
+            waiting=lag.waiting + sum(hidden.values()),
+            unsettled=max(unsettled, unsettled_then) + hidden_markers,
+            partitions={each: behind + hidden.get(each, 0) for each, behind in lag.partitions.items()},
+        )
+        return counted, bool(hidden or hidden_markers)
 
     async def _hidden(self, topic: str) -> dict[int, int]:
         """By partition, the number of records that an open transaction hides, if any."""
