@@ -107,11 +107,8 @@ class ConsumerMember(Member[AssignedPartition]):
             subscribe=self._subscribe,
             failed=self.readers.fail,
         )
-        self._callbacks = TaskSet(
-            "broker-kafka-rebalance",
-            # A failed callback must not keep a partition from its next owner.
-            lambda error: logger.error("A rebalance callback failed: %r", error, exc_info=error),
-        )
+        # `_run_callback` logs the errors of a callback, with its event.
+        self._callbacks = TaskSet("broker-kafka-rebalance", lambda error: None)
         self._flush_timeouts: set[asyncio.Timeout] = set()
         """Of the releases that run."""
         self._leave_by: float | None = None
@@ -354,6 +351,10 @@ class ConsumerMember(Member[AssignedPartition]):
 
 
 async def _run_callback(callback: OnRebalance, event: Rebalance) -> None:
-    answer = callback(event)
-    if inspect.isawaitable(answer):
-        await answer
+    try:
+        answer = callback(event)
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception:
+        # A failed callback must not keep a partition from its next owner.
+        logger.exception("A rebalance callback failed on %s", event)
