@@ -86,7 +86,6 @@ class OwnerThread(ABC, Generic[C]):
         self._over = False
         self._stopping = False
         self._failure: BrokerError | None = None
-        self._was_open = False
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -266,7 +265,6 @@ class OwnerThread(ABC, Generic[C]):
             self._end()
             self._post(_complete, self._opened, None, self._failure)
             return
-        self._was_open = True
         self._post(_complete, self._opened, None, None)
         try:
             while not self._stopping:
@@ -285,10 +283,13 @@ class OwnerThread(ABC, Generic[C]):
             self._rebootstrapper.unwatch()
             # Some clients close when their last reference goes: here, before `stop` returns.
             del client
-            self._end()
+            self._end(self._failure)
 
-    def _end(self) -> None:
-        """Fail the commands that did not run; no command can be submitted after this."""
+    def _end(self, crash: BrokerError | None = None) -> None:
+        """Fail the commands that did not run; no command can be submitted after this.
+
+        :param crash: the error that ended the thread after its client was open.
+        """
         with self._gate:
             self._over = True
         while True:
@@ -298,8 +299,8 @@ class OwnerThread(ABC, Generic[C]):
                 break
             if command.waiter is not None:
                 self._post(_complete, command.waiter, None, self._ended_error())
-        if self._failure is not None and self._was_open:
-            self._post(self._crashed, self._failure)
+        if crash is not None:
+            self._post(self._crashed, crash)
         self._post(_complete, self._ended, None, None)
 
 
