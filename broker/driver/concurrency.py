@@ -38,8 +38,8 @@ class Backoff:
         self._delay = self._first
 
 
-async def pause(seconds: float, stopped: asyncio.Event) -> None:
-    """Sleep, but return at once when `stopped` is set."""
+async def pause(seconds: float | None, stopped: asyncio.Event) -> None:
+    """Sleep, for ever if `seconds` is None, but return at once when `stopped` is set."""
     try:
         async with asyncio.timeout(seconds):
             await stopped.wait()

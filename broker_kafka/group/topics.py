@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker import BrokerError, ConfigurationError, TopicNotFound, TopicPartition
-from broker.driver import check_name, logger
+from broker.driver import check_name, logger, pause
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import is_internal
@@ -178,11 +178,7 @@ class TopicWatch:
 
     async def _run(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._interval if self._subscription.patterns else None):
-                    await self._check_now.wait()
-            except TimeoutError:
-                pass
+            await pause(self._interval if self._subscription.patterns else None, self._check_now)
             self._check_now.clear()
             try:
                 await self._check()
