@@ -90,7 +90,7 @@ class FetchLoop(Generic[T]):
     :param retrying: called with a retriable error and the seconds until the next fetch.
     :param failed: called once, with the error that ended the loop.
     :param backoff: the pauses after retriable errors.
-    :ivar waiting: the loop waits for `poke`.
+    :ivar waiting: the loop waits for `poke`; no property, since consumers read it per message or record.
     :ivar no_demand_since: the loop time since which there has been no demand; None if there is demand.
     """
 

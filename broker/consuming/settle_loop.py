@@ -42,9 +42,8 @@ class SettleLoop:
     def put(self, *settlements: Settlement) -> None:
         """Carry these out soon; only `done` gets the results."""
         self._pending += settlements
-        wake, self._wake = self._wake, None
-        if wake is not None and not wake.done():
-            wake.set_result(None)
+        if self._wake is not None:
+            self._wake_up()
 
     def put_and_wait(self, settlements: Sequence[Settlement]) -> asyncio.Future[None]:
         """Carry these out; the future raises the first error among them, or an error if the loop is closed.
@@ -62,11 +61,16 @@ class SettleLoop:
     async def close(self, deadline: float) -> None:
         """Carry out the requested settlements, at most until the loop time `deadline`; the rest fails as unanswered."""
         self._closing.set()
-        self.put()
+        self._wake_up()
         _, late = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self._loop.time()))
         if late:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
+
+    def _wake_up(self) -> None:
+        wake, self._wake = self._wake, None
+        if wake is not None and not wake.done():
+            wake.set_result(None)
 
     async def _run(self) -> None:
         while True:
