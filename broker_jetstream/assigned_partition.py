@@ -363,7 +363,9 @@ class AssignedPartition:
     async def seek(self, position: int | None) -> None:
         """Continue reading at `position`, or at the committed position.
 
-        :raises OffsetOutOfRange: the log does not hold `position`; reading continues where it was.
+        After any error reading continues where it was.
+
+        :raises OffsetOutOfRange: the log does not hold `position`.
         """
         async with self._lock:
             if position is not None:
@@ -372,6 +374,11 @@ class AssignedPartition:
             try:
                 await self._discard_fetched()
                 self.position = await self._positions.seek(position)
+            except BaseException:
+                # The discarded records are unacked on the server: only a reset delivers them again.
+                if pin:
+                    self._begin_takeover(pin)
+                raise
             finally:
                 self._pin, self._busy = pin, False
         self._wake()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from broker.driver.contract import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
-from broker.errors import LeaseLost, OffsetOutOfRange, SubscriptionNotFound
+from broker.errors import LeaseLost, OffsetOutOfRange, OperationTimeout, SubscriptionNotFound
 from broker.names import EPHEMERAL, Ephemeral, native_name
 from broker.outbound import OutboundMessage
 from broker.records import Record
@@ -158,6 +158,33 @@ async def test_a_refused_seek_changes_nothing(backend: JetStreamBackend, topic: 
     with pytest.raises(OffsetOutOfRange):
         await source.seek({TopicPartition(topic, 0): 1000})
     assert values(await read(source, 15)) == list(range(5, 20))
+    assert listener.gone == []
+
+
+async def test_reading_continues_after_a_failed_seek(
+    backend: JetStreamBackend, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the seek has discarded the fetched records, and no new record arrives."""
+    connection = backend._connection
+    call = connection.api
+
+    async def fail_once(subject: str, body: Mapping[str, Any] | None = None, *, what: str) -> dict[str, Any]:
+        if subject.startswith("CONSUMER.RESET."):
+            monkeypatch.undo()
+            raise OperationTimeout(what)
+        return await call(subject, body, what=what)
+
+    await make_topic(backend, topic)
+    await publish(backend, topic, *numbered(20))
+    listener = GroupListener()
+    source = await join(backend, topic, listener=listener)
+    assert values(await source.fetch(20, 1, 5)) == [0]
+    (partition,) = source._partitions()  # pyright: ignore[reportAttributeAccessIssue]
+    await until(lambda: partition.buffered == 19)
+    monkeypatch.setattr(connection, "api", fail_once)
+    with pytest.raises(OperationTimeout):
+        await source.seek({TopicPartition(topic, 0): 1})
+    assert values(await read(source, 19)) == list(range(1, 20))
     assert listener.gone == []
 
 
