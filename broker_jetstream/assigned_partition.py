@@ -218,7 +218,8 @@ class AssignedPartition:
             self._drop()
             await self._unpin()
         except BrokerError as error:
-            # The pin expires if this persists; the next record starts another takeover.
+            # The next record starts another takeover; without one, the durable is reset once the pin has expired.
+            self._clean = False
             logger.debug("%s: taking over: %s", self.description, error)
         finally:
             self._taking_over = False

@@ -161,16 +161,19 @@ async def test_a_refused_seek_changes_nothing(backend: JetStreamBackend, topic: 
     assert listener.gone == []
 
 
+@pytest.mark.parametrize("failures", [1, 2], ids=["seek", "takeover"])
 async def test_reading_continues_after_a_failed_seek(
-    backend: JetStreamBackend, topic: str, monkeypatch: pytest.MonkeyPatch
+    open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     """Though the seek has discarded the fetched records, and no new record arrives."""
+    backend = await open_backend(owner_timeout=1.0)
     connection = backend._connection
     call = connection.api
 
-    async def fail_once(subject: str, body: Mapping[str, Any] | None = None, *, what: str) -> dict[str, Any]:
-        if subject.startswith("CONSUMER.RESET."):
-            monkeypatch.undo()
+    async def fail(subject: str, body: Mapping[str, Any] | None = None, *, what: str) -> dict[str, Any]:
+        nonlocal failures
+        if subject.startswith("CONSUMER.RESET.") and failures:
+            failures -= 1
             raise OperationTimeout(what)
         return await call(subject, body, what=what)
 
@@ -181,7 +184,7 @@ async def test_reading_continues_after_a_failed_seek(
     assert values(await source.fetch(20, 1, 5)) == [0]
     (partition,) = source._partitions()  # pyright: ignore[reportAttributeAccessIssue]
     await until(lambda: partition.buffered == 19)
-    monkeypatch.setattr(connection, "api", fail_once)
+    monkeypatch.setattr(connection, "api", fail)
     with pytest.raises(OperationTimeout):
         await source.seek({TopicPartition(topic, 0): 1})
     assert values(await read(source, 19)) == list(range(1, 20))
