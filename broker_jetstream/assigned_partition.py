@@ -361,16 +361,16 @@ class AssignedPartition:
             )
         raise SettleError(f"{self.description}: the server did not confirm the commit of {position}", retriable=True)
 
+    async def check_bounds(self, position: int) -> None:
+        """:raises OffsetOutOfRange: the log does not hold `position`."""
+        await self._positions.check_bounds(position)
+
     async def seek(self, position: int | None) -> None:
-        """Continue reading at `position`, or at the committed position.
+        """Continue reading at `position`, which must be in the log, or at the committed position.
 
-        After any error reading continues where it was.
-
-        :raises OffsetOutOfRange: the log does not hold `position`.
+        After an error reading continues where it was.
         """
         async with self._lock:
-            if position is not None:
-                await self._positions.check_bounds(position)
             pin, self._busy = self._pin, True
             try:
                 await self._discard_fetched()

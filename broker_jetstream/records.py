@@ -326,6 +326,10 @@ class JetStreamRecordSource:
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         self._check_open()
         for topic_partition, position in positions.items():
+            partition = self._owned(topic_partition)
+            if position is not None:
+                await partition.check_bounds(position)
+        for topic_partition, position in positions.items():
             await self._owned(topic_partition).seek(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:

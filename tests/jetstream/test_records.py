@@ -150,13 +150,15 @@ async def test_seek_moves_the_position_but_not_the_commit(backend: JetStreamBack
 
 
 async def test_a_refused_seek_changes_nothing(backend: JetStreamBackend, topic: str) -> None:
-    await make_topic(backend, topic)
-    await publish(backend, topic, *numbered(20))
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *(OutboundMessage(b"%d" % n, partition=0) for n in range(20)))
     listener = GroupListener()
     source = await join(backend, topic, listener=listener)
     assert values(await read(source, 5)) == list(range(5))
     with pytest.raises(OffsetOutOfRange):
-        await source.seek({TopicPartition(topic, 0): 1000})
+        await source.seek({TopicPartition(topic, 0): 1, TopicPartition(topic, 1): 1000})
+    with pytest.raises(LeaseLost):
+        await source.seek({TopicPartition(topic, 0): 1, TopicPartition(topic, 2): 1})
     assert values(await read(source, 15)) == list(range(5, 20))
     assert listener.gone == []
 
