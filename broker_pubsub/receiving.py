@@ -195,6 +195,7 @@ class StreamPuller:
         self._pause = 0.0
         """Seconds until the next stream is opened."""
         self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskSet("broker-pubsub-stream", lambda error: failed(translate(error, name)))
         self._stream: Any = None
         self._closing = False
 
@@ -204,8 +205,8 @@ class StreamPuller:
 
     def request(self, number: int, max_bytes: int) -> None:
         self._max_bytes = max(self._max_bytes, max_bytes)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._read(), name="broker-pubsub-stream")
+        if self._task is None or self._task.done():
+            self._task = self._tasks.spawn(self._read())
 
     def made_room(self) -> None:
         self._room.set()
@@ -230,8 +231,7 @@ class StreamPuller:
                     await asyncio.wait((task,), timeout=_LAST_SECONDS)
         finally:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait((task,))
 
     async def _read(self) -> None:
         error: BrokerError | None = None

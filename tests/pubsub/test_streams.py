@@ -17,7 +17,7 @@ from broker.testing.waiting import eventually, let_pass, take
 from broker_pubsub import PubSubSettings
 from broker_pubsub.connection import Connection
 from broker_pubsub.messages import PubSubMessageSource
-from broker_pubsub.receiving import StreamPuller
+from broker_pubsub.receiving import Arrived, Failed, StreamPuller
 from tests.pubsub.conftest import Connect
 from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest
@@ -129,7 +129,9 @@ class EndsStreams(grpc.GenericRpcHandler):
         yield b""
 
 
-async def test_a_stream_that_ends_at_once_is_reopened_after_growing_pauses():
+@pytest.fixture
+async def ended() -> AsyncIterator[tuple[EndsStreams, Connection]]:
+    """A server that ends streams, and a connection to it."""
     service = EndsStreams()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((service,))
@@ -138,6 +140,18 @@ async def test_a_stream_that_ends_at_once_is_reopened_after_growing_pauses():
     settings = PubSubSettings.from_url(f"pubsub://anybroker-tests?emulator_host=127.0.0.1:{port}&reconnect_wait=0.2")
     connection = Connection(settings, Hooks())
     await connection.open()
+    yield service, connection
+    await connection.close()
+    await server.stop(None)
+
+
+def puller_on(connection: Connection, arrived: Arrived, failed: Failed) -> StreamPuller:
+    where = (connection, "projects/tests/subscriptions/readers", "a subscription")
+    return StreamPuller(*where, arrived, failed, lease=10, max_outstanding=10, full=lambda: False)
+
+
+async def test_a_stream_that_ends_at_once_is_reopened_after_growing_pauses(ended: tuple[EndsStreams, Connection]):
+    service, connection = ended
 
     def arrived(received: Sequence[Any], since: float | None = None) -> None:
         # As a waiting fetch does.
@@ -146,11 +160,28 @@ async def test_a_stream_that_ends_at_once_is_reopened_after_growing_pauses():
     def failed(error: Exception) -> None:
         puller.request(1, 1000)
 
-    where = (connection, "projects/tests/subscriptions/readers", "a subscription")
-    puller = StreamPuller(*where, arrived, failed, lease=10, max_outstanding=10, full=lambda: False)
+    puller = puller_on(connection, arrived, failed)
     puller.request(1, 1000)
     await let_pass(1.5)
     await puller.close()
-    await connection.close()
-    await server.stop(None)
     assert 2 <= service.opened <= 4
+
+
+async def test_a_stream_that_breaks_is_reported_and_reopened(
+    ended: tuple[EndsStreams, Connection], monkeypatch: pytest.MonkeyPatch
+):
+    _, connection = ended
+    failures: list[Exception] = []
+
+    def arrived(received: Sequence[Any], since: float | None = None) -> None: ...
+
+    async def read_on(self: StreamPuller, stream: Any) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(StreamPuller, "_read_on", read_on)
+    puller = puller_on(connection, arrived, failures.append)
+    for number in (1, 2):
+        puller.request(1, 1000)
+        await eventually(lambda number=number: len(failures) == number, PATIENCE)
+    assert all(isinstance(error, broker.BrokerError) for error in failures)
+    await puller.close()
