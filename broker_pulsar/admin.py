@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from broker import (
     BackendError,
-    BrokerError,
     ConnectionFailed,
     InvalidSetting,
     Lag,
@@ -43,7 +42,6 @@ _LONGEST_RETENTION: Final = _LARGEST // 60
 """Minutes: Pulsar compares the retention in seconds, in 32 bits, with the backlog quota."""
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
 _RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
-_POLICY_SECONDS: Final = 5.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
 
@@ -110,16 +108,15 @@ class PulsarAdmin:
         resource = f"{path.path}/{policy}"
         if policy == "messageTTL":
             resource, value = f"{resource}?messageTTL={value}", None
-        failure: BrokerError | None = None
-        async for _ in _attempts():
+        backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + self._connection.settings.request_timeout
+        while True:
             try:
                 await self._connection.http.request("POST", resource, what, value, once=True)
-            except (ConnectionFailed, BackendError) as error:
-                failure = error
-            else:
                 return
-        assert failure is not None  # there is at least one attempt
-        raise failure
+            except (ConnectionFailed, BackendError):
+                if monotonic() >= until:
+                    raise
+            await asyncio.sleep(backoff.next())
 
     async def _set_retention(self, path: TopicPath, wanted: Mapping[str, int], what: str) -> None:
         """Set the retention. Pulsar sets time and size together: an omitted one is unchanged, and unlimited if it was
@@ -131,11 +128,14 @@ class PulsarAdmin:
         policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
         await self._set_policy(path, "retention", policy, what)
         # The broker returns a policy only after reading it back, and the next call starts from the returned one.
-        async for _ in _attempts():
+        backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + self._connection.settings.request_timeout
+        while True:
             applied: Mapping[str, Any] = await self._connection.http.get(resource, what) or {}
             if policy == {field: applied.get(field) for field in _RETENTION}:
                 return
-        raise OperationTimeout(f"{what}: the broker accepted the retention but does not apply it")
+            if monotonic() >= until:
+                raise OperationTimeout(f"{what}: the broker accepted the retention but does not apply it")
+            await asyncio.sleep(backoff.next())
 
     async def delete_topic(self, name: str) -> None:
         self._connection.topic_deleted(name)
@@ -244,15 +244,6 @@ class PulsarAdmin:
         ledger, entry, slot = unpack(position)
         # Slots start at 1; this is the one after the last committed.
         return max(0, slot - 1) if first == f"{ledger}:{entry}" else 0
-
-
-async def _attempts() -> AsyncIterator[None]:
-    """One step per attempt, with growing pauses between them, for `_POLICY_SECONDS`."""
-    backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + _POLICY_SECONDS
-    yield
-    while monotonic() < until:
-        await asyncio.sleep(backoff.next())
-        yield
 
 
 def _local_name(url: Any) -> str:
