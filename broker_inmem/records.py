@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from broker import BrokerError, Closed, LeaseLost, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
-from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, Warned
+from broker import BrokerError, Closed, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, Warned, not_assigned
 from broker_inmem.connection import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
 from broker_inmem.fetching import Fetching
@@ -125,7 +125,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             for partition, position in positions.items():
                 partition = _plain(partition)
                 if partition not in self._partitions:
-                    raise LeaseLost(f"Partition {partition.partition} of {partition.topic!r} is not assigned here")
+                    raise not_assigned(partition, self._group_name, self.assignment())
                 log = self._broker.topics[partition.topic].partitions[partition.partition]
                 if position is not None and not log.first <= position <= log.next:
                     holds = f"{partition.topic!r}[{partition.partition}] holds {log.first} to {log.next}"

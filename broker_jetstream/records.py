@@ -15,8 +15,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from broker import BrokerError, Closed, LeaseLost, NotFound, Record, TopicPartition
-from broker.driver import RecordListener, Start, Waker, pause
+from broker import BrokerError, Closed, NotFound, Record, TopicPartition
+from broker.driver import RecordListener, Start, Waker, not_assigned, pause
 from broker_jetstream import subscriptions
 from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.connection import Connection
@@ -176,9 +176,7 @@ class JetStreamRecordSource:
         """:raises LeaseLost: the partition is not assigned to this member."""
         partition = self._find(topic_partition)
         if partition is None:
-            raise LeaseLost(
-                f"Partition {topic_partition.partition} of topic {topic_partition.topic!r} is not assigned here"
-            )
+            raise not_assigned(topic_partition, self._group, self.assignment())
         return partition
 
     def _find(self, topic_partition: TopicPartition) -> AssignedPartition | None:

@@ -96,7 +96,7 @@ async def test_seek_and_pause(client: Client) -> None:
     assert sorted(bodies(await read(member))) == [b"B", b"D", b"E", b"F"]
     with pytest.raises(OffsetOutOfRange):
         await member.seek({even: 4})
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match=r"not assigned to this member of group .*, which has 'log'\[0\]"):
         await member.seek({TopicPartition("log", 7): 0})
 
 

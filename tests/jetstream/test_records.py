@@ -262,7 +262,7 @@ async def test_a_commit_of_an_unassigned_partition_is_refused(open_backend: Open
     assert second.assignment() == []
     (result,) = (await second.commit({TopicPartition(topic, 0): 1})).values()
     assert isinstance(result, LeaseLost)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match="not assigned to this member of group 'audit', which has none"):
         await second.seek({TopicPartition(topic, 0): 1})
     assert first.assignment() == [TopicPartition(topic, 0)]
 
