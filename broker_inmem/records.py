@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Closed, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
-from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, Warned, not_assigned
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, TaskSet, Warned, not_assigned
 from broker_inmem.connection import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
 from broker_inmem.fetching import Fetching
@@ -57,7 +57,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
         self._topics: Final = tuple(dict.fromkeys(subscription.topics))
         self._notices: deque[Notice] = deque()
         self._partitions: dict[TopicPartition, _Assigned] = {}
-        self._revocations: set[asyncio.Task[None]] = set()
+        self._revocations = TaskSet("inmem-revoke", self._revocation_failed)
         self._turn = 0
         with broker.lock:
             connection.check()
@@ -156,8 +156,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             return
         self._closed = True
         broker = self._broker
-        for task in tuple(self._revocations):
-            task.cancel()
+        self._revocations.cancel()
         with broker.lock:
             self._connection.sources.pop(self._number, None)
             now = broker.clock.time()
@@ -199,9 +198,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
                 mine = [partition for partition in partitions if partition in self._partitions]
                 for partition in mine:
                     self._partitions[partition].revoking = True
-                task = self._waker.loop.create_task(self._revoke(mine), name="inmem-revoke")
-                self._revocations.add(task)
-                task.add_done_callback(self._revocations.discard)
+                self._revocations.spawn(self._revoke(mine))
             else:
                 self._lose([partition for partition in partitions if partition in self._partitions])
                 if kind == "expelled":
@@ -233,13 +230,16 @@ class InmemRecordSource(Fetching[Record[Any]]):
             text = f"Group {self._group_name!r}: {len(partitions)} partitions were released late"
             self._listener.event(Warned(text=text))
         except Exception as error:
-            self._listener.event(Warned(text=f"Group {self._group_name!r}: revoking partitions failed: {error}"))
+            self._revocation_failed(error)
         mine = [p for p in partitions if (assigned := self._partitions.get(p)) is not None and assigned.revoking]
         for partition in mine:
             del self._partitions[partition]
         with broker.lock:
             if not self._closed:
                 self._group.release(self._number, mine, broker.clock.time())
+
+    def _revocation_failed(self, error: Exception) -> None:
+        self._listener.event(Warned(text=f"Group {self._group_name!r}: revoking partitions failed: {error}"))
 
     def _closed_error(self) -> Closed:
         return Closed(f"The member of group {self._group_name!r} was closed")
