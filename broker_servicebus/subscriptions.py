@@ -126,16 +126,17 @@ async def locate(connection: Connection, topic: str, name: str) -> tuple[EntityP
 
     :raises NotFound: the topic or the subscription does not exist.
     """
-    entity, subscription, dead = split_path(topic)
+    path = split_path(topic)
+    entity, subscription, _ = path
     kind, described = await entities.require(connection, topic, entity)
     if kind == "queue":
         check_queue(topic, name)
-        return EntityPath(entity, None, dead), described
+        return path._replace(subscription=None), described
     if subscription is not None:
         check_queue(topic, name)
-        return EntityPath(entity, subscription, dead), await get(connection, entity, entity, subscription, subscription)
+        return path, await get(connection, entity, entity, subscription, subscription)
     own = subscription_name(check_name(name, "subscription"))
-    return EntityPath(entity, own, dead), await get(connection, topic, entity, own, name)
+    return path._replace(subscription=own), await get(connection, topic, entity, own, name)
 
 
 async def subscribe(
