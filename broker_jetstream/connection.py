@@ -47,7 +47,7 @@ __all__ = ["Connection", "Listener"]
 logger = logging.getLogger("broker")
 _FLUSH_SECONDS: Final = 2
 _CLOSE_SECONDS: Final = 2.0
-LONGEST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 1.0
 """Longest seconds between attempts with a new client."""
 
 
@@ -219,7 +219,7 @@ class Connection:
         """Replace a client that gave up, is refused, or retries the old port of an embedded server."""
         if close_first and self._transport is not None:
             await _close_client(self._transport.client)
-        backoff = Backoff(self.settings.reconnect_wait, max(self.settings.reconnect_wait, LONGEST_WAIT))
+        backoff = Backoff(self.settings.reconnect_wait, max(self.settings.reconnect_wait, _LONGEST_WAIT))
         while not self.closed:
             try:
                 if self.restart_server is not None:

@@ -69,7 +69,11 @@ class JetStreamSettings(BackendSettings):
         default=5.0, gt=0, description="Seconds for the first connection, and for each reconnect attempt"
     )
     request_timeout: float = Field(default=5.0, gt=0, description="Seconds to wait for a response of the JetStream API")
-    reconnect_wait: float = Field(default=0.2, gt=0, description="Seconds between reconnect attempts, on average")
+    reconnect_wait: float = Field(
+        default=0.2,
+        gt=0,
+        description="Seconds between reconnect attempts, on average; the waits of a new client grow up to 1 second",
+    )
     ping_interval: float = Field(
         default=5.0, gt=0, description="Seconds between the pings that detect a dead connection"
     )
