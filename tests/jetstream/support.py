@@ -85,7 +85,6 @@ async def receive(source: MessageSource, number: int, seconds: float = 5.0) -> l
 
 async def read(source: RecordSource, number: int, seconds: float = 5.0) -> list[Record[Any]]:
     """Fetch `number` records, or those that arrive within `seconds`."""
-    """Fetch `number` records, or those that arrive within `seconds`."""
     found: list[Record[Any]] = []
     deadline = time.monotonic() + seconds
     while len(found) < number and (left := deadline - time.monotonic()) > 0:

@@ -12,6 +12,7 @@ from broker.errors import Closed, LeaseLost, NotFound, Unsupported
 from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL, native_name
 from broker.outbound import OutboundMessage
+from broker.testing.waiting import eventually
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.messages import JetStreamMessageSource
 from tests.jetstream.conftest import Open
@@ -155,12 +156,12 @@ async def test_pulls_that_no_fetch_waits_for_are_cancelled(open_backend: Open, t
 
 async def until_pulls_wait(backend: JetStreamBackend, topic: str, number: int) -> None:
     """Wait until so many pull requests wait on the server."""
-    async with asyncio.timeout(60):
-        while True:
-            info = await backend.admin().describe_subscription(topic, "billing")
-            if info.native["num_waiting"] == number:
-                return
-            await asyncio.sleep(0.01)
+
+    async def so_many_wait() -> bool:
+        info = await backend.admin().describe_subscription(topic, "billing")
+        return info.native["num_waiting"] == number
+
+    await eventually(so_many_wait, 60.0, f"{number} waiting pull requests")
 
 
 @pytest.mark.deep
