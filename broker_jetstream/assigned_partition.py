@@ -11,14 +11,13 @@ during a fetch.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from broker import BrokerError, LeaseLost, NotFound, Record, SettleError, TopicPartition
-from broker.driver import TaskSet
+from broker.driver import TaskSet, logger
 from broker_jetstream.codec import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
 from broker_jetstream.connection import Connection
 from broker_jetstream.pull_requests import PinnedPulls
@@ -27,7 +26,6 @@ from broker_jetstream.subscriptions import GROUP, CommittedPosition, has_positio
 
 __all__ = ["AssignedPartition"]
 
-logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
 
 

@@ -13,7 +13,6 @@ uses renewed ones. A cancelled connect closes what it had opened.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -35,7 +34,7 @@ from broker import (
     NotAuthorized,
     OperationTimeout,
 )
-from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, mask_url
+from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, logger, mask_url
 from broker_jetstream.codec import status_of
 from broker_jetstream.errors import api_error, connect_error, translate
 from broker_jetstream.inbox import Inbox
@@ -44,7 +43,6 @@ from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_no
 
 __all__ = ["Connection", "Listener"]
 
-logger = logging.getLogger("broker")
 _FLUSH_SECONDS: Final = 2
 _CLOSE_SECONDS: Final = 2.0
 _LONGEST_WAIT: Final = 1.0

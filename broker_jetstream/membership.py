@@ -8,7 +8,6 @@ decides which one reads. Without permission for the subject every member claims 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from secrets import token_hex
@@ -18,12 +17,11 @@ from zlib import crc32
 import msgspec
 
 from broker import BrokerError
+from broker.driver import logger
 from broker_jetstream.connection import Connection, Listener
 from broker_jetstream.transport import Outgoing
 
 __all__ = ["Membership", "Plan", "plan"]
-
-logger = logging.getLogger("broker")
 
 
 class _Announcement(msgspec.Struct):

@@ -10,13 +10,12 @@ every ack alike: a message held for longer is reported lost and not settled.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
 from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
-from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, Warned
+from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, Warned, logger
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NULL, MessageView, NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
@@ -28,8 +27,6 @@ from broker_jetstream.streams import Layout
 
 __all__ = ["GATHER_STEP", "JetStreamMessageSource"]
 
-
-logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
 CANCEL_AFTER_SECONDS: Final = 0.1
 """How long pulls stay open that no fetch waits for."""

@@ -10,13 +10,12 @@ After a reconnect each partition that is still ours is read on from its position
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Closed, NotFound, Record, TopicPartition
-from broker.driver import RecordListener, Start, Waker, not_assigned, pause
+from broker.driver import RecordListener, Start, Waker, logger, not_assigned, pause
 from broker_jetstream import subscriptions
 from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.connection import Connection
@@ -28,7 +27,6 @@ from broker_jetstream.subscriptions import committed_position, ensure_group
 
 __all__ = ["JetStreamRecordSource"]
 
-logger = logging.getLogger("broker")
 CLOSE_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 0.05
 """How long a new member waits for announcements before it claims partitions."""

@@ -8,7 +8,6 @@ receiver finds the count. A write that takes too long is skipped: attempts then 
 from __future__ import annotations
 
 import asyncio
-import logging
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -26,7 +25,7 @@ from broker import (
     OperationTimeout,
     TopicNotFound,
 )
-from broker.driver import SourceListener, Warned
+from broker.driver import SourceListener, Warned, logger
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
@@ -36,8 +35,6 @@ from broker_jetstream.streams import stored_message
 from broker_jetstream.times import NANOSECONDS
 
 __all__ = ["ReleaseCounts", "Run", "counts_from_runs", "forget", "runs_from_counts"]
-
-logger = logging.getLogger("broker")
 
 Run = tuple[int, int, int]
 """First sequence, number of consecutive sequences, releases of each."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import shutil
 import socket
@@ -35,9 +34,6 @@ from typing import Any, Final, NamedTuple
 from broker import ConnectionFailed, InvalidSetting, MissingClient, Unsupported
 
 __all__ = ["DirectoryLock", "EmbeddedServer", "ServerAddress", "server_binary"]
-
-
-logger = logging.getLogger("broker")
 
 PREFIX: Final = "anybroker-nats-"
 _STAGED: Final = f".{PREFIX}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
+from broker.driver import logger
 from broker_jetstream.codec import header_lines
 
 __all__ = [
@@ -33,8 +33,6 @@ __all__ = [
     "make_client",
     "supports_fast_path",
 ]
-
-logger = logging.getLogger("broker")
 
 RawHandler = Callable[[bytes, bytes, bytes, bytes], None]
 """Called with subject, reply, body and header block (empty without headers)."""

@@ -7,7 +7,6 @@ the connection reports credentials that cannot be read or are refused; the clien
 from __future__ import annotations
 
 import json
-import logging
 import ssl
 import threading
 import time
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
+from broker.driver import logger
 from broker_pulsar.client import pulsar
 from broker_pulsar.settings import PulsarSettings
 
 __all__ = ["Credentials", "ssl_context"]
 
-logger = logging.getLogger("broker")
 _RENEW_BEFORE: Final = 30.0
 """Seconds before its expiry at which a token is renewed."""
 _MOST_BYTES: Final = 1 << 20

@@ -21,6 +21,8 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceB
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from broker.driver import logger
+
 __all__ = [
     "add",
     "available",
@@ -39,8 +41,6 @@ __all__ = [
     "settle",
     "withdraw_credit",
 ]
-
-logger = logging.getLogger("broker")
 
 _CALLS: Final = {
     "_settle_message_via_mgmt_link": ("self", "settlement", "lock_tokens", "dead_letter_details"),
