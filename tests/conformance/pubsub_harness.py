@@ -29,9 +29,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
     """One emulator for all tests of the kit; topics have unique names."""
 
     name = "pubsub"
-    patience = 60.0
     quiet = 0.3
-    lease_seconds = 2.0
     options = ""
 
     restart = Harness.restart
@@ -42,7 +40,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
         super().__init__(_kit_server())
 
     def url(self, *, short_lease: bool = False) -> str:
-        return f"{self.server.url}{self.options}{'&lease_seconds=2' if short_lease else ''}"
+        return f"{self.server.url}{self.options}{f'&lease_seconds={self.lease_seconds:g}' if short_lease else ''}"
 
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:
