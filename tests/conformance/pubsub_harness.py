@@ -14,15 +14,11 @@ from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest
-from tests.servers.pubsub import PubSubServer, need_emulator
+from tests.servers.pubsub import PubSubServer, new_server
 from tests.servers.shared import Shared
 
-
-@Shared.in_groups
-def _kit_server() -> PubSubServer:
-    """An emulator of the kit's own, which its tests freeze."""
-    need_emulator()
-    return PubSubServer()
+_kit_server = Shared.in_groups(new_server)
+"""An emulator of the kit's own, which its tests freeze."""
 
 
 class PubSubHarness(ServerHarness[PubSubServer]):
