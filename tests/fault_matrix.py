@@ -52,9 +52,9 @@ class Books:
         strange = [row for row in there if row not in due]
         named = ids is None or len(set(ids)) == len(set(zip(ids, found, strict=True))) == len(there)
         holds = missing == lost and again <= twice and not strange and named
-        reported = f"{'as promised' if holds else 'BROKEN'}{f': {why}' if why else ''}"
+        verdict = f"{'as promised' if holds else 'BROKEN'}{f': {why}' if why else ''}"
         self._book(
-            case, backend, len(sent), len(found), missing, f"{again} of {twice}" if twice else str(again), reported
+            case, backend, len(sent), len(found), missing, f"{again} of {twice}" if twice else str(again), verdict
         )
         assert not strange, f"rows that were never sent: {_some(strange)}"
         assert missing == lost, f"{missing} rows are missing: {_some((due - there).elements())}"

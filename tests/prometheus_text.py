@@ -38,9 +38,9 @@ def read_text(text: str) -> Mapping[str, Family]:
     current = ""
     for line in text[:-1].split("\n"):
         if line.startswith("# HELP "):
-            name, _, reported = line.removeprefix("# HELP ").partition(" ")
+            name, _, help_text = line.removeprefix("# HELP ").partition(" ")
             assert name not in helps, f"{name} has two HELP lines"
-            helps[name] = reported
+            helps[name] = help_text
         elif line.startswith("# TYPE "):
             current, _, kind = line.removeprefix("# TYPE ").partition(" ")
             assert _NAME.fullmatch(current), line

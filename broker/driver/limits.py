@@ -148,7 +148,7 @@ class MessageLimits:
             if size <= self.harmless and text <= self.harmless_text and len(attributes) <= self._few:
                 return size
         if attributes and is_letter(attributes):
-            # The broker took the original, whoever published it: only the broker may refuse the letter.
+            # The broker accepted the original, maybe from another client: only the broker may refuse its dead letter.
             return message_size(message)
         if data is None:
             size = 0

@@ -163,7 +163,7 @@ def areas() -> list[tuple[str, list[Promise]]]:
 
     found: list[tuple[str, list[Promise]]] = []
     for area in AREAS:
-        title = (area.__doc__ or area.__name__).strip().partition("\n")[0].rstrip(".")
+        title = _summary(area).rstrip(".")
         found.append((f"{_spaced(area.__name__)}: {title[0].lower()}{title[1:]}", [p for _, p in promises_of(area)]))
     return found
 
@@ -204,6 +204,11 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def _summary(area: type) -> str:
+    """The first line of the area's docstring."""
+    return (area.__doc__ or area.__name__).strip().partition("\n")[0]
+
+
 def _spaced(name: str) -> str:
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip().capitalize()
 
@@ -222,10 +227,9 @@ def _guarantees() -> Iterator[str]:
     from broker.testing.promises import promises_of
 
     for area in AREAS:
-        doc = (area.__doc__ or area.__name__).strip().splitlines()[0]
         source = Path(getsourcefile(area) or "").name
         yield f"## {area.__name__}\n"
-        yield f"{doc} (`broker/testing/areas/{source}`)\n"
+        yield f"{_summary(area)} (`broker/testing/areas/{source}`)\n"
         yield "| promise | meaning | test |"
         yield "|---|---|---|"
         for test, promise in promises_of(area):

@@ -77,8 +77,8 @@ def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -
             if is_spark_option(given):
                 continue
             near = nearest(plain_name(given), list(names))
-            for plain, shown in names.items():
-                near = re.sub(rf"\b{plain}\b", shown, near)
+            for plain, spelled in names.items():
+                near = re.sub(rf"\b{plain}\b", spelled, near)
             raise ConfigurationError(f"{what} has no option {given!r}", advice=near)
         if name in found:
             raise ConfigurationError(f"Option {name} is given twice", advice="Give it once")

@@ -19,6 +19,8 @@ from broker_spark.common.offsets import GONE
 from broker_spark.common.options import Bound, Position, SourceOptions
 
 __all__ = [
+    "SAMPLED_PARTITIONS",
+    "SAMPLED_ROWS",
     "TopicLog",
     "advise_if_missing",
     "bounds_of",
@@ -35,8 +37,9 @@ __all__ = [
     "skip_deleted",
 ]
 
-_SAMPLED_ROWS: Final = 100
-_SAMPLED_PARTITIONS: Final = 8
+SAMPLED_ROWS: Final = 100
+SAMPLED_PARTITIONS: Final = 8
+"""Partitions whose first rows are read for an estimate; the others are assumed to be similar."""
 _OVERHEAD: Final = 64
 """Bytes of the columns besides key and value, about."""
 
@@ -234,12 +237,12 @@ def mean_size(bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[s
         reverse=True,
     )
     rows = size = 0
-    for behind, topic, partition in waiting[:_SAMPLED_PARTITIONS]:
+    for behind, topic, partition in waiting[:SAMPLED_PARTITIONS]:
         if behind <= 0:
             continue
         first = begins[topic][partition]
         try:
-            found = bus.log.read(topic, partition, first, first + behind, max_records=_SAMPLED_ROWS)
+            found = bus.log.read(topic, partition, first, first + behind, max_records=SAMPLED_ROWS)
             for records in found:
                 rows += len(records)
                 size += sum(len(each.data or b"") + len(each.key or b"") for each in records)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
@@ -20,6 +19,7 @@ from broker.blocking import Bus
 from broker.driver.optional import Span
 from broker.errors import BrokerError
 from broker_spark.common.admission import PartitionOffsets
+from broker_spark.common.topics import SAMPLED_PARTITIONS, SAMPLED_ROWS
 
 __all__ = [
     "Counted",
@@ -33,10 +33,6 @@ __all__ = [
     "ranges",
     "spans_between",
 ]
-
-_SAMPLED_ROWS: Final = 100
-_SAMPLED_PARTITIONS: Final = 8
-"""Partitions whose rows are sampled; the others are assumed to be similar."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ def _rows_each(bus: Bus, ends: PartitionOffsets, spans: Mapping[str, Mapping[int
         reverse=True,
     )
     rows = batches = 0
-    for _, topic, each in waiting[:_SAMPLED_PARTITIONS]:
+    for _, topic, each in waiting[:SAMPLED_PARTITIONS]:
         try:
             here, whole = _first_rows(bus, topic, each, spans[topic][each], ends[topic][each])
         except BrokerError:
@@ -161,7 +157,7 @@ def _first_rows(bus: Bus, topic: str, partition: int, spans: Sequence[Span], sto
     """The rows of the first batches, and how many batches that are; at least one whole, if there is any."""
     first, step = spans[0].start, spans[0].step
     offsets: list[int] = []
-    for records in bus.log.read(topic, partition, first, stop, max_records=_SAMPLED_ROWS):
+    for records in bus.log.read(topic, partition, first, stop, max_records=SAMPLED_ROWS):
         offsets += [record.offset for record in records]
         if (seen := batches_in(below(spans, offsets[-1] + 1))) > 1:
             # The last batch may be incomplete.

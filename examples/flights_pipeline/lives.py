@@ -44,7 +44,7 @@ class SparkLife:
         self._on_batch = on_batch
         self._failure = ""
         self._process: asyncio.subprocess.Process | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._dead = False
         self.reports: list[BatchReport] = []
@@ -74,12 +74,12 @@ class SparkLife:
                 stderr=words,
                 start_new_session=True,
             )
-        self._hearing = asyncio.create_task(self._read_reports())
+        self._reading = asyncio.create_task(self._read_reports())
         try:
             yield
         finally:
             await self.kill()
-            await self._hearing
+            await self._reading
 
     async def ready(self) -> None:
         """Wait until the Spark session exists.
@@ -142,8 +142,8 @@ class SparkLife:
 
     async def _why(self) -> str:
         """Why it ended: its last report, else the end of its log."""
-        if self._hearing is not None:
-            await self._hearing
+        if self._reading is not None:
+            await self._reading
         return self._failure[:_LAST_WORDS] or self._words.read_text(errors="replace")[-_LAST_WORDS:].strip()
 
     def _started(self) -> asyncio.subprocess.Process:

@@ -76,7 +76,7 @@ class Board:
 
 
 def _workers(snapshot: Snapshot, lives: Sequence[WorkerLife]) -> Table:
-    columns = ("Worker", "", "Holds", "Handled", "Redelivered", "Done", "Given back", "Failed", "Dead", "Lost")
+    columns = ("Worker", "", "Holds", "Handled", "Redelivered", "Done", "Nacked", "Failed", "Dead", "Lost")
     rows = [
         [
             life.name,

@@ -23,7 +23,7 @@ class Fate(Enum):
     """:ivar least: the attempt that settles such a job, unless a worker is killed."""
 
     ON_TIME = "done at once", 1
-    LATE = "given back with a delay, then done", 2
+    LATE = "nacked with a delay, then done", 2
     DIVERTED = "fails until its last try, then done", TRIES
     CANCELLED = "fails each time, a dead letter", TRIES
     UNREADABLE = "does not decode, a dead letter", 1

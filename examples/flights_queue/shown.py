@@ -33,7 +33,7 @@ def show(board: Board, outcome: Outcome) -> None:
             (
                 "redelivered",
                 outcome.republished,
-                f"by the trackers: {totals['delayed']:,} released, {totals['failed']:,} failures, and ended leases",
+                f"by the trackers: {totals['delayed']:,} nacks, {totals['failed']:,} failures, and ended leases",
             ),
             ("most attempts", accounts.most_attempts, "deliveries of one job that was done"),
         ],

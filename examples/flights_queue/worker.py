@@ -31,7 +31,7 @@ class Report(msgspec.Struct):
     """A report of a worker.
 
     :ivar handled: jobs it received; `redelivered` of them had been delivered before.
-    :ivar delayed: jobs it gave back with a delay.
+    :ivar delayed: jobs it nacked with a delay.
     :ivar lost: ids of jobs whose lease ended before they were settled.
     """
 

@@ -196,7 +196,7 @@ class QueueRun:
                 self._start()
             for tracker in [each for each in self._trackers if not each.runs and each.free]:
                 self._trackers.remove(tracker)
-                # One that finds no broker at its start ends, and is started again by whoever minds it.
+                # A tracker that finds no broker at startup exits, and its supervisor restarts it: no failure.
                 if tracker.process.returncode != Exit.NO_CONNECTION:
                     self._ended(tracker, tracker.process.returncode)
                 await self._up.wait()

@@ -15,7 +15,7 @@ from broker.consuming.consumer import MessageConsumer
 from broker.errors import LeaseLost, PublishError
 from broker.testing.harness import unique
 from broker.testing.waiting import eventually, let_pass, numbered
-from tests.servers.pubsub import PubSubServer, need_emulator
+from tests.servers.pubsub import PubSubServer, new_server
 from tests.servers.pulsar import PulsarServer
 from tests.servers.server_process import ServerProcess
 from tests.servers.servicebus import ServiceBusDouble, missing
@@ -43,8 +43,7 @@ def running(case: str) -> Generator[tuple[ServerProcess, str]]:
     """A server for one test, and its URL."""
     server: PubSubServer | ServiceBusDouble | PulsarServer
     if case.startswith("pubsub"):
-        need_emulator()
-        server = PubSubServer()
+        server = new_server()
     elif case.startswith("servicebus"):
         if (reason := missing()) is not None:
             pytest.skip(reason)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-rebootstrap
 RESTARTS = 3
 
 FORGETFUL = {"broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "3000"}
-"""A broker that is fenced from a second after each of its heartbeats to the next: it tells of no brokers then."""
+"""A broker that is fenced one second after each heartbeat, until the next; meanwhile its metadata has no brokers."""
 
 FORGETFUL_SECONDS = 5.0
 """Long enough to hear from it once, for a client that still knows it."""

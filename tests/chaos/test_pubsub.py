@@ -13,7 +13,7 @@ from broker.hooks import Connected, Disconnected, Event
 from broker.testing.waiting import bodies, eventually, numbered, take, until_seen
 from broker.testing.worker import Worker
 from tests.servers.proxy import Proxy
-from tests.servers.pubsub import PubSubServer, need_emulator, shared_server
+from tests.servers.pubsub import new_server, shared_server
 
 pytestmark = pytest.mark.deep
 PATIENCE = 60.0
@@ -68,8 +68,7 @@ async def _publish_until(enough: asyncio.Event, bus: broker.Bus, topic: str, sen
 
 async def test_consumers_of_a_killed_server_end_when_it_returns_empty():
     topic, events = _name(), list[Event]()
-    need_emulator()
-    with PubSubServer() as server:
+    with new_server() as server:
         async with broker.connect(f"{server.url}&publish_timeout=5&request_timeout=5&settle_timeout=1") as bus:
             bus.hooks.listen(events.append)
             await bus.admin.ensure_topic(topic)

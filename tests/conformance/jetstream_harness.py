@@ -26,9 +26,7 @@ class JetStreamHarness(ServerHarness[NatsServer]):
     """One server for all tests of a process; topics have unique names."""
 
     name = "jetstream"
-    patience = 60.0
     quiet = 0.3
-    lease_seconds = 2.0
 
     def __init__(self) -> None:
         super().__init__(shared_server())

@@ -87,9 +87,7 @@ class KafkaHarness(ServerHarness[KafkaServer]):
     """One broker for all tests of a process; topics have unique names."""
 
     name = "kafka"
-    patience = 60.0
     quiet = 0.4
-    lease_seconds = 2.0
     shares_restarts = True
     options = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
     left_out: ClassVar[frozenset[str]] = frozenset()

@@ -14,24 +14,18 @@ from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest
-from tests.servers.pubsub import PubSubServer, need_emulator
+from tests.servers.pubsub import PubSubServer, new_server
 from tests.servers.shared import Shared
 
-
-@Shared.in_groups
-def _kit_server() -> PubSubServer:
-    """An emulator of the kit's own, which its tests freeze."""
-    need_emulator()
-    return PubSubServer()
+_kit_server = Shared.in_groups(new_server)
+"""An emulator of the kit's own, which its tests freeze."""
 
 
 class PubSubHarness(ServerHarness[PubSubServer]):
     """One emulator for all tests of the kit; topics have unique names."""
 
     name = "pubsub"
-    patience = 60.0
     quiet = 0.3
-    lease_seconds = 2.0
     options = ""
 
     restart = Harness.restart
@@ -42,7 +36,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
         super().__init__(_kit_server())
 
     def url(self, *, short_lease: bool = False) -> str:
-        return f"{self.server.url}{self.options}{'&lease_seconds=2' if short_lease else ''}"
+        return f"{self.server.url}{self.options}{f'&lease_seconds={self.lease_seconds:g}' if short_lease else ''}"
 
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         if not isinstance(url, str) or "lease_seconds" not in url:

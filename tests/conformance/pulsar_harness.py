@@ -76,9 +76,7 @@ class PulsarHarness(ServerHarness[PulsarServer]):
     """One broker for all tests of a process; topics have unique names."""
 
     name = "pulsar"
-    patience = 60.0
     quiet = 0.4
-    lease_seconds = 2.0
     shares_restarts = True
     # Pulsar counts retention in minutes.
     age = Harness.age

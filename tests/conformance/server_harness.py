@@ -28,6 +28,10 @@ S = TypeVar("S", bound=Process)
 class ServerHarness(Harness, Generic[S]):
     """Restarts, kills and pauses the server; cuts the connections in `behind`."""
 
+    # Below the usual limit of a promise: a test that waits in vain says for what.
+    patience = 30.0
+    lease_seconds = 2.0
+
     def __init__(self, server: S) -> None:
         super().__init__()
         self.server = server

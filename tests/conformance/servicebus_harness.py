@@ -30,9 +30,7 @@ class DoubleHarness(ServerHarness[ServiceBusDouble]):
     """One double for all tests of a process; topics have unique names."""
 
     name = "servicebus"
-    patience = 60.0
     quiet = 0.3
-    lease_seconds = 2.0
 
     def __init__(self) -> None:
         if (reason := missing()) is not None:

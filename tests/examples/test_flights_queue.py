@@ -25,7 +25,7 @@ from tests.servers.kafka import shared_server
 SLICE = 600
 WORKERS = 3
 WORK_SECONDS = 1.0
-"""Sixty jobs at a time, so that seconds are left for each kill, also if the machine stands still for one."""
+"""Seconds of a job. Sixty run at a time, so all take ten seconds: time for each kill, even if the machine stalls."""
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
 NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 EXPECTED = {"on time": Fate.ON_TIME, "late": Fate.LATE, "cancelled": Fate.CANCELLED, "unreadable": Fate.UNREADABLE}

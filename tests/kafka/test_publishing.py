@@ -156,8 +156,8 @@ async def test_each_message_has_its_own_outcome(
     there = Counter(
         (message.key(), message.value()) for number in range(2) for message in read_all(kafka.bootstrap, topic, number)
     )
-    reported = Counter((message.key, message.data) for index, message in enumerate(messages) if index not in failed)
-    assert there == reported
+    expected = Counter((message.key, message.data) for index, message in enumerate(messages) if index not in failed)
+    assert there == expected
     rest = [outcome for index, outcome in enumerate(raised.value.outcomes) if index not in failed]
     assert all(isinstance(outcome, Receipt) if receipts else outcome is None for outcome in rest)
 

@@ -119,7 +119,7 @@ async def test_it_is_not_created_with_create_off(connection: Connection, group: 
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "mended"),
+    ("option", "value", "advised"),
     [
         ("message.timestamp.type", "CreateTime", "'LogAppendTime'"),
         ("cleanup.policy", "compact", "'delete'"),
@@ -137,14 +137,14 @@ async def test_an_error_names_each_wrong_setting_and_its_fix(
     group: str,
     option: str,
     value: str,
-    mended: str,
+    advised: str,
 ) -> None:
     name = admin.make_topic(marker_topic_name(group), config={**RIGHT, option: value})
     with pytest.raises(ConfigurationError) as refused:
         await ensure_marker_topic(connection, group, topics=[topic])
     assert f"{option} is {value!r}" in str(refused.value)
-    assert f"ensure_topic({name!r}, **{{{option!r}: {mended}}})" in str(refused.value)
-    await spi.ensure_topic(name, partitions=None, retention=None, options={option: mended.strip("'")})
+    assert f"ensure_topic({name!r}, **{{{option!r}: {advised}}})" in str(refused.value)
+    await spi.ensure_topic(name, partitions=None, retention=None, options={option: advised.strip("'")})
     assert await ensure_marker_topic(connection, group, topics=[topic]) == 1
 
 

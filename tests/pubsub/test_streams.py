@@ -82,7 +82,13 @@ async def test_a_stream_that_was_not_read_for_long_is_reopened(connect: Connect,
     await source.close()
 
 
-@pytest.mark.parametrize("start", [shared_server, pytest.param(shared_pstest, marks=pytest.mark.xdist_group("pstest"))])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(shared_server, id="emulator"),
+        pytest.param(shared_pstest, id="pstest", marks=pytest.mark.xdist_group("pstest")),
+    ],
+)
 async def test_messages_in_flight_at_close_are_released(
     connect: Connect, topic: str, start: Callable[[], PubSubServer]
 ):

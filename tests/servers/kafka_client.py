@@ -91,7 +91,7 @@ class RawAdmin:
 
     def bounds(self, topic: str, partition: int = 0) -> tuple[int, int]:
         """The first offset and the next one, including open transactions."""
-        with self._asking("read_uncommitted", topic, partition) as bounds:
+        with self._bounds_reader("read_uncommitted", topic, partition) as bounds:
             return bounds()
 
     def wait_for_markers(self, topic: str, partition: int = 0) -> None:
@@ -100,11 +100,11 @@ class RawAdmin:
         :raises AssertionError: a transaction stays open.
         """
         end = self.bounds(topic, partition)[1]
-        with self._asking("read_committed", topic, partition) as bounds:
+        with self._bounds_reader("read_committed", topic, partition) as bounds:
             wait_for(lambda: bounds()[1] >= end)
 
     @contextmanager
-    def _asking(self, isolation: str, topic: str, partition: int) -> Generator[Callable[[], tuple[int, int]]]:
+    def _bounds_reader(self, isolation: str, topic: str, partition: int) -> Generator[Callable[[], tuple[int, int]]]:
         """The bounds for readers with this isolation level; librdkafka's default is read_committed."""
         consumer = Consumer({**self.config, "group.id": "none", "log_level": 0, "isolation.level": isolation})
 
@@ -127,7 +127,7 @@ class RawAdmin:
         """
         consumer = Consumer({**self.config, "group.id": group, "log_level": 0, "isolation.level": isolation})
 
-        def requested() -> TopicPartition | None:
+        def offset() -> TopicPartition | None:
             try:
                 return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
             except KafkaException as error:
@@ -137,7 +137,7 @@ class RawAdmin:
                 return None
 
         try:
-            return wait_for(requested)
+            return wait_for(offset)
         finally:
             consumer.close()
 
@@ -163,7 +163,7 @@ def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes 
     left = producer.flush(2 * SECONDS)
     if failed:
         raise KafkaException(failed[0])
-    assert not left, f"{left} messages were not told of"
+    assert not left, f"{left} messages have no delivery report"
     return written
 
 

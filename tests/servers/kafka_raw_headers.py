@@ -31,8 +31,8 @@ def produce_raw_headers(
     assert producer.value is not None, error.value
     try:
         native = c_void_p(library.rd_kafka_headers_new(c_size_t(len(headers))))
-        for name, reported in headers:
-            library.rd_kafka_header_add(native, name, c_ssize_t(len(name)), reported, c_ssize_t(len(reported)))
+        for name, content in headers:
+            library.rd_kafka_header_add(native, name, c_ssize_t(len(name)), content, c_ssize_t(len(content)))
         refused = library.rd_kafka_producev(
             *(producer, c_int(_TOPIC), c_char_p(topic.encode())),
             *(c_int(_VALUE), c_char_p(value), c_size_t(len(value))),

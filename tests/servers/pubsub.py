@@ -16,7 +16,7 @@ from tests.servers.pubsub_jar import emulator
 from tests.servers.server_process import ServerProcess, hold_port
 from tests.servers.shared import Shared
 
-__all__ = ["PROJECT", "PubSubServer", "need_emulator", "shared_server"]
+__all__ = ["PROJECT", "PubSubServer", "new_server", "shared_server"]
 
 PROJECT = "anybroker-tests"
 START_SECONDS = 180.0
@@ -71,16 +71,14 @@ class PubSubServer(ServerProcess):
         self._held.close()
 
 
-def need_emulator() -> None:
-    """Skip the test if there is no emulator, naming what to install."""
+def new_server() -> PubSubServer:
+    """A new emulator, not started; skips the test if there is none, naming what to install."""
     try:
         emulator()
     except RuntimeError as error:
         pytest.skip(str(error))
-
-
-@Shared.by_all_workers
-def shared_server() -> PubSubServer:
-    """The emulator of the run: not to be stopped or frozen."""
-    need_emulator()
     return PubSubServer()
+
+
+shared_server = Shared.by_all_workers(new_server)
+"""The emulator of the run: not to be stopped or frozen."""

@@ -208,10 +208,10 @@ class PulsarServer(ServerProcess):
         try:
             connection.request("PUT", "/api/v1/bookie/state/readonly", body=json.dumps({"readOnly": is_so}))
             answer = connection.getresponse()
-            reported = answer.read()
+            content = answer.read()
         finally:
             connection.close()
-        assert (answer.status, json.loads(reported)) == (200, {"readOnly": is_so}), reported
+        assert (answer.status, json.loads(content)) == (200, {"readOnly": is_so}), content
         deadline = time.monotonic() + START_SECONDS
         while self._can_open_topics() is is_so:
             assert time.monotonic() < deadline, f"the broker does not notice: {self.log[-4000:]}"

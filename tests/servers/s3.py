@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _double(self) -> S3Double:
         return self.server.double  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _asked(self) -> tuple[str, dict[str, str]]:
+    def _target(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         return unquote(parts.path).lstrip("/"), query
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         return _unchunked(io.BytesIO(body)) if streamed else body
 
     def do_PUT(self) -> None:
-        name, query = self._asked()
+        name, query = self._target()
         body = self._body()
         if "uploadId" in query:
             self._double.parts[query["uploadId"]][int(query["partNumber"])] = body
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, ETag=_tag(body))
 
     def do_POST(self) -> None:
-        name, query = self._asked()
+        name, query = self._target()
         self._body()
         if "uploads" in query:
             upload = str(len(self._double.parts))
@@ -105,18 +105,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, made.encode())
 
     def do_DELETE(self) -> None:
-        self._double.objects.pop(self._asked()[0], None)
+        self._double.objects.pop(self._target()[0], None)
         self._answer(204)
 
     def do_HEAD(self) -> None:
-        body = self._double.objects.get(self._asked()[0])
+        body = self._double.objects.get(self._target()[0])
         if body is None:
-            self._answer(404 if "/" in self._asked()[0].rstrip("/") else 200)
+            self._answer(404 if "/" in self._target()[0].rstrip("/") else 200)
         else:
             self._answer(200, Content_Length=str(len(body)), ETag=_tag(body), Last_Modified=formatdate(usegmt=True))
 
     def do_GET(self) -> None:
-        name, query = self._asked()
+        name, query = self._target()
         if "/" not in name.rstrip("/"):
             self._answer(200, self._listed(name.rstrip("/"), query).encode(), Content_Type="application/xml")
             return

@@ -73,9 +73,9 @@ class SparkCluster(Servers):
         deadline = time.monotonic() + _START_SECONDS
         path = self.directory / name
         while True:
-            reported = path.read_text(errors="replace") if path.exists() else ""
-            if (found := wanted.search(reported)) is not None:
+            log = path.read_text(errors="replace") if path.exists() else ""
+            if (found := wanted.search(log)) is not None:
                 return found
             if time.monotonic() > deadline or self._children[-1].return_code is not None:
-                raise RuntimeError(f"Spark's {name} did not start: {reported[-3000:]}")
+                raise RuntimeError(f"Spark's {name} did not start: {log[-3000:]}")
             time.sleep(0.05)

@@ -35,8 +35,8 @@ def archive() -> Path:
     """
     _, version = find_java("Spark")
     jars = Path(pyspark.__file__).with_name("jars").stat().st_mtime_ns
-    reported = f"{spark_home()} {pyspark.__version__} {jars} {version}"
-    return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(reported.encode()).hexdigest()[:16]}.jsa"
+    key = f"{spark_home()} {pyspark.__version__} {jars} {version}"
+    return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
 
 
 def use_archive() -> None:

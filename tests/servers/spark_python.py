@@ -58,9 +58,9 @@ def quick_python() -> Generator[None]:
 
     SPARK_HOME is that of other sessions, which another Python would not find.
     """
-    reported = {"PYSPARK_PYTHON": str(_python()), "SPARK_HOME": str(spark_home())}
-    before = {name: os.environ.get(name) for name in reported}
-    os.environ.update(reported)
+    settings = {"PYSPARK_PYTHON": str(_python()), "SPARK_HOME": str(spark_home())}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:

@@ -27,8 +27,8 @@ def main(directory: str, *arguments: str) -> None:
     # Only the other process has these now, so readers see its end.
     for stream in (0, 1, 2):
         os.close(stream)
-    reported = connection.recv(STATUS)
-    status = int.from_bytes(reported, "big", signed=True) if reported else 1
+    received = connection.recv(STATUS)
+    status = int.from_bytes(received, "big", signed=True) if received else 1
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -35,13 +35,16 @@ def running(pid: str) -> bool:
 @pytest.mark.parametrize("code", [NATS, POSTGRES], ids=["nats", "postgres"])
 def test_a_server_ends_with_its_owner(code: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    owner = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code + WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    assert owner.stdout is not None
-    pid = owner.stdout.readline().strip()
-    assert running(pid)
-    if how == "killed":
-        owner.kill()
-    owner.communicate(timeout=20)
+    ) as owner:
+        try:
+            assert owner.stdout is not None
+            pid = owner.stdout.readline().strip()
+            assert running(pid)
+            if how == "killed":
+                owner.kill()
+            owner.communicate(timeout=20)
+        finally:
+            owner.kill()
     wait_for(lambda: not running(pid))

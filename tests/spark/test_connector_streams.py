@@ -336,7 +336,7 @@ def test_the_id_of_a_topic_that_joins_over_the_connector_is_stored(
 ) -> None:
     stem = f"spark.{uuid.uuid4().hex[:12]}"
     first, second = f"{stem}.a", f"{stem}.b"
-    read: list[list[str]] = []
+    batches: list[list[str]] = []
     with connect(url) as bus:
 
         def renew(topic: str, count: int) -> None:
@@ -346,7 +346,7 @@ def test_the_id_of_a_topic_that_joins_over_the_connector_is_stored(
 
         def take(frame: DataFrame, batch: int) -> None:
             assert batch < 2
-            read.append(sorted(row.topic for row in frame.collect()))
+            batches.append(sorted(row.topic for row in frame.collect()))
             # With more rows than before, so that the old offsets would exist.
             renew(second, 10 if batch == 0 else 40)
 
@@ -364,7 +364,7 @@ def test_the_id_of_a_topic_that_joins_over_the_connector_is_stored(
         # The stored id stays for the next run.
         with pytest.raises(ConfigurationError, match=expected):
             TopicIds(spark, pipeline.checkpoint).check("log", pipeline.parsed_options("log"))
-    assert read == [[first] * 5, [second] * 10]
+    assert batches == [[first] * 5, [second] * 10]
 
 
 @pytest.mark.deep
@@ -373,14 +373,14 @@ def test_a_pipeline_that_changes_its_connector_raises(
 ) -> None:
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(5))
-    read: list[int] = []
+    counts: list[int] = []
 
     def go_on(connector: str, checkpoint: str) -> None:
         pipeline = Pipeline(
             name="changed",
             url=url,
             sources={"log": Source(topic, options={"connector": connector})},
-            sinks={"rows": CallSink(lambda frame, batch: read.append(frame.count()))},
+            sinks={"rows": CallSink(lambda frame, batch: counts.append(frame.count()))},
             checkpoint=str(tmp_path / checkpoint),
             trigger="available-now",
         )
@@ -392,4 +392,4 @@ def test_a_pipeline_that_changes_its_connector_raises(
         go_on("always", "never")
     with pytest.raises(ConfigurationError, match="another kind of source: Spark's own of Kafka"):
         go_on("never", "always")
-    assert read == [5, 5]
+    assert counts == [5, 5]

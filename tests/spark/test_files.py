@@ -56,10 +56,10 @@ for _ in range(2):
     }
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     first, second = ran.stdout.splitlines()
-    for expected in (first, second):
-        assert expected.startswith("Option spool is 'hdfs://")
-        assert "HDFS needs libhdfs, Hadoop's client and Java on every node: set HADOOP_HOME" in expected
-        assert "secret" not in expected
+    for printed in (first, second):
+        assert printed.startswith("Option spool is 'hdfs://")
+        assert "HDFS needs libhdfs, Hadoop's client and Java on every node: set HADOOP_HOME" in printed
+        assert "secret" not in printed
 
 
 def test_an_incomplete_owner_is_named(tmp_path: Path) -> None:

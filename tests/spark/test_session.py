@@ -261,7 +261,7 @@ def test_a_program_that_stops_nothing_leaves_no_jvm_and_releases_its_spool(
     ends: str, code: int, tmp_path: Path
 ) -> None:
     # Longer than the test waits for messages that were not released.
-    url = f"{nats.shared_server().url}?lease_seconds=120"
+    url = f"{nats.shared_server().url}?lease_seconds=600"
     topic, spool = f"spark.{uuid.uuid4().hex[:12]}", tmp_path / "spool"
     with connect(url) as bus:
         bus.admin.ensure_topic(topic, partitions=1)

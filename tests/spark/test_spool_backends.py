@@ -80,10 +80,10 @@ def test_a_queue_is_drained_by_its_messages_and_not_by_a_late_lag(
 ) -> None:
     """The service's lag is some minutes old; the drain ends although a publisher never stops."""
 
-    async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
+    async def lag_of(admin: AdminFacade, topic: str, subscription: str) -> Lag:
         return Lag(waiting=0, current=False)
 
-    monkeypatch.setattr(AdminFacade, "lag", lag)
+    monkeypatch.setattr(AdminFacade, "lag", lag_of)
     url = f"{pubsub.shared_server().url}&lease_seconds=5"
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     stop = threading.Event()
@@ -112,10 +112,10 @@ def test_a_queue_is_drained_by_its_messages_and_not_by_a_late_lag(
 def test_a_queue_is_drained_even_if_new_messages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of a killed consumer come when its lease ends, while others are published."""
 
-    async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
+    async def lag_of(admin: AdminFacade, topic: str, subscription: str) -> Lag:
         raise ConnectionFailed("Cloud Monitoring is away")
 
-    monkeypatch.setattr(AdminFacade, "lag", lag)
+    monkeypatch.setattr(AdminFacade, "lag", lag_of)
     url = f"{pubsub.shared_server().url}&lease_seconds=5"
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     with connect(url) as bus, connect(url) as other:
@@ -156,12 +156,12 @@ def lag(waiting: int, unsettled: int | None = None, *, current: bool = True) -> 
 async def test_the_goal_of_a_drain(
     lags: list[Lag], expected: tuple[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
+    async def lag_of(admin: AdminFacade, topic: str, subscription: str) -> Lag:
         if not lags:
             raise Unsupported("The broker has no lag")
         return lags[int(topic)]
 
-    monkeypatch.setattr(AdminFacade, "lag", lag)
+    monkeypatch.setattr(AdminFacade, "lag", lag_of)
     began = datetime.now(UTC)
     async with broker.connect("inmem://") as bus:
         goal = await find_drain_goal(bus, [str(each) for each in range(max(1, len(lags)))], "spark", 30.0)

@@ -22,7 +22,7 @@ from tests.servers import nats
 from tests.spark.support import copying, numbered, publish
 
 PATIENCE = 60.0
-LEASE = 120
+LEASE = 600
 """Lease of messages that were not released, in seconds: longer than the tests wait for them."""
 HELD = 60
 

@@ -41,7 +41,7 @@ class KafkaQueueTracker:
     async def open(self) -> None:
         tracker, settings = self._tracker, self._connection.settings
         check_subscription(tracker.subscription, settings.marker_topic)
-        # Without topics a misspelt subscription would be tracked forever, and nobody would notice.
+        # Only this warning tells a misspelt subscription from a new one.
         created = not self._topics and not await marker_topic_exists(self._connection, tracker.topic)
         await tracker.open()
         self._open = True

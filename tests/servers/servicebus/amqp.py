@@ -354,18 +354,18 @@ class Amqp(Handler):
         except Exception as error:
             logger.exception("%s of %s", operation, address)
             code, text, body, condition = 500, repr(error), {}, "amqp:internal-error"
-        reported: dict[str, Any] = {
+        properties: dict[str, Any] = {
             "statusCode": int32(code),
             "status-code": int32(code),
             "statusDescription": text,
             "status-description": text,
         }
         if condition is not None:
-            reported["errorCondition"] = symbol(condition)
+            properties["errorCondition"] = symbol(condition)
         answers = self._answers.get((number, address.lower()))
         if answers is None or self._faults.swallows(operation):
             return
-        answer = Message(body=body, properties=reported, correlation_id=request.id)
+        answer = Message(body=body, properties=properties, correlation_id=request.id)
         sent = answers.delivery(secrets.token_hex(4))
         answers.send(answer.encode())
         answers.advance()

@@ -86,17 +86,17 @@ class ServiceBusDouble(ServerProcess):
 
     def fault(self, **fault: Any) -> dict[str, int]:
         """Inject a fault, see `Faults.add`; without arguments remove all. Returns the number of requests by kind."""
-        asked = HTTPConnection("127.0.0.1", self.admin_port)
-        with contextlib.closing(asked):
-            asked.request("POST", "/$double/faults", json.dumps(fault))
-            return json.loads(asked.getresponse().read())
+        connection = HTTPConnection("127.0.0.1", self.admin_port)
+        with contextlib.closing(connection):
+            connection.request("POST", "/$double/faults", json.dumps(fault))
+            return json.loads(connection.getresponse().read())
 
     def requests(self) -> dict[str, int]:
         """The number of requests by kind since the faults were removed."""
-        asked = HTTPConnection("127.0.0.1", self.admin_port)
-        with contextlib.closing(asked):
-            asked.request("POST", "/$double/requests")
-            return json.loads(asked.getresponse().read())
+        connection = HTTPConnection("127.0.0.1", self.admin_port)
+        with contextlib.closing(connection):
+            connection.request("POST", "/$double/requests")
+            return json.loads(connection.getresponse().read())
 
 
 @Shared

@@ -89,10 +89,10 @@ def test_unretrieved_failures_are_raised_by_flush_and_close(inmem_broker: Broker
         bus.admin.ensure_topic(TOPIC)
         topic = bus.topic(TOPIC)
         inmem_broker.faults.fail_publish(InvalidMessage("refused"), times=3)
-        looked_at, requested, unseen = (topic.enqueue(b"") for _ in range(3))
+        raised, inspected, unseen = (topic.enqueue(b"") for _ in range(3))
         with pytest.raises(InvalidMessage):
-            looked_at.result()
-        assert isinstance(requested.exception(), InvalidMessage)
+            raised.result()
+        assert isinstance(inspected.exception(), InvalidMessage)
         wait_for_all([unseen])
         with pytest.raises(PublishError, match="1 of 1"):
             topic.flush()
