@@ -16,6 +16,8 @@ jitter: Final = Random()
 """A random source for backoff jitter, since applications may have seeded `random`. Safe to use from any thread."""
 
 _SPREAD: Final = 0.2
+_MOST_DOUBLINGS: Final = 60
+"""Keeps the power within a float."""
 
 
 class Backoff:
@@ -31,11 +33,19 @@ class Backoff:
         """Return the seconds to wait before the next attempt."""
         delay = self._delay
         self._delay = min(self._longest, 2 * delay)
-        return delay * jitter.uniform(1 - _SPREAD, 1 + _SPREAD)
+        return _spread(delay)
+
+    def after(self, failures: int) -> float:
+        """Return the seconds to wait after so many failures, at least 1, that the caller counts."""
+        return _spread(min(self._longest, self._first * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)))
 
     def reset(self) -> None:
         """Start at `first` again: the operation succeeded."""
         self._delay = self._first
+
+
+def _spread(delay: float) -> float:
+    return delay * jitter.uniform(1 - _SPREAD, 1 + _SPREAD)
 
 
 async def pause(seconds: float | None, stopped: asyncio.Event) -> None:

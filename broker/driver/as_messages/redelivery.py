@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from broker.driver.as_messages.partition import MessagePartition
+from broker.driver.concurrency import Backoff
 from broker.driver.record_messages import Delivery, delivery_of, read_retry_letter, record_of
 from broker.messages import Message, Outcome
 from broker.records import Record
@@ -33,6 +34,7 @@ class Redelivery:
         self._loop = asyncio.get_running_loop()
         self._heap: list[tuple[float, int, int, Delivery, MessagePartition]] = []
         """Due time, offset, and a number that breaks ties."""
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,7 +44,7 @@ class Redelivery:
         attempt += message.retries + (outcome is Outcome.NACK)
         if delay <= 0 and returns >= 2:
             # A message that is released again and again must not keep the loop busy.
-            delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(returns - 2, 10))
+            delay = self._backoff.after(returns - 1)
         self._put(Delivery(record, attempt, returns + 1, letter), part, delay)
 
     def first(self, record: Record[Any], part: MessagePartition) -> Message[Any] | None:

@@ -118,7 +118,7 @@ async def test_what_fails_again_and_again_at_once_is_slowed_down() -> None:
         assert message.delivery_attempt == attempt
         await b.settle(NACK, message)
         (message,) = await b.fetch()
-    assert loop.time() - began == pytest.approx(0.35), "0, 0, 50, 100, 200 ms"
+    assert loop.time() - began == pytest.approx(0.35, rel=0.21), "0, 0, 50, 100, 200 ms, each ± 20 %"
 
 
 @in_jumping_time

@@ -31,6 +31,13 @@ def test_backoff_doubles_up_to_its_bound_with_jitter() -> None:
     assert backoff.next() <= 0.12
 
 
+def test_a_backoff_counts_no_failures_of_its_caller() -> None:
+    backoff = Backoff(0.1, 1.0)
+    for failures, nominal in ((1, 0.1), (3, 0.4), (5, 1.0), (5000, 1.0)):
+        assert 0.8 * nominal <= backoff.after(failures) <= 1.2 * nominal
+    assert backoff.next() <= 0.12
+
+
 def test_two_backoffs_differ() -> None:
     assert Backoff(1.0, 1.0).next() != Backoff(1.0, 1.0).next()
 
