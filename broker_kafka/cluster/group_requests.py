@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from broker import BrokerError, OperationTimeout, TopicNotFound
-from broker.driver import logger
+from broker.driver import Backoff, logger
 from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
 from broker_kafka.cluster.names import check_id
 from broker_kafka.cluster.requests import (
@@ -133,19 +133,18 @@ async def committed_offsets(
 
     def read() -> list[TopicPartition]:
         consumer = Consumer(with_oauth_token(config))
-        deadline, wait = monotonic() + timeout, _FIRST_WAIT
+        deadline, waits = monotonic() + timeout, Backoff(_FIRST_WAIT, timeout)
         try:
             while True:
                 try:
                     return consumer.committed(
-                        list(partitions), timeout=max(_LEAST_SECONDS, min(wait, deadline - monotonic()))
+                        list(partitions), timeout=max(_LEAST_SECONDS, min(waits.next(), deadline - monotonic()))
                     )
                 except KafkaException as error:
                     _raise_if_not_authorized(consumer)
                     found = kafka_error(error)
                     if found is None or found.code() != KafkaError._TIMED_OUT or monotonic() >= deadline:
                         raise
-                    wait *= 2
         finally:
             consumer.close()
 

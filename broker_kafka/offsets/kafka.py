@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, Bus, ConfigurationError, LeaseLost, TopicPartition, Unsupported
+from broker.driver import Backoff
 from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
 from broker_kafka.cluster.group_requests import (
     committed_offsets,
@@ -55,9 +56,9 @@ class MemberOffsetStore:
         wanted = [NativePartition(*partition) for partition in partitions]
         if not wanted:
             return {}
-        until, wait = monotonic() + self._timeout, _FIRST_WAIT
+        until, waits = monotonic() + self._timeout, Backoff(_FIRST_WAIT, _LONGEST_WAIT)
         while True:
-            seconds = max(_LEAST_WAIT, min(wait, until - monotonic()))
+            seconds = max(_LEAST_WAIT, min(waits.next(), until - monotonic()))
             try:
                 # Short waits: the client does nothing else meanwhile, and must go on reading, or close.
                 found = await self._client.call(
@@ -67,7 +68,6 @@ class MemberOffsetStore:
                 found_error = kafka_error(error)
                 if found_error is None or found_error.code() != KafkaError._TIMED_OUT or monotonic() >= until:
                     return dict.fromkeys(partitions, translate(error, f"Reading the offsets of group {group!r}"))
-                wait = min(2 * wait, _LONGEST_WAIT)
             else:
                 return _positions(group, partitions, found)
 
