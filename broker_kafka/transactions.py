@@ -41,7 +41,7 @@ from broker import (
     TransactionFatal,
     Unsupported,
 )
-from broker.driver import MessageSource, RecordsAsMessages, RecordSource, logger
+from broker.driver import Backoff, MessageSource, RecordsAsMessages, RecordSource, logger
 from broker_kafka.client.delivery_reports import TOO_LARGE, PublishCall, batch_too_large, explain_purged
 from broker_kafka.client.producer import ProducerClient, ProducerThread
 from broker_kafka.cluster.connection import Connection
@@ -56,6 +56,7 @@ __all__ = ["KafkaTransaction"]
 
 _ATTEMPT_SECONDS: Final = 0.5  # the thread has to poll between attempts
 _PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 0.5
 _RETRY_TIMEOUTS: Final = 3
 """Retriable errors are retried for this many times `request_timeout`, or the transaction's timeout if longer."""
 _ABORT_SECONDS: Final = 3.0
@@ -292,7 +293,7 @@ class KafkaTransaction:
     async def _retry(self, thread: _TransactionThread, what: str, function: Callable[[Producer], Any]) -> None:
         """Call until success or an error that is not retriable, or until the time for retries is over."""
         timeout = max(self._timeout, _RETRY_TIMEOUTS * self._connection.settings.request_timeout)
-        deadline = monotonic() + timeout
+        deadline, backoff = monotonic() + timeout, Backoff(_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await thread.call(lambda client: function(client.get()))
@@ -313,7 +314,7 @@ class KafkaTransaction:
                 if monotonic() >= deadline:
                     raise translate(error, failed) from error
                 if found.code() != KafkaError._TIMED_OUT:
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(min(backoff.next(), max(0.0, deadline - monotonic())))
 
     async def _close_dead(self, error: KafkaError | None) -> BrokerError:
         """Close a dead producer; return why it is dead: the transaction timed out, or another producer has the id."""

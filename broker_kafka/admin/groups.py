@@ -30,7 +30,7 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import GroupMember, GroupReset, Start
+from broker.driver import Backoff, GroupMember, GroupReset, Start
 from broker_kafka.cluster.connection import LONGEST_TIMEOUT, Connection
 from broker_kafka.cluster.group_requests import ensure_coordinator, request_group
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, positions_at
@@ -45,6 +45,7 @@ _RECORD_GROUPS: Final = frozenset({ConsumerGroupType.CLASSIC, ConsumerGroupType.
 _MOST_CONCURRENT: Final = 16
 _EMPTY: Final = "empty"
 _PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 1.0
 
 
 class KafkaGroups:
@@ -189,7 +190,8 @@ class KafkaGroups:
 
     async def _commit_first(self, name: str, positions: Mapping[TopicPartition, StoredOffset]) -> None:
         """Commit the first positions on a topic. Fails while the group has members, which read other topics."""
-        deadline = asyncio.get_running_loop().time() + self._timeout
+        clock, backoff = asyncio.get_running_loop().time, Backoff(_PAUSE, _LONGEST_PAUSE)
+        deadline = clock() + self._timeout
         while True:
             results = await self._offsets.reset(name, positions)
             errors = [error for error in results.values() if error is not None]
@@ -198,11 +200,11 @@ class KafkaGroups:
             refused = next((error for error in errors if not isinstance(error, LeaseLost)), None)
             if refused is not None:
                 raise refused
-            if asyncio.get_running_loop().time() >= deadline:
+            if (left := deadline - clock()) <= 0:
                 await self.refuse_members(name, "positions on another topic cannot be committed for it")
                 raise errors[0]
             # The group drops a member that has just left in a moment.
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(min(backoff.next(), left))
 
     async def skip_purged(self, topic: str) -> None:
         """Move groups that are behind the purged records to the log's start; members of a group do that themselves."""

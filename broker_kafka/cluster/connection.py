@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from typing_extensions import TypeVar
 
 from broker import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
-from broker.driver import Connected, Disconnected, Event, Hooks, TaskSet, Warned, logger
+from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, TaskSet, Warned, logger
 from broker_kafka.client.thread import AdminThread
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import Role
@@ -40,6 +40,7 @@ LONGEST_TIMEOUT: Final = 3600.0
 _ATTEMPT_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 5.0
 _RECONNECT_PAUSE: Final = 0.2
+_LONGEST_RECONNECT_PAUSE: Final = 2.0
 _TRANSACTIONAL_IDLE_MS: Final = 3000
 """Without it, sending offsets to a transaction may hang after the group's coordinator is lost: librdkafka 2.16 looks up
 another only when a connection opens or closes, and ignores the timeout of the call until then."""
@@ -352,6 +353,7 @@ class Connection:
         )
 
     async def _await_reconnect(self) -> None:
+        backoff = Backoff(_RECONNECT_PAUSE, _LONGEST_RECONNECT_PAUSE)
         while True:
             try:
                 await self.call(lambda client: client.list_topics(timeout=_ATTEMPT_SECONDS), "Reconnecting")
@@ -359,7 +361,7 @@ class Connection:
             except Closed:
                 return
             except BrokerError:
-                await asyncio.sleep(_RECONNECT_PAUSE)
+                await asyncio.sleep(backoff.next())
         self._down = False
         self._auth_error = self._down_error = None
         self.event(Connected(server=self.servers, again=True))

@@ -133,7 +133,7 @@ async def request_any_broker(
     :raises BrokerError: the request failed.
     """
     budget = TimeBudget(connection.settings.request_timeout)
-    propagated = monotonic() + _PROPAGATION_SECONDS
+    propagated, backoff = monotonic() + _PROPAGATION_SECONDS, Backoff(_PAUSE, _LONGEST_PAUSE)
     while True:
         client, seconds = connection.client, budget.per_broker
         result = await request(connection, lambda admin, seconds=seconds: start(admin, seconds), what)
@@ -146,7 +146,7 @@ async def request_any_broker(
             await _switch_client(connection, client)
             await _find_responsive_controller(connection, what, budget.left)
         else:
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(min(backoff.next(), budget.left))
 
 
 async def request_every_broker(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
@@ -305,12 +305,12 @@ def is_retriable(result: object) -> bool:
 
 async def retry_while(timeout: float, attempt: Callable[[], Awaitable[R]], again: Callable[[R], bool]) -> R:
     """Repeat an attempt while `again(result)` is true, for at most `timeout` seconds; return the last result."""
-    deadline = monotonic() + timeout
+    deadline, backoff = monotonic() + timeout, Backoff(_PAUSE, _LONGEST_PAUSE)
     while True:
         result = await attempt()
-        if not again(result) or monotonic() >= deadline:
+        if not again(result) or (left := deadline - monotonic()) <= 0:
             return result
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(min(backoff.next(), left))
 
 
 async def retry_until_answered(

@@ -33,7 +33,7 @@ from broker import (
     TopicNotFound,
     TopicPartition,
 )
-from broker.driver import Event, PositionsCommitted, RecordRun, TaskSet, logger
+from broker.driver import Backoff, Event, PositionsCommitted, RecordRun, TaskSet, logger
 from broker_kafka.cluster.list_offsets import out_of_range_text
 from broker_kafka.cluster.requests import is_retriable
 from broker_kafka.errors import commit_unanswered, kafka_error, not_assigned
@@ -43,10 +43,12 @@ from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStor
 __all__ = ["CallbackState", "LogEndCommits", "LogEnds", "MarkCommits", "MemberCommits"]
 
 _RETRY_PAUSE: Final = 0.1
+_LONGEST_RETRY_PAUSE: Final = 0.5
 _RETRY_SECONDS: Final = 5.0
 _SUSPENDED: Final = 0.5
 """A timer that is so late shows that this process did not run."""
 _FLUSH_PAUSE: Final = 0.05
+_LONGEST_FLUSH_PAUSE: Final = 0.2
 _GENERATION_CHANGES: Final = frozenset(
     {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
 )
@@ -138,7 +140,7 @@ class MemberCommits:
         within = self._thread.calling_back
         results = dict(await self.attempt(positions))
         # The answer may have waited for the end of a rebalance: the time for retries begins only now.
-        until = self._loop.time() + _RETRY_SECONDS
+        until, backoff = self._loop.time() + _RETRY_SECONDS, Backoff(_RETRY_PAUSE, _LONGEST_RETRY_PAUSE)
         # A member in the middle of a rebalance has no generation, and may keep its partitions in the next one. A new
         # coordinator loads the offsets of the former one, and the client does not wait for all of that.
         while retried := {
@@ -149,9 +151,10 @@ class MemberCommits:
             and self._assignments.get(partition) == assignments[partition]
         }:
             # The generation does not change within a callback; an attempt before it was of an earlier generation.
-            if (within and self._thread.calling_back) or self._closed or self._loop.time() > until:
+            left = until - self._loop.time()
+            if (within and self._thread.calling_back) or self._closed or left < 0:
                 break
-            await asyncio.sleep(_RETRY_PAUSE)
+            await asyncio.sleep(min(backoff.next(), left))
             for partition in retried:
                 newest = self._newest[partition]
                 if newest is not asyncio.current_task():
@@ -326,12 +329,14 @@ class MarkCommits:
 
     async def flush(self, partitions: Collection[AssignedPartition], deadline: float) -> None:
         """Commit the pending marks of these, with retries until the loop time `deadline`; errors are reported."""
+        backoff = Backoff(_FLUSH_PAUSE, _LONGEST_FLUSH_PAUSE)
         while True:
             results = await self._commit_until(partitions, deadline)
             transient = any(error is not None and _is_transient(error) for error in results.values())
-            if not transient or self._loop.time() + _FLUSH_PAUSE >= deadline:
+            left = deadline - _FLUSH_PAUSE - self._loop.time()
+            if not transient or left <= 0:
                 break
-            await asyncio.sleep(_FLUSH_PAUSE)
+            await asyncio.sleep(min(backoff.next(), left))
         for partition, error in results.items():
             if error is not None:
                 self._report(partition, error)

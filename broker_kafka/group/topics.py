@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker import BrokerError, ConfigurationError, TopicNotFound, TopicPartition
-from broker.driver import check_name, logger, pause
+from broker.driver import Backoff, check_name, logger, pause
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.names import is_internal
@@ -118,6 +118,7 @@ def _compile(what: str, patterns: Patterns) -> tuple[re.Pattern[str], ...]:
 
 
 _RETRY_PAUSE: Final = 1.0
+_LONGEST_RETRY_PAUSE: Final = 10.0
 
 
 class TopicWatch:
@@ -177,17 +178,19 @@ class TopicWatch:
             await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
+        backoff = Backoff(_RETRY_PAUSE, _LONGEST_RETRY_PAUSE)
         while True:
             await pause(self._interval if self._subscription.patterns else None, self._check_now)
             self._check_now.clear()
             try:
                 await self._check()
+                backoff.reset()
             except TopicNotFound as error:
                 self._failed(error)
             except BrokerError as error:
                 logger.warning("The topics of %s could not be checked: %s", self._subscription, error)
                 if error.retriable:
-                    await asyncio.sleep(_RETRY_PAUSE)
+                    await asyncio.sleep(backoff.next())
                     self._check_now.set()
 
     async def _check(self) -> None:

@@ -20,7 +20,7 @@ from uuid import uuid4
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker import BrokerError, MessageTooLarge, TopicPartition
-from broker.driver import lease_time
+from broker.driver import Backoff, lease_time
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
 from broker_kafka.queue.consumer.start_builder import FetchedRecord, StartBuilder
@@ -33,7 +33,9 @@ from broker_kafka.records import KafkaRecordSource
 __all__ = ["ClaimOutcome", "StartTransactions"]
 
 _REBALANCE_PAUSE: Final = 0.1
-"""Seconds until a member of a former generation checks which partitions it still has."""
+"""Seconds until a member of a former generation checks for the first time which partitions it still has."""
+_LONGEST_REBALANCE_PAUSE: Final = 0.4
+"""Short, since a revocation waits for the pause."""
 _STOP_SECONDS: Final = 3.0
 
 
@@ -85,6 +87,7 @@ class StartTransactions:
         self._unknown_commits: Final = unknown_commits
         self._limit: int | None = None
         """How many records are claimed together, after one was refused."""
+        self._rebalance_backoff = Backoff(_REBALANCE_PAUSE, _LONGEST_REBALANCE_PAUSE)
         self._task: asyncio.Task[ClaimOutcome] | None = None
 
     async def open(self) -> None:
@@ -156,7 +159,7 @@ class StartTransactions:
         except NotWritten as error:
             found = None if error.native is None else kafka_error(error.native)
             if found is not None and found.code() in GENERATION_LOST:
-                await asyncio.sleep(_REBALANCE_PAUSE)
+                await asyncio.sleep(self._rebalance_backoff.next())
                 return _NOTHING
             if large := self._narrow_down(records, entries, error.refused):
                 return large
@@ -169,6 +172,7 @@ class StartTransactions:
                 return large
             raise
         self._unknown_commits.succeeded(claimed.positions, text)
+        self._rebalance_backoff.reset()
         self._limit = None if self._limit is None else 2 * self._limit
         return claimed
 
