@@ -7,6 +7,7 @@ Every partition has its own answer, with the error of the brokers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
@@ -44,7 +45,20 @@ class ConsumerClient(Protocol):
     async def call(self, function: Callable[[Consumer], R]) -> R: ...
 
 
-class MemberOffsetStore:
+class _KafkaOffsetStore(ABC):
+    """A store whose fencing is the coordinator's: a claim only reads the positions."""
+
+    @abstractmethod
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults: ...
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        check_claim(owner, partitions)
+        return await self.fetch(owner.group, partitions)
+
+
+class MemberOffsetStore(_KafkaOffsetStore):
     """The offsets of a member's group, through the member's own client, which sets group and generation."""
 
     def __init__(self, client: ConsumerClient, *, timeout: float = 10.0) -> None:
@@ -70,12 +84,6 @@ class MemberOffsetStore:
                     return dict.fromkeys(partitions, translate(error, f"Reading the offsets of group {group!r}"))
             else:
                 return _positions(group, partitions, found)
-
-    async def claim(
-        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
-    ) -> FetchResults:
-        check_claim(owner, partitions)
-        return await self.fetch(owner.group, partitions)
 
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
@@ -142,7 +150,7 @@ class ThreadOffsetStore(MemberOffsetStore):
         }
 
 
-class GroupOffsetStore:
+class GroupOffsetStore(_KafkaOffsetStore):
     """The offsets of any group, from outside; the brokers take a commit only while the group has no members."""
 
     def __init__(self, connection: Connection) -> None:
@@ -173,12 +181,6 @@ class GroupOffsetStore:
         if isinstance(found, BrokerError):
             return dict.fromkeys(partitions, found)
         return _positions(group, partitions, found)
-
-    async def claim(
-        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
-    ) -> FetchResults:
-        check_claim(owner, partitions)
-        return await self.fetch(owner.group, partitions)
 
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
