@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, cast, overload
 
 from broker.capabilities import Capabilities
+from broker.driver.concurrency import TaskSet
 from broker.driver.contract import Backend, TransactionSpi
 from broker.driver.limits import MessageLimits
 from broker.driver.optional import ChecksConsumers
@@ -142,7 +143,9 @@ class OpenTransaction:
         self._spi = publisher.spi
         self._member = member
         self._failure: BrokerError | None = None
-        self._calls: set[asyncio.Future[Any]] = set()
+        self._calls = TaskSet(
+            "broker-transaction-publish", lambda error: logger.debug("A publish in a transaction raised: %r", error)
+        )
         self._acks = TransactedAcks(publisher.spi, publisher.backend)
         self._over = False
 
@@ -238,10 +241,7 @@ class OpenTransaction:
         for refusal in self._publisher.limits.refused(messages).values():
             raise refusal
         # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.
-        call = asyncio.ensure_future(self._send(topic, messages, receipts=receipts))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-        return await asyncio.shield(call)
+        return await asyncio.shield(self._calls.spawn(self._send(topic, messages, receipts=receipts)))
 
     async def _send(
         self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool
