@@ -6,9 +6,9 @@ for good: `rd_kafka_rebootstrap_tmr_stop` leaves `rk_rebootstrap_in_progress` se
 reports nothing; its controller id stays -1. `rd_kafka_brokers_add` recovers it. confluent-kafka exposes neither
 function, so both are called by ctypes on the handle that is the first field of a client object.
 
-The bug and the layout of the object were checked with the librdkafka versions in `AFFECTED`; with any other version
-this module does nothing. `tests/unit/broker_kafka/client/test_rebootstrap.py` fails when the pinned version leaves that
-list, and says how to find out whether this module can be deleted.
+librdkafka has had the race since 2.12.0. The bug and the layout of the object were checked with the versions in
+`AFFECTED`; with any other version this module does nothing. `tests/unit/broker_kafka/client/test_rebootstrap.py` fails
+when the pinned version leaves that list, and says how to find out whether this module can be deleted.
 
 *Concurrency.* `watch` and `unwatch` are called by the thread that owns the client, `unwatch` before the client is
 closed. The event loop checks the client once a second.
