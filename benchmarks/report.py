@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -170,14 +171,13 @@ def write(
         "",
         *page.lines,
         "",
-        f"{when}: {_machine(page.packages)};",
-        f"load average before it began: {load:.1f}.",
+        _wrapped(f"{when}: {_machine(page.packages)}; load average before it began: {load:.1f}."),
         "",
     ]
     if picture is not None:
         lines += [f"![Measured against the bars]({picture.name})", ""]
     for section in sections:
-        lines += [f"## {section.title}", "", section.text, ""]
+        lines += [f"## {section.title}", "", _wrapped(section.text), ""]
         if section.findings:
             lines += _table(
                 ("What", "Bar", "Median", "Spread", "Verdict"),
@@ -192,6 +192,11 @@ def write(
             lines += ["", "</details>"]
         lines.append("")
     path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _wrapped(text: str) -> str:
+    """A paragraph in lines of up to 120 characters; words, links and code without blanks stay whole."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _rows(section: Section) -> list[tuple[str, ...]]:

@@ -259,7 +259,7 @@ class PulsarLogReader:
                 self._connection.hooks.emit(
                     Warned(
                         text=f"Topic {topic!r} has no retention: Pulsar removes messages that all its subscriptions "
-                        "have acked, or all if it has no subscription. Set one with ensure_topic(..., retention=)"
+                        "have acked, or all if it has no subscription. Set a retention on the topic"
                     )
                 )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.errors import Exit, Failure
+from broker.cli.errors import Exit, Failure, advice_of
 from broker.driver.contract import Start
 from broker.errors import InvalidName
 from broker.names import known_name
@@ -35,7 +35,9 @@ def parse_name(text: str) -> str:
     try:
         return known_name(text)
     except InvalidName as error:
-        raise Failure(f"The name {text!r} is invalid: {error.message}", advice=error.advice, code=Exit.USAGE) from None
+        raise Failure(
+            f"The name {text!r} is invalid: {error.message}", advice=advice_of(error), code=Exit.USAGE
+        ) from None
 
 
 def parse_duration(text: str) -> timedelta:

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import IntEnum
 from typing import Any
 
@@ -32,7 +33,7 @@ from broker.errors import (
     Unsupported,
 )
 
-__all__ = ["Exit", "Failure", "error_json", "error_line", "exit_code"]
+__all__ = ["Exit", "Failure", "advice_of", "error_json", "error_line", "error_text", "exit_code"]
 
 
 class Exit(IntEnum):
@@ -72,11 +73,31 @@ _CODES: tuple[tuple[type[BrokerError], Exit], ...] = (
     (PublishError, Exit.NOT_PUBLISHED),
 )
 
-_COMMANDS = {
-    "TopicNotFound": "Create it with `broker topics create NAME`, or see `broker topics list`",
-    "SubscriptionNotFound": "Create it with `broker subscriptions create TOPIC NAME`",
-}
-"""Advice for the command line, instead of the default advice of a class, which names Python calls."""
+_COMMANDS: tuple[tuple[str, str], ...] = (
+    (r"`await bus\.admin\.ensure_topic\(name\)`", "`broker topics create NAME`, or see `broker topics list`"),
+    (r"`await bus\.admin\.ensure_subscription\(topic, name\)`", "`broker subscriptions create TOPIC NAME`"),
+    (r"`bus\.admin\.delete_subscription\(topic, name\)`", "`broker subscriptions delete TOPIC NAME`"),
+    (r"admin\.subscriptions\(topic\) and admin\.lag\(topic, name\)", "`broker subscriptions list TOPIC`"),
+    (r"`await bus\.admin\.groups\(\)`, or ", ""),
+    (r"`describe_group\(name\)`", "`broker groups describe GROUP`"),
+    (r"`bus\.admin\.reset_group`", "`broker groups reset GROUP`"),
+    (r"`?(?:await )?bus\.admin\.delete_group\((.+)\)`?", r"`broker groups delete \1`"),
+    (r"Call `bounds\(topic\)` .*", "Choose where to continue with `broker groups reset GROUP`"),
+    (r"Call bus\.admin\.ensure_topic\(.+, \*\*({.*})\), or set these options with", r"Set \1 with"),
+    (r"Call bus\.admin\.ensure_topic\(.+, max_message_bytes=(\d+)\)", r"Set max.message.bytes of the topic to \1"),
+    (r"Set a retention, raise its limits with .*", "Set a retention with `broker topics create NAME --retention TIME`"),
+    (r"made by ensure_topic", "made by `broker topics create`"),
+    (r"Use bus\.messages\(\.\.\.\)", "Use --subscription NAME"),
+    (r"Check bus\.capabilities\.\S+ first", "See `broker doctor`"),
+    (r'start="earliest" or start="latest"', "--start earliest or --start latest"),
+    (r"`start=`", "--start"),
+    (r"create=False", "--no-create"),
+    (r"; or pass native_name\(.*|; raise max_lease or call .*|`outcomes` has .*", ""),
+)
+"""What stands in an advice for a Python call, and what the command line says instead."""
+
+_PYTHON = re.compile(r"\b(?:bus|admin|capabilities)\.\w|\b(?:await|async) |\w\((?:\.\.\.|…|\))|\bensure_\w")
+"""Finds Python that has no counterpart on the command line."""
 
 
 def exit_code(error: BaseException) -> Exit:
@@ -89,16 +110,23 @@ def exit_code(error: BaseException) -> Exit:
     return Exit.FAILED
 
 
+def advice_of(error: BrokerError) -> str:
+    """The error's advice with commands and options for Python calls; empty if it needs Python."""
+    advice = error.advice
+    for call, instead in _COMMANDS:
+        advice = re.sub(call, instead, advice)
+    return "" if _PYTHON.search(advice) else advice
+
+
 def error_json(error: BaseException) -> dict[str, Any]:
     """The error for programs: type, message, advice, and whether a retry may succeed."""
     if isinstance(error, Failure):
         return {"type": type(error).__name__, "message": error.message, "advice": error.advice, "retriable": False}
     if isinstance(error, BrokerError):
-        kind = type(error).__name__
         return {
-            "type": kind,
+            "type": type(error).__name__,
             "message": error.message,
-            "advice": _COMMANDS.get(kind, error.advice) if error.advice == error.default_advice else error.advice,
+            "advice": advice_of(error),
             "retriable": error.retriable,
         }
     text = str(error) or "no details"
@@ -106,13 +134,18 @@ def error_json(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": text, "advice": advice, "retriable": False}
 
 
-def error_line(error: BaseException, *, as_json: bool = False) -> str:
-    """The line for standard error: `broker: MESSAGE. ADVICE`, or a JSON object with `error`."""
+def error_text(error: BaseException) -> str:
+    """`MESSAGE. ADVICE` on one line."""
     parts = error_json(error)
-    if as_json:
-        return json.dumps({"error": parts}, ensure_ascii=False)
     known = isinstance(error, (Failure, BrokerError))
     text = parts["message"] if known else f"{parts['type']}: {parts['message']}"
     if parts["advice"]:
         text = f"{text.rstrip('.')}. {parts['advice']}"
-    return f"broker: {' '.join(text.split())}"
+    return " ".join(text.split())
+
+
+def error_line(error: BaseException, *, as_json: bool = False) -> str:
+    """The line for standard error: `broker: MESSAGE. ADVICE`, or a JSON object with `error`."""
+    if as_json:
+        return json.dumps({"error": error_json(error)}, ensure_ascii=False)
+    return f"broker: {error_text(error)}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, cast
 
-from broker.cli.errors import Exit, Failure
+from broker.cli.errors import Exit, Failure, advice_of
 from broker.cli.streams import Source
 from broker.errors import InvalidMessage
 from broker.outbound import OutboundMessage
@@ -194,7 +194,7 @@ class _Reader:
         try:
             return common.message(data, **own)
         except InvalidMessage as error:
-            raise BadLine(self._number, None, error.message, error.advice) from None
+            raise BadLine(self._number, None, error.message, advice_of(error)) from None
 
     def _bad(self, field: str, problem: str, advice: str) -> BadLine:
         return BadLine(self._number, field, problem, advice)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate
 import typer
 from typing_extensions import ParamSpec
 
-from broker.cli.errors import Exit, Failure, error_line, exit_code
+from broker.cli.errors import Exit, Failure, error_line, error_text, exit_code
 from broker.cli.rendering import json_text, show_table
 from broker.cli.streams import Sink, Source
 from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotRenewed, Warned
@@ -259,9 +259,9 @@ class Session:
             case Connected(again=True):
                 text = "reconnected"
             case FetchFailed(error=error):
-                text = f"{error}; retrying"
+                text = f"{error_text(error)}; retrying"
             case LeasesNotRenewed(messages=messages, error=error):
-                text = f"{len(messages)} leases were not renewed: {error}"
+                text = f"{len(messages)} leases were not renewed: {error_text(error)}"
             case Warned(text=warning):
                 text = warning
             case _:

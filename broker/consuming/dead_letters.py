@@ -140,7 +140,7 @@ def make_dead_letter(
     """
     details = {
         "topic": original.topic,
-        "cut": "" if refused is None else f"The attributes, with which it was refused: {refused.message}",
+        "cut": "" if refused is None else f"The attributes; the broker refused them: {refused.message}",
         "reason": reason,
         "error": "" if error is None else describe(error),
         "attempts": "" if attempts is None else str(attempts),

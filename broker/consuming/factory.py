@@ -128,8 +128,8 @@ class ConsumerFactory:
         if retry_routes is not None:
             if options.ordered_by_key:
                 raise ConfigurationError(
-                    "ordered_by_key=True and retry_topics= contradict each other: a message on a retry topic is passed "
-                    "by those behind it",
+                    "ordered_by_key=True and retry_topics= contradict each other: later messages of the key "
+                    "overtake one on a retry topic",
                     advice="Leave one of them out; retry=Retry(...) alone retries in place and keeps the order",
                 )
             topics += retry_routes.names

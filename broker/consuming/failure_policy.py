@@ -136,7 +136,7 @@ class FailurePolicy:
         if self.in_flight.capabilities.lease is LeaseMode.FIXED:
             raise Unsupported(
                 f"The lease of message {message.id!r} cannot be extended: this broker has no lease renewal",
-                advice="Work in less time than capabilities.messages.lease_seconds, or have the lease made longer",
+                advice="Finish within capabilities.messages.lease_seconds, or configure a longer lease on the broker",
             )
         if message in self.in_flight.messages:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
@@ -312,12 +312,12 @@ class FailurePolicy:
         longest = longest_delay(self.in_flight.options, self.in_flight.capabilities)
         if message.state is SettleState.OPEN and (left := self._lease_left(message)) < min(delay, longest):
             raise Unsupported(
-                f"A delay of {delay:,.10g} s is longer than what is left of the message's lease ({left:,.2f} s)",
+                f"A delay of {delay:,.10g} s exceeds the rest of the message's lease ({left:,.2f} s)",
                 advice="Use a shorter delay, or none; this lease is not renewed",
             )
         if self.in_flight.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
-                f"A delay of {delay:,.10g} s is longer than this consumer can keep ({longest:,.10g} s)",
+                f"A delay of {delay:,.10g} s exceeds the longest delay of this consumer ({longest:,.10g} s)",
                 advice="Use a shorter delay"
                 if self.in_flight.capabilities.lease is LeaseMode.FIXED
                 else "Use a shorter delay or raise max_lease",

@@ -67,7 +67,8 @@ def run(*services: Service) -> None:
     check_services(services, Service)
     if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
-            "run() makes an event loop, but one runs here already", advice="Write `await broker.serve(...)` instead"
+            "run() starts an event loop, but this thread already runs one",
+            advice="Write `await broker.serve(...)` instead",
         )
     loop = asyncio.new_event_loop()
     try:
@@ -91,7 +92,7 @@ def check_services(services: Sequence[object], kind: type) -> None:
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
             "Services run in the main thread, where signals arrive",
-            advice="Make the call there; in another thread, open the consumers and call their receive(handle)",
+            advice="Call it there; in another thread, open the consumers and call their receive(handle)",
         )
 
 
@@ -112,5 +113,5 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
     if tasks:
         _, stubborn = loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_WAIT))
         for task in stubborn:
-            logger.warning("%s goes on after it was cancelled, and is left behind", task.get_name())
+            logger.warning("%s still runs after its cancellation, and is left behind", task.get_name())
     loop.run_until_complete(loop.shutdown_asyncgens())

@@ -53,7 +53,7 @@ class TransactedMessages:
         """:raises AlreadySettled: a transaction that has not ended acks the message."""
         if message in self._waiting or message in self._ending:
             raise AlreadySettled(
-                f"Message {message.id!r} of topic {message.topic!r} is acked in a transaction that is not over",
+                f"Message {message.id!r} of topic {message.topic!r} is acked in an open transaction",
                 advice="The commit acks it; leave the block with an exception to abort",
             )
 

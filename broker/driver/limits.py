@@ -188,8 +188,8 @@ class MessageLimits:
         longest_name, longest_value = limits.attribute_key, limits.attribute_value
         if limits.attributes is not None and len(attributes) > limits.attributes:
             raise InvalidMessage(
-                f"Attributes number {len(attributes)}; {self._backend} takes {limits.attributes}",
-                advice="Put some of them together, or into the body",
+                f"The message has {len(attributes)} attributes; {self._backend} takes {limits.attributes}",
+                advice="Combine some of them, or move them into the body",
             )
         size = 0
         for name, value in attributes.items():
@@ -207,7 +207,7 @@ class MessageLimits:
         verb = "have" if field.endswith("together") else "has"
         return MessageTooLarge(
             f"{field} {verb} {actual} bytes; {self._backend} takes {allowed}",
-            advice="Make it smaller, or store it elsewhere and publish where it is",
+            advice="Make it smaller, or store it elsewhere and publish a reference",
         )
 
     def _lacks(self, ability: str, feature: str, advice: str) -> Unsupported:

@@ -330,7 +330,7 @@ class BackendSettings(BaseModel):
     def _read_text(cls, value: object, info: ValidationInfo) -> object:
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if isinstance(text, str) and "\0" in text:
-            raise ValueError("it contains a NUL, at which clients written in C end a text")
+            raise ValueError("it contains a NUL, which ends a text for clients written in C")
         if isinstance(value, str) and info.field_name is not None and is_sequence(cls.model_fields[info.field_name]):
             return [item.strip() for item in value.split(",") if item.strip()]
         return value

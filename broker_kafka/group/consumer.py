@@ -128,7 +128,7 @@ class GroupConsumer(Generic[T]):
         connection: object = getattr(bus.backend, "connection", None)
         if not isinstance(connection, Connection):
             raise Unsupported(
-                f"Backend {bus.capabilities.backend!r} has no group consumer of Kafka",
+                f"GroupConsumer works on Kafka only, and the backend is {bus.capabilities.backend!r}",
                 advice="Use bus.records(...), or connect to kafka://",
             )
         self._hooks = bus.hooks
@@ -544,7 +544,7 @@ class GroupConsumer(Generic[T]):
         member = self._open_member()
         if self._mode and self._mode != mode:
             raise ConfigurationError(
-                "This consumer is read both as one and by partition",
+                "This consumer cannot be read both as a whole and by partition",
                 advice="Use partitions(), or batches() and async for; open two consumers for both",
             )
         if not self._mode:

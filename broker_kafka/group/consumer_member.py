@@ -227,7 +227,7 @@ class ConsumerMember(Member[AssignedPartition]):
         while call is not None and not (await asyncio.wait((call,), timeout=seconds))[0]:
             # The callback may load the state of partitions, however long that takes.
             seconds *= 2
-            self._warn(f"on_assigned has not returned, and {list(event.assigned)} wait for it to be read")
+            self._warn(f"on_assigned has not returned; {list(event.assigned)} are not read until it does")
         opened = [each for each in new if not (each.revoking or each.gone)]
         self.buffer.open(opened)
         for each in opened:
@@ -266,7 +266,7 @@ class ConsumerMember(Member[AssignedPartition]):
                 if call is not None:
                     await asyncio.wait((call,))
         except TimeoutError:
-            self._warn(f"The work on {list(revoked)} was not over when they had to be released")
+            self._warn(f"The work on {list(revoked)} did not finish before they had to be released")
             if call is not None:
                 call.cancel()
         finally:

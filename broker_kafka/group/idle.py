@@ -91,7 +91,7 @@ class Idleness:
             except BrokerError as error:
                 if not error.retriable:
                     raise
-                logger.info("Group %r: whether everything is read is not known: %s", self._group, error)
+                logger.info("Group %r: could not check whether all records are read: %s", self._group, error)
                 idle = False
             if not idle:
                 self._not_before = now() + _RECHECK_PAUSE

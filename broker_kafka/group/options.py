@@ -165,7 +165,7 @@ class GroupOptions:
         longest = self.settings.max_poll_interval_ms / 2000
         if self.flush_timeout is not None and self.flush_timeout > longest:
             raise ConfigurationError(
-                f"flush_timeout is {self.flush_timeout:g}, and a release has to be over within "
+                f"flush_timeout is {self.flush_timeout:g}, but a release must finish within "
                 f"max_poll_interval_ms, {self.settings.max_poll_interval_ms}",
                 advice=f"Give half of that, {longest:g}, or less",
             )
@@ -176,7 +176,7 @@ class GroupOptions:
             for topic, _ in start:
                 if topic not in self.subscription.names:
                     raise ConfigurationError(
-                        f"start has topic {topic!r}, and this consumer reads {self.subscription}",
+                        f"start names topic {topic!r}, but this consumer reads {self.subscription}",
                         advice="Name a topic that it reads",
                     )
 

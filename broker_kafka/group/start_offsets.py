@@ -176,7 +176,7 @@ def warn_if_slow(group: str, partitions: Sequence[TopicPartition], warn: Callabl
     """Warn once if the block takes long: nothing of these partitions is read meanwhile."""
     text = (
         f"Group {group!r} waits for its positions on {list(map(tuple, partitions))}: the group's coordinator does not "
-        "answer, or a transaction that includes some of them is open, until its transaction_timeout_ms at the latest"
+        "answer, or an open transaction includes some of them; its transaction_timeout_ms limits the wait"
     )
     timer = asyncio.get_running_loop().call_later(_SLOW_SECONDS, warn, text)
     try:

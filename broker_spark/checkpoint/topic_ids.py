@@ -128,8 +128,8 @@ class TopicIds:
         for name in self._watched:
             if not before.isdisjoint(now[name]):
                 raise ConfigurationError(
-                    f"The checkpoint holds the positions of source {name!r} by the Python source, and Spark's Kafka "
-                    "connector reads it now",
+                    f"The Python source wrote the positions of source {name!r} in the checkpoint, but now Spark's "
+                    "Kafka connector reads it",
                     advice=f'Set connector = "never" for it. Or: {ADVICE}',
                 )
 

@@ -45,7 +45,7 @@ def check_reachable(url: str) -> Bus:
     bus = connect(url)
     if not bus.capabilities.shared:
         raise ConfigurationError(
-            f"{bus.url!r} is a broker within one process, and Spark runs several",
+            f"{bus.url!r} is a broker within one process, but Spark runs several processes",
             advice="Use embedded:///directory, with a directory that all of them see, or a server's URL",
         )
     return bus

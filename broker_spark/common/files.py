@@ -60,7 +60,7 @@ def check_place(place: str) -> str:
         return place.rstrip("/") or "/"
     if not urlsplit(place).scheme:
         raise ConfigurationError(
-            f"Option spool is {place!r}, and each process of Spark has a directory of its own",
+            f"Option spool is {place!r}, which each process of Spark would look for in its own directory",
             advice="It takes an absolute path, or a URI such as s3://bucket/spools/orders, that all executors see",
         )
     open_files(place)

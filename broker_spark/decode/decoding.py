@@ -146,13 +146,13 @@ def _check(frame: DataFrame, type: Any, structure: Structure, column: str) -> No
     exact = is_case_sensitive(frame.sparkSession)
     if not exact and (same := same_but_for_case(structure)):
         raise ConfigurationError(
-            f"Fields {' and '.join(map(repr, same))} of {type.__name__} are one to Spark",
+            f"Fields {' and '.join(map(repr, same))} of {type.__name__} have the same name for Spark",
             advice="Rename one of them, or set spark.sql.caseSensitive to true",
         )
     for name in frame.columns:
         if (name if exact else name.lower()) in _OURS and name != column:
             raise ConfigurationError(
-                f"The frame has a column {name!r} already, and decode makes one", advice="Rename it before"
+                f"The frame already has a column {name!r}, which decode adds", advice="Rename it before"
             )
     if column not in frame.columns:
         raise ConfigurationError(

@@ -213,15 +213,15 @@ def _default(value: Any, factory: Any, where: str, hint: Any) -> Any:
     except Exception as error:
         raise ConfigurationError(
             f"{where}: the default of {_shown(hint)} cannot be made: {type(error).__name__}: {error}",
-            advice="Let its factory need nothing, or give a constant",
+            advice="Use a factory without arguments, or a constant",
         ) from error
     if first is None:
         return None
     made = _plain(first, where, hint)
     if made != _plain(again, where, hint):
         raise ConfigurationError(
-            f"{where}: the default of {_shown(hint)} is another each time, and all rows would get the same",
-            advice="Let it be None, and fill it in the transform",
+            f"{where}: the default of {_shown(hint)} changes with each call, but all rows would get the same",
+            advice="Make it None, and fill it in the transform",
         )
     return made
 

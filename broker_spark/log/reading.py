@@ -99,7 +99,7 @@ def _after_loss(bus: Bus, options: SourceOptions, wanted: Range, position: int, 
         ) from error
     if options.on_data_loss == "fail":
         raise OffsetOutOfRange(
-            f"Retention removed what {where} had from {position} on, before it was read; it begins at {bounds.first}",
+            f"Retention removed unread records of {where} from offset {position} on; the log begins at {bounds.first}",
             native=error,
             advice="Keep messages longer, or set option onDataLoss to skip, which counts and logs what is missing",
         ) from error

@@ -234,8 +234,8 @@ class Pipeline:
                     payload_schema(source.decode)
                     if self.dead_letters is None:
                         raise ConfigurationError(
-                            "It has decode, and the pipeline has no dead_letters",
-                            advice="Say where rows go that do not decode: a topic, a path or a table",
+                            "It has decode, but the pipeline has no dead_letters",
+                            advice="Give dead_letters a topic, a path or a table, for rows that do not decode",
                         )
         for name, sink in self.all_sinks().items():
             with errors_of(name):
@@ -327,19 +327,19 @@ class Pipeline:
                 found = SinkOptions.parse(self.sink_options(sink), _MESSAGES)
                 if found.write_id is not None or not found.ids:
                     name = "writeId" if found.ids else "ids"
-                    raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
+                    raise ConfigurationError(f"Option {name} is set by the pipeline", advice="Leave it out")
             case FileSink(path=path) if not path or not isinstance(cast("object", path), str):
                 _wrong("path", path, "a directory that all executors see")
             case TableSink(table=table) if not table or not isinstance(cast("object", table), str):
                 _wrong("table", table, "a table's name")
             case FileSink(format=format) | TableSink(format=format) if not isinstance(cast("object", format), str):
-                _wrong("format", format, "parquet, orc, json or what Spark has jars of")
+                _wrong("format", format, "parquet, orc, json or a format that Spark has the jars for")
             case CallSink(call=call) if not callable(call):
                 _wrong("call", call, "a function of a DataFrame and a batch's number")
             case FileSink(partition_by=str(columns)) if columns:
                 _wrong("partition_by", columns, f"a list of columns: [{columns!r}]")
             case FileSink(partition_by=columns) if clash := [each for each in columns if each.lower() == BATCH]:
-                _wrong("partition_by", clash[0], f"other columns: {BATCH} is the pipeline's, and partitions all files")
+                _wrong("partition_by", clash[0], f"other columns: the pipeline partitions all files by {BATCH}")
             case FileSink() | TableSink() | CallSink():
                 pass
             case _:
@@ -359,8 +359,8 @@ class Pipeline:
                 # A checkpoint may lie within a path: batches have directories of their own.
                 if mine.startswith(theirs) or (other != "checkpoint" and theirs.startswith(mine)):
                     raise ConfigurationError(
-                        f"{name} has the {what} of {other}, or one within the other",
-                        advice=f"Give each a {what} of its own: they would overwrite what the other has there",
+                        f"The {what} of {name} overlaps with that of {other}",
+                        advice=f"Give each its own {what}: they would overwrite each other",
                     )
             seen.append((name, mine))
 
@@ -391,7 +391,7 @@ class Pipeline:
                 continue
             if topic in options.topics if options.pattern is None else re.fullmatch(options.pattern, topic):
                 raise ConfigurationError(
-                    f"dead_letters: sources.{name} reads topic {topic!r}, so each letter would come again without end",
+                    f"dead_letters: sources.{name} reads topic {topic!r}, so each letter would return without end",
                     advice="Name another topic"
                     if options.pattern is None
                     else f"Name another topic, or let {options.pattern!r} leave it out",
@@ -415,7 +415,7 @@ class errors_of:  # noqa: N801 - used as a function
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if is_spark_option(name):
-            raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
+            raise ConfigurationError(f"Option {name} is set by the pipeline", advice="Leave it out")
 
 
 def _check_sink_options(options: Mapping[str, Any]) -> None:

@@ -131,7 +131,7 @@ def status(pipeline: Pipeline) -> Status:
         shown = mask_within(pipeline.checkpoint)
         raise ConfigurationError(
             f"The checkpoint {shown!r} cannot be read: {masked_reason(error, pipeline.checkpoint)}",
-            advice=hdfs_advice(error, "Run where the checkpoint can be seen, and with what its file system needs"),
+            advice=hdfs_advice(error, "Run where the checkpoint is readable, with the libraries of its file system"),
         ) from error
     positions, spools = _positions(lines, f"{mask_within(pipeline.checkpoint)}/offsets/{committed}")
     places: list[Place] = []

@@ -102,7 +102,7 @@ def _chosen(sink: Sink, rows: DataFrame) -> DataFrame:
 def _check_columns(rows: DataFrame) -> None:
     for name in rows.columns:
         if name.lower() == BATCH:
-            raise ConfigurationError(f"The rows have a column {name!r}, which is the pipeline's", advice="Rename it")
+            raise ConfigurationError(f"The rows have a column {name!r}, which the pipeline adds", advice="Rename it")
     _check_distinct(rows.columns, exact=is_case_sensitive(rows.sparkSession))
 
 
@@ -129,7 +129,9 @@ def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
 
 def _check_format(spark: SparkSession, name: str) -> None:
     if name.lower() == BrokerDataSource.name():
-        raise ConfigurationError(f"format is {name!r}, which has no files", advice="Write to topics with a TopicSink")
+        raise ConfigurationError(
+            f"format is {name!r}, which writes no files", advice="Write to topics with a TopicSink"
+        )
     session: Any = spark
     try:
         lookup = session._jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
@@ -137,7 +139,7 @@ def _check_format(spark: SparkSession, name: str) -> None:
     except (AnalysisException, Py4JJavaError) as error:
         raise ConfigurationError(
             f"format is {name!r}, which Spark does not find",
-            advice="It takes parquet, orc, json or what Spark has jars of",
+            advice="It takes parquet, orc, json or a format that Spark has the jars for",
         ) from error
 
 

@@ -74,7 +74,7 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
     if "value" in frame.columns:
         if sink.key is not None:
             raise ConfigurationError(
-                f"key is {sink.key!r}, and rows with a column 'value' are messages already",
+                f"key is {sink.key!r}, but rows with a column 'value' are already messages",
                 advice="Remove key and add a column 'key' in the transform; or rename 'value'",
             )
         return frame

@@ -52,5 +52,5 @@ def path_errors_as(name: str, path: str) -> Generator[None]:
         shown = mask_within(path)
         raise ConfigurationError(
             f"{name} is {shown!r}: {first_line(error).replace(path, shown)}",
-            advice="It takes a directory that Spark may write to, of a file system that it has the jars of",
+            advice="It takes a directory that Spark may write to, on a file system that Spark has the jars for",
         ) from error

@@ -93,12 +93,12 @@ class SinkOptions:
         for column in [name for name, is_able in able.items() if name in columns and not is_able]:
             way_out = f"Drop it before the write: {drop_advice(column)}"
             if (needed := broker.settings_needed.get(f"publish.{column}")) is not None:
-                way_out += f"; or give what it takes: {needed}"
+                way_out += f"; or set what it needs: {needed}"
             raise Unsupported(f"This broker has no use for column {column!r}", advice=way_out)
         ids = parse_choice("ids", found.get("ids", "always"), ("always", "never")) == "always"
         write_id = found.get("writeId")
         if write_id is not None and (not ids or not 0 < len(write_id) <= _LONGEST_WRITE_ID):
-            refuse_option("writeId", write_id, f"1 to {_LONGEST_WRITE_ID} characters, and ids that are not never")
+            refuse_option("writeId", write_id, f"1 to {_LONGEST_WRITE_ID} characters, and only without ids=never")
         return cls(url=url, topic=topic, ids=ids, columns=columns, write_id=write_id)
 
 

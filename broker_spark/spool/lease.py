@@ -208,7 +208,7 @@ def _read(files: Files, name: str) -> Owner | None:
         # Its owner may be alive, so the file must not be ignored.
         raise ConfigurationError(
             f"The spool's file {_DIRECTORY}/{name} is incomplete: {error}",
-            advice="Start again, since it may just be written; delete it if no query uses the spool",
+            advice="Start again: another process may be writing it. Delete it if no query uses the spool",
         ) from error
 
 

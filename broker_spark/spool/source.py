@@ -204,7 +204,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = SpoolPosition.from_json(given)
         if found.spool != spool.id:
             raise ConfigurationError(
-                f"The checkpoint is of spool {found.spool}, and {mask_within(self._options.spool)} is {spool.id}",
+                f"The checkpoint belongs to spool {found.spool}, but {mask_within(self._options.spool)} is {spool.id}",
                 advice="Give this query the spool of its checkpoint, or a spool and a checkpointLocation of its own",
             )
         return found

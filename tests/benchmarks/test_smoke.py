@@ -116,3 +116,14 @@ def test_a_missed_bar_is_reported(tmp_path: Path) -> None:
         "| too dear | ≤ 1.9 µs | 2 µs | 1 … 3 | MISSED |",
         "| for comparison | — | 2 s | 1 … 3 | — |",
     ]
+
+
+def test_prose_is_wrapped_and_tables_are_not(tmp_path: Path) -> None:
+    text = " ".join(f"`a-long-name-{number}`" for number in range(60))
+    section = Section("A section", text, findings=[Finding("a long row " * 20, Spread(1.0, 1.0, 1.0), "x")])
+    write([section], tmp_path / "page.md", None, rounds=3, seconds=60, load=0.5)
+    page = (tmp_path / "page.md").read_text()
+    lines = page.splitlines()
+    assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
+    assert text in page.replace("\n", " ")
+    assert len([line for line in lines if "a long row" in line]) == 1

@@ -151,5 +151,5 @@ def test_a_group_with_members_is_not_changed(kafka: InnerCli, topic: str, group:
 def test_a_broker_without_group_administration(memory: InnerCli):
     for command in (("list",), ("describe", "name"), ("reset", "name", "--to", "latest"), ("delete", "name")):
         result = memory("groups", *command, code=2)
-        assert "has no group administration" in result.err
+        assert "has no group administration. Use `broker subscriptions list TOPIC`\n" in result.err
         assert not result.out

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
 
+from broker import errors
 from broker.cli.arguments import parse_duration, parse_start, parse_time
+from broker.cli.errors import advice_of, error_line
 from broker.cli.rendering import bytes_field, escaped, json_line, native_rows, printable, show_table, timestamp
 
 
@@ -63,3 +66,40 @@ def test_times():
 def test_an_invalid_duration(wrong: str):
     with pytest.raises(Exception, match="not a duration"):
         parse_duration(wrong)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.BrokerError) and kind is not errors.PublishError
+    ],
+)
+def test_the_default_advice_of_an_error_names_no_python(kind: type[errors.BrokerError]):
+    advice = advice_of(kind("The message"))
+    assert not re.search(r"\w\(|\bbus\.|\bawait\b|max_lease", advice), advice
+    assert bool(advice) == bool(kind.default_advice)
+
+
+@pytest.mark.parametrize(
+    ("advice", "shown"),
+    [
+        ("Use another name, or set queue=offsets", "Use another name, or set queue=offsets"),
+        ("Delete it: `await bus.admin.delete_group('old')`", "Delete it: `broker groups delete 'old'`"),
+        ("Stop its consumers and delete it: bus.admin.delete_group('a b')", "`broker groups delete 'a b'`"),
+        ("Give retry=Retry(...) alone", ""),
+        ("See `await bus.admin.groups()`, or `broker groups list`", "See `broker groups list`"),
+        (
+            "Call bus.admin.ensure_topic('t', **{'retention.ms': '-1'}), or set these options with kafka-configs",
+            "Set {'retention.ms': '-1'} with kafka-configs",
+        ),
+        ("Call bus.admin.ensure_topic('t', max_message_bytes=9), or set more", "max.message.bytes of the topic to 9"),
+        ("Use a body with to_json(struct('*'))", "Use a body with to_json(struct('*'))"),
+    ],
+)
+def test_an_advice_names_commands_for_python_calls(advice: str, shown: str):
+    error = errors.BrokerError("No", advice=advice)
+    assert shown in advice_of(error)
+    assert bool(shown) == bool(advice_of(error))
+    assert "bus." not in error_line(error)

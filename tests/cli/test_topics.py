@@ -97,3 +97,9 @@ def test_a_subscription_that_does_not_exist(cli):
     ):
         assert "missing" in cli(*command, code=3).err
     assert cli("subscriptions", "list", topic, "--json").json == []
+
+
+def test_a_new_topic_needs_a_portable_name(memory):
+    error = memory("topics", "create", "x", code=2).err
+    assert "'x' is not portable. Use a letter" in error
+    assert "native_name" not in error

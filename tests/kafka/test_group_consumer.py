@@ -162,7 +162,7 @@ async def test_only_one_iteration_at_a_time(kafka: KafkaServer, topic: str, grou
     async with opened(kafka, topic, group) as consumer:
         consumer.batches()
         aiter(consumer)
-        with pytest.raises(ConfigurationError, match="both as one and by partition"):
+        with pytest.raises(ConfigurationError, match="both as a whole and by partition"):
             consumer.partitions()
         with pytest.raises(ConfigurationError, match="max_records is 0"):
             consumer.batches(0)

@@ -300,7 +300,7 @@ async def test_unsupported_operations_are_refused(bus: Bus, topic: str, group: s
         with pytest.raises(Unsupported, match="shorter delay"):
             await message.nack(delay=40)
         # Not what a lock lasts counts, but what is left of this one.
-        with pytest.raises(Unsupported, match="what is left of the message's lease"):
+        with pytest.raises(Unsupported, match="the rest of the message's lease"):
             await message.nack(delay=29.9)
         with pytest.raises(Unsupported, match="kafka-share-groups"):
             await bus.admin.lag(topic, group)

@@ -334,8 +334,8 @@ class Wrong:
         (Loop, "Loop.inner: Loop holds itself"),
         (Tagged, "Tagged: Tagged is tagged"),
         (Strict, "Strict: Strict forbids unknown fields"),
-        (Clocked, r"Clocked.at: the default of datetime is another each time, .* Let it be None, and fill it"),
-        (Drawn, "Drawn.id: the default of UUID is another each time"),
+        (Clocked, r"Clocked.at: the default of datetime changes with each call, .* Make it None, and fill it"),
+        (Drawn, "Drawn.id: the default of UUID changes with each call"),
         (Failing, "Failing.share: the default of float cannot be made: ZeroDivisionError: division by zero"),
         (Wrong, r"Wrong.number: int is annotated with decimal\(3,1\)"),
         (
@@ -391,7 +391,7 @@ class Nested:
 def test_fields_that_are_one_to_spark_are_named(spark: SparkSession, type: Any, names: str) -> None:
     text = json.dumps({"name": "a", "Name": "b", "number": 1, "Number": 2, "twins": [{"name": "a", "Name": "b"}]})
     frame = spark.createDataFrame([(text,)], "value string")
-    with pytest.raises(ConfigurationError, match=f"Fields {names} of {type.__name__} are one to Spark"):
+    with pytest.raises(ConfigurationError, match=f"Fields {names} of {type.__name__} have the same name for Spark"):
         decode(frame, type)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:

@@ -44,7 +44,10 @@ class Undecoded:
             "sources.a: Option columns has no topic, and a dead letter needs the topic of its row",
         ),
         ({"url": "nowhere://x"}, "url: "),
-        ({"sinks": {"a": FileSink("/checkpoint/a")}}, "sinks.a has the path of checkpoint, or one within the other"),
+        (
+            {"sinks": {"a": FileSink("/checkpoint/a")}},
+            "The path of sinks.a overlaps with that of checkpoint",
+        ),
         (
             {"sinks": {"a": TopicSink("out")}, "dead_letters": TopicSink("out", url="nats://127.0.0.1:4222")},
             "dead_letters: sinks.a writes to topic 'out' too",

@@ -97,5 +97,5 @@ def test_a_table_of_another_catalog_is_left_to_it(spark: SparkSession, tmp_path:
 def test_a_checkpoint_may_lie_within_files_and_not_files_within_a_checkpoint(tmp_path: Path) -> None:
     out = FileSink(str(tmp_path / "out"))
     assert make(tmp_path / "out", out=out).checkpoint.endswith("/out/checkpoint")
-    with pytest.raises(ConfigurationError, match=r"sinks\.out has the path of checkpoint, or one within"):
+    with pytest.raises(ConfigurationError, match=r"The path of sinks\.out overlaps with that of checkpoint"):
         make(tmp_path, out=FileSink(str(tmp_path / "checkpoint" / "out")))

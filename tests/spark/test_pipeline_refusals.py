@@ -87,7 +87,7 @@ def test_rows_without_columns_raise(spark: SparkSession, make: Make) -> None:
 
 @pytest.mark.parametrize("sink", [FileSink("/x", format="Broker"), TableSink("x", format="broker")])
 def test_broker_is_no_format_of_files(spark: SparkSession, make: Make, sink: FileSink | TableSink) -> None:
-    with pytest.raises(ConfigurationError, match=r"^sinks\.out: format is '.roker', which has no files"):
+    with pytest.raises(ConfigurationError, match=r"^sinks\.out: format is '.roker', which writes no files"):
         check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
 
 
@@ -269,7 +269,7 @@ def test_an_error_of_a_task_is_reported_without_plan_and_stack(spark: SparkSessi
     publish(bus, topic, numbered(3))
     with pytest.raises(OffsetOutOfRange) as caught:
         run(pipeline, spark=spark)
-    assert str(caught.value).startswith(f"Retention removed what '{topic}'[0] had from ")
+    assert str(caught.value).startswith(f"Retention removed unread records of '{topic}'[0] from ")
     assert str(caught.value).endswith("set option onDataLoss to skip, which counts and logs what is missing")
 
 

@@ -40,7 +40,7 @@ def make(directory: Path, **sinks: Sink) -> Pipeline:
     ],
 )
 def test_sinks_that_would_overwrite_each_other_are_refused(tmp_path: Path, one: Sink, other: Sink) -> None:
-    with pytest.raises(ConfigurationError, match=r"sinks\.other has the (path|table) of sinks\.one, or one within"):
+    with pytest.raises(ConfigurationError, match=r"The (path|table) of sinks\.other overlaps with that of sinks\.one"):
         make(tmp_path, one=one, other=other)
 
 
@@ -112,7 +112,7 @@ def test_rows_that_a_sink_cannot_take_raise(spark: SparkSession, tmp_path: Path)
     topic, keyed, files = TopicSink("numbers.out"), TopicSink("numbers.out", key="key"), FileSink("/nowhere")
     for columns, sink, expected in (
         (["1L as value"], topic, "Column 'value' is of type bigint"),
-        (["'x' as value", "'y' as key"], keyed, "key is 'key', and rows with a column 'value' are messages already"),
+        (["'x' as value", "'y' as key"], keyed, "key is 'key', but rows with a column 'value' are already messages"),
         (["'x' as value", "1 as other"], topic, "The sink has no column 'other'"),
         (["'x' as value", "'y' as value"], topic, "The rows have two columns 'value'"),
         (["1 as number", "2 as Number"], files, "The rows have two columns 'Number'"),

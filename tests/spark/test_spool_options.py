@@ -13,7 +13,7 @@ URL = "nats://127.0.0.1:4222"
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"spool": ""}, "each process of Spark has a directory of its own"),
+        ({"spool": ""}, "each process of Spark would look for in its own"),
         ({"spool": "spools/orders"}, "It takes an absolute path, or a URI such as s3://"),
         ({"spool": "nowhere://x"}, "Unrecognized filesystem type"),
         ({"start": '{"0": 1}'}, "Option start is 'offsets'"),

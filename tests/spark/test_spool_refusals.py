@@ -31,7 +31,7 @@ def test_other_checkpoints_and_spools_are_refused(
     assert len(query.until(5)) == 5
     stranger = make_query(topic, tmp_path / "another", subscription="another")
     stranger.at = query.at
-    with pytest.raises(ConfigurationError, match=r"The checkpoint is of spool .*Give this query the spool of its"):
+    with pytest.raises(ConfigurationError, match=r"The checkpoint belongs to spool .*Give this query the spool of its"):
         stranger.begin().batch()
     with pytest.raises(ConfigurationError, match="another kind of source"):
         query.reader.latestOffset({"source": "broker-log"}, ReadAllAvailable())

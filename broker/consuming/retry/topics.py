@@ -105,14 +105,14 @@ def routes_of(retry_topics: RetryTopics, topics: Sequence[str], subscription: st
     """
     if isinstance(subscription, Ephemeral):
         raise ConfigurationError(
-            f"retry_topics= is given for {subscription!r}, whose retry topics would end with the consumer",
+            f"retry_topics= needs a named subscription: the retry topics of {subscription!r} would end with it",
             advice="Name the subscription, or leave retry_topics out",
         )
     routes = RetryRoutes({topic: retry_topics.of(topic, subscription) for topic in topics})
     for name in routes.names:
         if name in topics:
             raise ConfigurationError(
-                f"{name!r} is one of the consumed topics, and a retry topic of this consumer",
+                f"{name!r} is both a consumed topic and a retry topic of this consumer",
                 advice="Leave it out: the consumer reads its retry topics anyway",
             )
     return routes

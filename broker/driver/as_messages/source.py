@@ -226,8 +226,8 @@ class RecordsAsMessages:
             part.over_limit = True
             topic, number = part.partition
             self._warn(
-                f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
-                f"above offset {part.tracker.first_unfinished}, which is not settled"
+                f"{topic}[{number}] is paused: offset {part.tracker.first_unfinished} is not settled, and {part.gap} "
+                "records after it are finished or waiting"
             )
         elif part.over_limit and 2 * part.gap <= self._max_gap and 2 * part.range_fullness <= _FULL:
             part.over_limit = False

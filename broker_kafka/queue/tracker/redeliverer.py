@@ -368,8 +368,8 @@ def _size_advice(error: BrokerError, topic: str) -> str:
         return ""
     return (
         f". With the headers of a redelivery it is larger than max.message.bytes of {topic!r}, of its dead-letter "
-        f"topic or of the marker topic: raise that by {MARKER_HEADROOM} with "
-        "bus.admin.ensure_topic(name, max_message_bytes=…); the message stays open until then"
+        f"topic or of the marker topic: raise that by {MARKER_HEADROOM}; the message stays "
+        "open until then"
     )
 
 

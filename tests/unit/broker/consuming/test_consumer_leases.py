@@ -66,7 +66,7 @@ async def test_an_explicit_delay_is_limited_by_the_rest_of_the_lease() -> None:
     async with consuming(source, lease=LeaseMode.FIXED, lease_seconds=LEASE, native_delay=0.0) as consumer:
         message = await received(consumer)
         source.left = 0.5
-        with pytest.raises(Unsupported, match=r"8 s is longer than what is left of the message's lease \(0\.50 s\)"):
+        with pytest.raises(Unsupported, match=r"8 s exceeds the rest of the message's lease \(0\.50 s\)"):
             await message.nack(8)
         assert message.state is SettleState.OPEN
         await message.nack(0.1)

@@ -281,7 +281,7 @@ async def test_options_that_contradict_each_other_are_refused() -> None:
             bus.records("orders", group=broker.ephemeral()).as_messages(retry_topics=DELAYS)
         with pytest.raises(ConfigurationError, match="dead_letter"):
             log(bus).as_messages(retry_topics=DELAYS, dead_letter="orders.billing.retry.3")
-        with pytest.raises(ConfigurationError, match="consumed topics"):
+        with pytest.raises(ConfigurationError, match="a consumed topic and a retry topic"):
             bus.records(["orders", "orders.billing.retry.1"], group=GROUP).as_messages(retry_topics=DELAYS)
         with pytest.raises(ConfigurationError, match="max_deliveries"):
             log(bus).as_messages(retry_topics=DELAYS, retry=Retry(max_attempts=2, max_deliveries=7))

@@ -153,7 +153,7 @@ async def test_a_partition_behind_a_stuck_record_is_paused_and_resumed() -> None
     assert b.records.paused == {P0}, "the other partition goes on"
     (warning,) = b.listener.of(Warned)
     assert isinstance(warning, Warned)
-    assert "above offset 0" in warning.text
+    assert "offset 0 is not settled" in warning.text
     await b.settle(ACK, *rest[11:])
     assert len(b.listener.of(Warned)) == 1
     await b.settle(ACK, stuck)

@@ -44,7 +44,7 @@ def test_largest_message_passes_and_is_measured(message: OutboundMessage) -> Non
         (OutboundMessage(b"", id="ééé"), MessageTooLarge, "Id", 6, 5),
         (OutboundMessage(b"", attributes={"a" * 7: ""}), MessageTooLarge, "Attribute name 'aaaaaaa'", 7, 6),
         (OutboundMessage(b"", attributes={"trace": "ü" * 4}), MessageTooLarge, "Attribute 'trace'", 8, 7),
-        (OutboundMessage(b"", attributes={"a": "", "b": "", "c": ""}), InvalidMessage, "Attributes", 3, 2),
+        (OutboundMessage(b"", attributes={"a": "", "b": "", "c": ""}), InvalidMessage, "attributes", 3, 2),
         (OutboundMessage(b"x" * 10, "kkkk", {"a": "55555"}, "iiiii"), MessageTooLarge, "together", 20, 19),
     ],
 )

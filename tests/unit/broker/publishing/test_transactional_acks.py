@@ -133,7 +133,7 @@ async def test_a_message_in_a_transaction_cannot_be_settled_otherwise(publisher:
                 tx.ack(messages[0]),
                 tx.ack_batch(MessageBatch([messages[0]])),
             ):
-                with pytest.raises(AlreadySettled, match="acked in a transaction that is not over"):
+                with pytest.raises(AlreadySettled, match="acked in an open transaction"):
                     await settle
         assert messages[0].state is SettleState.SETTLED
         await messages[0].ack()
