@@ -155,7 +155,7 @@ async def test_close_during_publishes_and_a_fetch(open_backend: Open, topic: str
     await until(lambda: bool(target._unconfirmed._batches))  # pyright: ignore[reportAttributeAccessIssue]
     begin = time.monotonic()
     await backend.close()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20  # the fetch may wait for 30 seconds
     for task in (*publishing, fetching):
         done, _ = await asyncio.wait((task,), timeout=5)
         assert done

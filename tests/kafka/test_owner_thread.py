@@ -48,7 +48,7 @@ class Owner(OwnerThread[Client]):
             self.at_the_end.append(await self.call(lambda client: client.thread))
 
         self.at_the_end.append(self._await_on_loop(client, look, 5))
-        self.hold.wait(10)
+        self.hold.wait(60)
         client.closed = True
 
     def _crashed(self, error: BrokerError) -> None:
@@ -194,7 +194,7 @@ async def test_stop_does_not_wait_for_a_client_that_hangs() -> None:
     owner.hold.clear()
     begun = asyncio.get_running_loop().time()
     assert not await owner.stop(0.2)
-    assert asyncio.get_running_loop().time() - begun < 2
+    assert asyncio.get_running_loop().time() - begun < 30
     owner.hold.set()
     assert await owner.stop(5)
 

@@ -122,7 +122,7 @@ async def test_losing_the_partition_ends_its_dead_letter_write() -> None:
 
 
 async def test_close_does_not_wait_for_a_dead_letter_that_cannot_be_written() -> None:
-    async with bench(codec=Json(int), on_decode_error="orders.dead", close_timeout=5) as b:
+    async with bench(codec=Json(int), on_decode_error="orders.dead", close_timeout=60) as b:
         target = b.backend.publish_target("orders.dead")
         target.errors += [ConnectionFailed("cut")] * 100
         b.source.append(1, data=b"{")
@@ -130,7 +130,7 @@ async def test_close_does_not_wait_for_a_dead_letter_that_cannot_be_written() ->
         await asyncio.wait_for(target.tried.wait(), 5)
         began = time.monotonic()
         await b.consumer.close()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 30, "it waited for close_timeout"
         with pytest.raises(Closed):
             await call
         assert b.source.commits == []
