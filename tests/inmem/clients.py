@@ -134,7 +134,7 @@ async def read(source: RecordSource, count: int = 1000, wait: float = 0.0) -> li
 
 async def soon(call: Awaitable[T]) -> T:
     """The result of a sleeping call that must be woken, not time out."""
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         return await call
 
 

@@ -74,7 +74,7 @@ async def subscribe(backend: JetStreamBackend, topic: str, name: str = "billing"
     return await backend.subscribe(MessageSubscription(topic=topic, subscription=name, **options), listener)
 
 
-async def receive(source: MessageSource, number: int, seconds: float = 5.0) -> list[Message[Any]]:
+async def receive(source: MessageSource, number: int, seconds: float = 30.0) -> list[Message[Any]]:
     """Fetch `number` messages, or those that arrive within `seconds`."""
     found: list[Message[Any]] = []
     deadline = time.monotonic() + seconds
@@ -83,7 +83,7 @@ async def receive(source: MessageSource, number: int, seconds: float = 5.0) -> l
     return found
 
 
-async def read(source: RecordSource, number: int, seconds: float = 5.0) -> list[Record[Any]]:
+async def read(source: RecordSource, number: int, seconds: float = 30.0) -> list[Record[Any]]:
     """Fetch `number` records, or those that arrive within `seconds`."""
     found: list[Record[Any]] = []
     deadline = time.monotonic() + seconds
@@ -96,7 +96,7 @@ def settle_all(messages: Sequence[Message[Any]], outcome: Outcome, delay: float 
     return [Settlement(message, outcome, delay) for message in messages]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for a state that no event reports."""
     async with asyncio.timeout(seconds):
         while not condition():

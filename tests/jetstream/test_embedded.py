@@ -181,7 +181,7 @@ async def test_the_server_ends_with_its_owner_and_the_next_one_starts_at_once(
     process, where = await asyncio.to_thread(owner.printed)
     assert alive(process)
     owner.kill()
-    await until(lambda: not alive(process), 5)
+    await until(lambda: not alive(process))
     begin = time.monotonic()
     backend = await open_url(url)
     assert time.monotonic() - begin < 10

@@ -19,7 +19,7 @@ from tests.jetstream.support import make_topic, publish, receive, settle_all, su
 from tests.servers.nats import NatsServer
 from tests.servers.proxy import Proxy
 
-LEASE = 5.0
+LEASE = 30.0
 
 
 @pytest.fixture

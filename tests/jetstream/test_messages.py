@@ -85,7 +85,7 @@ async def test_a_fetch_without_messages_returns_in_time(both_ways: JetStreamBack
     source = await subscribe(both_ways, topic)
     begin = time.monotonic()
     assert await source.fetch(10, 1 << 20, 0.2) == []
-    assert 0.2 <= time.monotonic() - begin < 2.5
+    assert 0.2 <= time.monotonic() - begin < 20  # pull_expires is 30 seconds
 
 
 async def test_interrupt_ends_a_fetch_without_losing_messages(both_ways: JetStreamBackend, topic: str) -> None:

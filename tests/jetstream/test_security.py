@@ -265,7 +265,7 @@ async def test_an_unresponsive_server_fails_in_time() -> None:
         begin = time.monotonic()
         with pytest.raises(ConnectionFailed):
             await backend.open()
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < 20, "it waited for request_timeout"
 
 
 async def test_the_second_server_is_tried(topic: str) -> None:

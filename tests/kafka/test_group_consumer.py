@@ -151,9 +151,11 @@ async def test_the_buffer_is_bounded(kafka: KafkaServer, make_topic: MakeTopic, 
     await fill(kafka, topic, 2, 10_000)
     async with opened(kafka, topic, group, max_buffered=1000) as consumer:
         (record,) = [record async for record in first(consumer, 1)]
-        await asyncio.sleep(0.5)
-        assert consumer._member is not None
-        assert len(consumer._member.buffer) <= 2000
+        member = consumer._member
+        assert member is not None
+        # The client's thread stops fetching while there is no room.
+        await eventually(lambda: member.thread._stalled_since is not None)
+        assert len(member.buffer) <= 2000
         assert record.offset == 0
         assert len(await take(consumer, 19_999)) == 19_999
 
@@ -211,7 +213,7 @@ async def test_the_body_of_a_loop_may_close(kafka: KafkaServer, topic: str, grou
             begun = time.monotonic()
             consumer.mark(record)
             await consumer.close()
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 20  # close_timeout is 30 seconds
     assert admin.committed(group, topic).offset == 1
 
 
@@ -233,16 +235,16 @@ async def test_closing_during_a_rebalance_does_not_hang(
 
     async def dwell(event: Rebalance) -> None:
         revoking.set()
-        await asyncio.sleep(10)
+        await asyncio.sleep(60)
 
     options = options_of(protocol)
-    async with opened(kafka, topic, group, on_revoked=dwell, flush_timeout=15, close_timeout=0.5, **options) as first:
+    async with opened(kafka, topic, group, on_revoked=dwell, flush_timeout=90, close_timeout=0.5, **options) as first:
         await eventually(lambda: len(first.assignment()) == 4)
         async with opened(kafka, topic, group, **options) as second:
             await revoking.wait()
             begun = time.monotonic()
             await first.close()
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 30
             await eventually(lambda: len(second.assignment()) == 4)
 
 

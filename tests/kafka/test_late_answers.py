@@ -154,7 +154,7 @@ async def test_an_unanswered_commit_times_out():
     (error,) = (await commits(Store(lambda answered: None)).commit({ORDERS: StoredOffset(5)})).values()
     assert isinstance(error, OperationTimeout)
     assert error.retriable
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 class Rebalancing:

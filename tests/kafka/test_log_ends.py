@@ -14,7 +14,9 @@ import broker
 from broker.bus import Bus
 from broker.driver.contract import Lag, TopicPartition
 from broker.hooks import PositionsCommitted
+from broker.testing.waiting import eventually
 from broker_kafka.group import GroupConsumer
+from broker_kafka.group.member import Member
 from broker_kafka.group.topic_ids import TopicIds
 from broker_kafka.offsets import StoredOffset
 from broker_kafka.queue.markers.commit_text import member_mark_in
@@ -31,6 +33,20 @@ FEW = 5
 async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
     async with broker.connect(kafka.url) as bus:
         yield bus
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ends of partitions that members have reached."""
+    reached: list[int] = []
+    ended = Member.ended
+
+    def noted(member: Member[Any], partition: TopicPartition, end: int) -> None:
+        ended(member, partition, end)
+        reached.append(end)
+
+    monkeypatch.setattr(Member, "ended", noted)
+    return reached
 
 
 async def fill(bus: Bus, topic: str, *bodies: bytes) -> None:
@@ -174,12 +190,13 @@ async def test_a_seek_back_moves_the_position_back(bus: Bus, topic: str, group: 
         await read_up(bus, topic, group)
 
 
-async def test_without_commits_no_position_is_moved(bus: Bus, topic: str, group: str) -> None:
+async def test_without_commits_no_position_is_moved(bus: Bus, topic: str, group: str, ends: list[int]) -> None:
     await fill(bus, topic, b"0")
     await undo(bus, topic)
     async with bus.records(topic, group=group) as log:
         assert await log.next_record(timeout=PATIENCE) is not None
-        assert await log.next_record(timeout=1.0) is None
+        await eventually(lambda: 1 + FEW + 1 in ends, PATIENCE)
+        assert await log.next_record(timeout=0) is None
         assert await log.committed() == {TopicPartition(topic, 0): None}
 
 
@@ -197,13 +214,16 @@ async def test_a_seek_forward_leaves_the_mark(bus: Bus, topic: str, group: str) 
         assert consumer.positions() == {place: StoredOffset(1)}
 
 
-async def test_transactional_positions_pass_log_ends(bus: Bus, topic: str, name: str, group: str) -> None:
+async def test_transactional_positions_pass_log_ends(
+    bus: Bus, topic: str, name: str, group: str, ends: list[int]
+) -> None:
     await bus.admin.ensure_topic(name, partitions=1)
     await fill(bus, topic, b"0")
     await undo(bus, topic)
     async with bus.records(topic, group=group) as log, bus.transactional_publisher(f"tx-{name}") as publisher:
         batch = await log.next_batch()
-        assert await log.next_record(timeout=1.0) is None
+        await eventually(lambda: 1 + FEW + 1 in ends, PATIENCE)
+        assert await log.next_record(timeout=0) is None
         async with publisher.transaction(log) as tx:
             await tx.publish_batch(name, [broker.OutboundMessage.from_message(record) for record in batch])
         await read_up(bus, topic, group)
@@ -232,31 +252,33 @@ async def test_moving_past_a_log_end_emits_an_event(bus: Bus, topic: str, group:
         assert await take() == b"0"
         await read_up(bus, topic, group)
         await undo(bus, topic)
-        await read_up(bus, topic, group)
+        # The broker writes the mark later: until then the group is not behind.
+        await eventually(lambda: len(events) > 1, PATIENCE)
     assert [dict(event.positions) for event in events] == [{(topic, 0): 1}, {(topic, 0): 1 + FEW + 1}]
 
 
-async def test_foreign_metadata_of_a_position_is_kept(bus: Bus, admin: RawAdmin, topic: str, group: str) -> None:
+async def test_foreign_metadata_of_a_position_is_kept(
+    bus: Bus, admin: RawAdmin, topic: str, group: str, ends: list[int]
+) -> None:
     await fill(bus, topic, b"0")
     await undo(bus, topic)
     await asyncio.to_thread(store, admin, group, topic, 1, "by another")
     async with bus.messages(topic, subscription=group) as inbox:
-        # The fetch that says where the partition ends has been answered by then.
-        assert await inbox.next_message(timeout=1.5) is None
+        await eventually(lambda: 1 + FEW + 1 in ends, PATIENCE)
+        assert await inbox.next_message(timeout=0) is None
     found = await asyncio.to_thread(stored, admin, group, topic)
     assert (found.offset, found.metadata) == (1, "by another")
 
 
 @pytest.mark.parametrize("kind", ["records", "messages"])
 async def test_records_arriving_during_close_are_not_skipped(
-    bus: Bus, admin: RawAdmin, topic: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, admin: RawAdmin, topic: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch, ends: list[int]
 ) -> None:
     look = TopicIds.check
 
     async def look_for_long(self: TopicIds) -> None:
         await fill(bus, topic, b"1", b"2")
-        # The fetch that says where the partition ends has been answered by then.
-        await asyncio.sleep(1.5)
+        await eventually(lambda: 3 in ends, PATIENCE)
         await look(self)
 
     await fill(bus, topic, b"0")

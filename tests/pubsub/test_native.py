@@ -259,7 +259,7 @@ async def test_a_consumer_that_waits_costs_next_to_nothing(connect: Connect, top
             await nothing_more(inbox, 1.0)
             spent.append(time.process_time() - began)
     # The least of three: other threads of this process may belong to other tests.
-    assert min(spent) < 0.05, spent
+    assert min(spent) < 0.3, spent
 
 
 async def test_a_slow_server_has_the_whole_connect_timeout(connect: Connect):

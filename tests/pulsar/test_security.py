@@ -106,10 +106,11 @@ async def test_a_token_authenticates(guarded: Guarded, tmp_path: Path) -> None:
 @pytest.mark.parametrize("credential", ["", "&token=garbage"])
 async def test_a_missing_or_wrong_token_is_reported(guarded: Guarded, credential: str) -> None:
     began = time.monotonic()
+    patient = "&connect_timeout=60&request_timeout=60"
     with pytest.raises(AuthenticationFailed):
-        async with broker.connect(f"{guarded.plain}{credential}"):
+        async with broker.connect(f"{guarded.plain}{credential}{patient}"):
             pass
-    assert time.monotonic() - began < 10, "It took a time-out"
+    assert time.monotonic() - began < 30, "it took a timeout"
 
 
 async def test_an_expired_token_is_reported(guarded: Guarded) -> None:

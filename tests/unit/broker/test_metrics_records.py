@@ -59,7 +59,7 @@ async def test_partitions_that_move_leave_nothing_in_flight(broker_bus: broker.B
             for message in messages:
                 await message.ack()
             await until(lambda: number(metrics, "partitions_revoked_total") >= 1)
-            mine = await second.next_message(timeout=5)
+            mine = await second.next_message(timeout=60)
             assert mine is not None
             await mine.ack()
             for inbox in (first, second):

@@ -30,7 +30,7 @@ async def take(bus: Bus, topic: str, subscription: str, count: int) -> list[Mess
     found: list[Message[bytes]] = []
     async with bus.messages(topic, subscription=subscription) as inbox:
         while len(found) < count:
-            message = await inbox.next_message(timeout=5)
+            message = await inbox.next_message(timeout=60)
             assert message is not None, f"only {len(found)} of {count} came"
             await message.ack()
             found.append(message)
@@ -42,7 +42,7 @@ async def dead_letter(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
     await bus.topic(topic).publish_batch(messages)
     async with bus.messages(topic, subscription="billing", dead_letter=DEAD) as inbox:
         for _ in messages:
-            message = await inbox.next_message(timeout=5)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             await message.reject(f"no use for {message.id}")
 
@@ -85,7 +85,7 @@ async def test_a_repeated_redrive_of_a_message_uses_a_new_id(bus: Bus) -> None:
     for _ in range(3):
         assert (await bus.admin.redrive(DEAD)).moved == 1
         async with bus.messages("orders", subscription="billing", dead_letter=DEAD) as inbox:
-            message = await inbox.next_message(timeout=5)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             ids.add(message.id)
             await message.reject("again")

@@ -150,7 +150,7 @@ async def test_a_codec_class_without_arguments_is_instantiated(broker_bus: Bus) 
     await broker_bus.admin.ensure_topic("orders")
     await broker_bus.topic("orders", Upper).publish("a")
     async with broker_bus.messages("orders", subscription="s-1", codec=Upper) as inbox:
-        message = await inbox.next_message(timeout=5)
+        message = await inbox.next_message(timeout=60)
         assert message is not None
         assert message.payload == "A"
 
@@ -166,8 +166,8 @@ async def test_a_time_to_wait(broker_bus: Bus, value: Any) -> None:
         await broker_bus.topic("orders").publish(b"x")
         for call in (inbox.next_message, inbox.next_batch, log.next_record, log.next_batch):
             assert names(await refusal_of(call(timeout=value)), "timeout", value, "seconds, or None")
-        assert await inbox.next_message(timeout=5) is not None
-        assert await log.next_record(timeout=5) is not None
+        assert await inbox.next_message(timeout=60) is not None
+        assert await log.next_record(timeout=60) is not None
         assert await inbox.next_message(timeout=-1) is None
 
 
@@ -206,10 +206,10 @@ async def test_positions_and_partitions(broker_bus: Bus) -> None:
         with pytest.raises(ConfigurationError, match="partitions is 5"):
             await log.committed(5)  # type: ignore[arg-type]
         await broker_bus.topic("orders").publish(OutboundMessage(b"x", partition=0))
-        assert await log.next_record(timeout=5) is not None
+        assert await log.next_record(timeout=60) is not None
         log.resume([["orders", 0]])  # type: ignore[list-item]
         await log.seek({("orders", 0): 0})
-        assert await log.next_record(timeout=5) is not None
+        assert await log.next_record(timeout=60) is not None
 
 
 @pytest.mark.parametrize("value", [None, 5, "2026-01-01"])
@@ -237,7 +237,7 @@ async def test_a_reason_to_reject(broker_bus: Bus, reason: Any) -> None:
         await broker_bus.admin.ensure_topic(topic)
     await broker_bus.topic("orders").publish(b"x")
     async with broker_bus.messages("orders", subscription="s-1", dead_letter="letters") as inbox:
-        message = await inbox.next_message(timeout=5)
+        message = await inbox.next_message(timeout=60)
         assert message is not None
         assert names(await refusal_of(message.reject(reason)), "reason", reason, "a str")
         await message.ack()

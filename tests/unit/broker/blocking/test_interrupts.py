@@ -128,7 +128,7 @@ def test_late_message_is_released(bus: broker.blocking.Bus, shape: str, monkeypa
             patched.setattr(inner, shape, Waiting(take))
             with pytest.raises(KeyboardInterrupt):
                 getattr(inbox, shape)()
-        message = inbox.next_message(timeout=5)
+        message = inbox.next_message(timeout=60)
         assert message is not None
         assert message.data == b"0"
         message.ack()
@@ -152,7 +152,7 @@ def test_late_record_is_read_again_and_not_committed(
         assert log.committed() == {(TOPIC, 0): 1}
         rest: list[int] = []
         while len(rest) < 2:
-            rest += [record.offset for record in log.next_batch(timeout=5)]
+            rest += [record.offset for record in log.next_batch(timeout=60)]
         assert rest == [1, 2]
 
 
@@ -179,7 +179,7 @@ def test_interrupted_receive_lets_running_handlers_end_and_releases_the_rest(
         assert release.is_set(), "the handler was still running"
         if outcome == "returns":
             assert handled[0].state is SettleState.SETTLED
-        again = inbox.next_message(timeout=5)
+        again = inbox.next_message(timeout=60)
         assert again is not None, "the consumer is still of use"
     left = bus.admin.lag(TOPIC, "billing")
     assert (left.waiting, left.unsettled) == (4 if outcome == "returns" else 5, 0)
@@ -213,7 +213,7 @@ def test_interrupt_in_a_with_block_releases_the_message(bus: broker.blocking.Bus
         assert message is not None
         with pytest.raises(KeyboardInterrupt), message:
             signal.raise_signal(signal.SIGINT)
-        again = inbox.next_message(timeout=5)
+        again = inbox.next_message(timeout=60)
         assert again is not None
         again.ack()
 

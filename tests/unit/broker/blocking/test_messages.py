@@ -37,12 +37,12 @@ def test_messages_one_by_one_with_every_way_to_settle(bus: broker.blocking.Bus) 
         assert OutboundMessage.from_message(message).id == "order-1"
         message.extend(60)
         message.nack(delay=0)
-        again = inbox.next_message(timeout=5)
+        again = inbox.next_message(timeout=60)
         assert again is not None
         assert again.delivery_attempt == 2
         again.reject("no use")
         publish(bus, 1)
-        acked = inbox.next_message(timeout=5)
+        acked = inbox.next_message(timeout=60)
         assert acked is not None
         acked.ack()
         acked.ack()

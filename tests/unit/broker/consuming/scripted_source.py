@@ -149,7 +149,7 @@ class ScriptedSource:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Let the loop run until the condition holds; five seconds at most."""
+    """Let the loop run until the condition holds; a minute at most."""
     async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0)
@@ -242,6 +242,6 @@ async def consuming(
 
 async def received(consumer: MessageConsumer[Any]) -> Message:
     """The next message, which must arrive."""
-    message = await consumer.next_message(timeout=5)
+    message = await consumer.next_message(timeout=60)
     assert message is not None
     return message

@@ -17,11 +17,11 @@ from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource,
 async def test_close_releases_unhandled_messages_at_once() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2", "3")
-    async with consuming(source, close_timeout=30) as consumer:
+    async with consuming(source, close_timeout=60) as consumer:
         message = await received(consumer)
         started = asyncio.get_running_loop().time()
         await consumer.close()
-        assert asyncio.get_running_loop().time() - started < 5
+        assert asyncio.get_running_loop().time() - started < 30
         with pytest.raises(LeaseLost):
             await message.ack()
     assert source.fetched == len(source.outcomes(Outcome.RELEASE))
@@ -107,7 +107,7 @@ async def test_an_ack_after_the_last_settlement_is_answered() -> None:
         pump = SettleLoop(source, lambda settlements, results: None)
         await pump.close(asyncio.get_running_loop().time() + 5)
         with pytest.raises(SettleError, match="was closed before"):
-            await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 5)
+            await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 60)
 
 
 @pytest.mark.parametrize("written", [False, True])

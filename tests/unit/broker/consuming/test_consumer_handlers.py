@@ -116,7 +116,7 @@ async def test_interceptors_wrap_handlers_blocks_and_batches() -> None:
         await consumer.receive(handle)
     source.add("2")
     async with consuming(source, hooks=hooks) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         async with message:
             seen.append("block")

@@ -84,7 +84,7 @@ async def test_a_retry_delay_is_limited_by_the_rest_of_the_lease() -> None:
     source.left = 0.2
     events: list[Event] = []
     began: list[float] = []
-    retry = Retry(initial=5.0, maximum=5.0, jitter=0)
+    retry = Retry(initial=60.0, maximum=60.0, jitter=0)
     async with consuming(
         source, retry=retry, events=events, lease=LeaseMode.FIXED, lease_seconds=LEASE, native_delay=0.0
     ) as consumer:
@@ -99,4 +99,4 @@ async def test_a_retry_delay_is_limited_by_the_rest_of_the_lease() -> None:
         await consumer.close()
         await working
     assert [event.retry_in for event in events if isinstance(event, HandlerFailed)] == [0.2]
-    assert 0.19 <= began[1] - began[0] < 3
+    assert 0.19 <= began[1] - began[0] < 30

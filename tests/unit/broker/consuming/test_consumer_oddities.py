@@ -44,7 +44,7 @@ async def test_a_dead_letter_write_that_raises_anything_is_repeated() -> None:
     letters.odd_failures = [KeyError("odd")]
     source.add("1")
     async with consuming(source, letters=letters) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         await message.reject("no")
     assert letters.tried == 2
@@ -72,7 +72,7 @@ async def test_an_invalid_delay_is_refused(delay: float) -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, ordered_by_key=True) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         with pytest.raises(ConfigurationError, match="delay"):
             await message.nack(delay)

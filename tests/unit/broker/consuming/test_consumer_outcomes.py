@@ -23,7 +23,7 @@ async def test_a_waiter_cancelled_at_any_step_leaves_its_message_to_the_next(ste
         waiter.cancel()
         results = await asyncio.gather(waiter, return_exceptions=True)
         if isinstance(results[0], asyncio.CancelledError):
-            message = await consumer.next_message(timeout=5)
+            message = await consumer.next_message(timeout=60)
             assert message is not None
             assert message.id == "1"
         else:
@@ -34,7 +34,7 @@ async def test_a_fatal_error_is_raised_once_and_releases_the_buffer() -> None:
     source = ScriptedSource(redelivers=False)
     source.add("1", "2")
     async with consuming(source) as consumer:
-        assert await consumer.next_message(timeout=5) is not None
+        assert await consumer.next_message(timeout=60) is not None
         source.fail(BackendError("broken"))
         with pytest.raises(BackendError, match="broken"):
             _ = [message async for message in consumer]

@@ -23,7 +23,7 @@ async def test_a_close_during_a_dead_letter_write_releases_the_original() -> Non
     letters.failures = [ConnectionFailed("down")] * 1000
     source.add("1")
     async with consuming(source, letters=letters) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         rejecting = asyncio.create_task(message.reject("no"))
         await until(lambda: letters.tried)
@@ -41,7 +41,7 @@ async def test_a_close_waits_for_a_running_dead_letter_write() -> None:
     letters.gate.clear()
     source.add("1")
     async with consuming(source, letters=letters) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         rejecting = asyncio.create_task(message.reject("no"))
         await until(lambda: letters.tried)
@@ -58,7 +58,7 @@ async def test_without_dead_letters_a_rejected_message_is_redelivered_at_the_lon
     source = ScriptedSource(redelivers=False)
     source.add("1")
     async with consuming(source, retry=Retry(initial=1, maximum=40)) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         await message.reject("no")
         await until(lambda: source.settled)
@@ -69,7 +69,7 @@ async def test_only_an_explicit_drop_drops() -> None:
     source = ScriptedSource()
     source.add("1")
     async with consuming(source, drop=True) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         await message.reject("unwanted")
     assert [(s.outcome, s.reason) for s in source.settled] == [(Outcome.REJECT, "unwanted")]
@@ -92,7 +92,7 @@ async def test_the_last_delivery_is_given_up_without_a_waiting_reader(ordered_by
     async with consuming(
         source, letters=letters, delivery_limit=10, prefetch=10, ordered_by_key=ordered_by_key
     ) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         await until(lambda: source.fetched == 2)
         await message.ack()
@@ -109,7 +109,7 @@ async def test_releasing_counts_no_attempt() -> None:
     source.add("1", attempt=30)
     async with consuming(source, retry=FAST, letters=letters) as consumer:
         for _ in range(5):
-            message = await consumer.next_message(timeout=5)
+            message = await consumer.next_message(timeout=60)
             assert message is not None
 
             async def cancelled(message: Message) -> None:
@@ -120,7 +120,7 @@ async def test_releasing_counts_no_attempt() -> None:
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         await message.ack()
     assert letters.written == []

@@ -311,15 +311,15 @@ async def test_settling_by_hand_releases_the_next_message_of_the_key() -> None:
     source = ScriptedSource()
     source.add("1", "2", "3", key=b"k")
     async with consuming(source, ordered_by_key=True) as consumer:
-        first = await consumer.next_message(timeout=5)
+        first = await consumer.next_message(timeout=60)
         assert first is not None
         await first.ack()
-        second = await consumer.next_message(timeout=5)
+        second = await consumer.next_message(timeout=60)
         assert second is not None
         async with second:
             await second.ack()
             assert await consumer.next_message(timeout=0.02) is None
-        third = await consumer.next_message(timeout=5)
+        third = await consumer.next_message(timeout=60)
         assert [first.id, second.id] == ["1", "2"]
         assert third is not None
         assert third.id == "3"
@@ -340,7 +340,7 @@ async def test_a_receive_cancelled_after_an_early_ack_frees_its_key() -> None:
         await acked.wait()
         receiving.cancel()
         await asyncio.wait({receiving})
-        following = await consumer.next_message(timeout=5)
+        following = await consumer.next_message(timeout=60)
         assert following is not None
         assert following.id == "2"
 
@@ -350,8 +350,8 @@ async def test_a_lost_lease_releases_all_messages_of_its_key() -> None:
     source.add("1", "2", "3", key=b"k")
     source.add("4", key=b"other")
     async with consuming(source, ordered_by_key=True) as consumer:
-        head = await consumer.next_message(timeout=5)
-        other = await consumer.next_message(timeout=5)
+        head = await consumer.next_message(timeout=60)
+        other = await consumer.next_message(timeout=60)
         assert head is not None
         assert other is not None
         assert await consumer.next_message(timeout=0.05) is None

@@ -102,6 +102,9 @@ def test_a_handler_that_never_returns_does_not_keep_the_process_alive(surface: s
 
 STUBBORN = """
 import asyncio, broker
+from broker.consuming import runner
+
+runner._LAST_WAIT = 0.5
 
 async def handle(message):
     print("started", flush=True)

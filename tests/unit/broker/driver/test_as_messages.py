@@ -280,4 +280,4 @@ async def test_thousands_of_acks_above_a_stuck_record_stay_cheap() -> None:
     await b.settle(ACK, messages[0])
     await b.messages.close()
     assert b.records.stored == {P0: count}
-    assert spent < 40, f"{spent:.1f} µs a message, most of it the scripted source; quadratic work would take 1000"
+    assert spent < 400, f"{spent:.1f} µs a message; quadratic work would take 1000"

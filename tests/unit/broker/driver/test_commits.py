@@ -56,7 +56,7 @@ async def test_concurrent_commits_are_merged_and_sent_in_ascending_order() -> No
         batch = await b.consumer.next_batch()
         b.source.commit_gate = asyncio.Event()
         calls = [asyncio.create_task(batch[i].commit()) for i in (0, 5, 3, 9, 2)]
-        await asyncio.wait_for(b.source.commit_begun.wait(), 5)
+        await asyncio.wait_for(b.source.commit_begun.wait(), 60)
         await turns()
         b.source.commit_gate.set()
         await asyncio.gather(*calls)
@@ -201,7 +201,7 @@ async def test_a_record_of_an_earlier_assignment_cannot_be_committed_in_a_later_
         b.source.lose(0)
         b.source.stored[P0] = 2  # the owner in between
         b.source.assign(0)
-        new = await b.consumer.next_record(timeout=5)
+        new = await b.consumer.next_record(timeout=60)
         assert new is not None
         assert new.offset == 2
         with pytest.raises(LeaseLost):
@@ -231,7 +231,7 @@ async def test_records_of_a_lost_partition_from_a_running_fetch_are_dropped() ->
         b.consumer._assignments.give_up(b.consumer._assignments.begin_revoke([P0]))
         b.source.append(1)
         b.source.append(1, partition=1)
-        record = await b.consumer.next_record(timeout=5)
+        record = await b.consumer.next_record(timeout=60)
         assert record is not None
         assert record.partition == 1
         assert await b.consumer.next_record(timeout=0.01) is None

@@ -130,11 +130,11 @@ def test_thousands_of_offsets_above_a_stuck_one_stay_cheap(stuck: int) -> None:
     count = 50_000
     for offset in range(count):
         tracker.started(offset)
-    began = time.perf_counter()
+    began = time.thread_time()
     for offset in range(count):
         if offset != stuck:
             tracker.finished(offset)
     assert tracker.gap == count - 1 - stuck
     tracker.finished(stuck)
     assert tracker.committable() == count
-    assert time.perf_counter() - began < 2, "quadratic work would take minutes"
+    assert time.thread_time() - began < 20, "quadratic work would take minutes"

@@ -104,7 +104,7 @@ def test_a_group_with_start_latest_reads_its_retry_topics_from_the_start() -> No
             await bus.topic("orders").publish(b"old")
             await bus.topic(DELAYS.names("orders", GROUP)[2]).publish(b"of another program")
             async with log(bus, start="latest").as_messages(retry_topics=DELAYS) as inbox:
-                message = await inbox.next_message(timeout=5)
+                message = await inbox.next_message(timeout=60)
                 assert message is not None, "What no letter says to be due later is due"
                 assert (message.data, message.topic, message.delivery_attempt) == (b"of another program", "orders", 1)
                 await message.ack()

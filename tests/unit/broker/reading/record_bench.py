@@ -50,7 +50,7 @@ class Bench:
         assert record is not None
         self.source.commit_gate = gate = asyncio.Event()
         call = asyncio.create_task(record.commit())
-        await asyncio.wait_for(self.source.commit_begun.wait(), 5)
+        await asyncio.wait_for(self.source.commit_begun.wait(), 60)
         return call, gate
 
 

@@ -79,7 +79,7 @@ async def test_skipped_records_alone_are_committed_with_the_next_commit() -> Non
         b.source.append(1, data=b"{")
         b.source.append(1, partition=1)
         await b.buffered(2)
-        batch = await b.consumer.next_batch(timeout=5)
+        batch = await b.consumer.next_batch(timeout=60)
         assert [r.partition for r in batch] == [1]
         await batch.commit()
         assert b.source.stored == {P0: 2, P1: 2}
@@ -93,11 +93,11 @@ async def test_a_failed_dead_letter_write_is_retried_and_nothing_overtakes_it() 
         b.source.append(2)
         await b.buffered(2)
         call = asyncio.create_task(b.consumer.next_record())
-        await asyncio.wait_for(target.tried.wait(), 5)
+        await asyncio.wait_for(target.tried.wait(), 60)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         assert await b.consumer.next_record(timeout=0) is None, "the letter is not written yet"
-        record = await b.consumer.next_record(timeout=5)
+        record = await b.consumer.next_record(timeout=60)
         assert record is not None
         assert record.offset == 2
         assert len(target.messages) == 1
@@ -110,7 +110,7 @@ async def test_losing_the_partition_ends_its_dead_letter_write() -> None:
         target.errors += [ConnectionFailed("cut")] * 100
         b.source.append(1, data=b"{")
         call = asyncio.create_task(b.consumer.next_record())
-        await asyncio.wait_for(target.tried.wait(), 5)
+        await asyncio.wait_for(target.tried.wait(), 60)
         await b.source.revoke(0)
         b.source.stored[P0] = 2
         b.source.append(2)
@@ -122,15 +122,15 @@ async def test_losing_the_partition_ends_its_dead_letter_write() -> None:
 
 
 async def test_close_does_not_wait_for_a_dead_letter_that_cannot_be_written() -> None:
-    async with bench(codec=Json(int), on_decode_error="orders.dead", close_timeout=5) as b:
+    async with bench(codec=Json(int), on_decode_error="orders.dead", close_timeout=60) as b:
         target = b.backend.publish_target("orders.dead")
         target.errors += [ConnectionFailed("cut")] * 100
         b.source.append(1, data=b"{")
         call = asyncio.create_task(b.consumer.next_record())
-        await asyncio.wait_for(target.tried.wait(), 5)
+        await asyncio.wait_for(target.tried.wait(), 60)
         began = time.monotonic()
         await b.consumer.close()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 30, "it waited for close_timeout"
         with pytest.raises(Closed):
             await call
         assert b.source.commits == []

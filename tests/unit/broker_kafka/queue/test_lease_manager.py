@@ -197,13 +197,14 @@ async def test_no_marker_follows_an_end_or_a_lost_lease() -> None:
 
 async def test_leases_end_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Noting()
-    book = LeaseManager(producer, lease_seconds=LEASE, format=FORMATS["v2"])
-    hold = new_hold()
+    lease = 60.0
+    book = LeaseManager(producer, lease_seconds=lease, format=FORMATS["v2"])
+    hold = new_hold(lease)
     loop_time = asyncio.get_running_loop().time()
     # The loop's clock stood still meanwhile.
-    monkeypatch.setattr("broker_kafka.queue.consumer.lease_manager.lease_time", lambda: lease_time() + 2 * LEASE)
+    monkeypatch.setattr("broker_kafka.queue.consumer.lease_manager.lease_time", lambda: lease_time() + 2 * lease)
     answers = [*await book.settle([settlement(hold, Outcome.ACK)]), *await book.extend([hold])]
-    assert asyncio.get_running_loop().time() - loop_time < LEASE
+    assert asyncio.get_running_loop().time() - loop_time < lease
     assert [type(answer) for answer in answers] == [LeaseLost, LeaseLost]
     assert producer.kinds == []
 

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from broker_spark.common.files import StoredFiles
 from broker_spark.spool.spool import Spool
-from tests.spark.test_files import METADATA
+from tests.unit.broker_spark.test_files import METADATA
 
 NAME = "owners/one"
 Handler: type[Any] = getattr(fs, "FileSystemHandler")  # noqa: B009 - the stubs do not have it
