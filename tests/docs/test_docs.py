@@ -119,8 +119,12 @@ SPARK = (ROOT / "docs" / "spark.md", ROOT / "docs" / "pipelines.md")
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     if page in SPARK:
         return [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-docs")]
-    # One worker starts that broker for all tests.
-    return [pytest.mark.xdist_group("pulsar")] if PULSAR in page.read_text(encoding="utf-8") else []
+    text = page.read_text(encoding="utf-8")
+    if PULSAR in text:
+        # One worker starts that broker for all tests.
+        return [pytest.mark.xdist_group("pulsar")]
+    # One broker serves all workers, and the pages use the same names.
+    return [pytest.mark.xdist_group("kafka-docs")] if KAFKA in text else []
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,7 @@ def test_a_class_that_cannot_be_read_names_the_field(type: Any, expected: str) -
 
 
 def test_conflicting_columns_are_named(spark: SparkSession) -> None:
-    with pytest.raises(ConfigurationError, match="has a column 'payload' already"):
+    with pytest.raises(ConfigurationError, match="already has a column 'payload'"):
         decode(spark.createDataFrame([("x", "y")], "value string, payload string"), Part)
     with pytest.raises(ConfigurationError, match="no column 'value' to decode"):
         decode(spark.createDataFrame([("x",)], "v string"), Part)
@@ -365,7 +365,7 @@ def test_conflicting_columns_are_named(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("column", ["Payload", "__read"])
 def test_columns_that_conflict_but_for_their_case_are_named(spark: SparkSession, column: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"has a column '{column}' already"):
+    with pytest.raises(ConfigurationError, match=f"already has a column '{column}'"):
         decode(spark.createDataFrame([("x", "y")], f"value string, {column} string"), Part)
 
 
