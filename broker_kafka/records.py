@@ -29,7 +29,7 @@ from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.errors import kafka_error, not_assigned
 from broker_kafka.group.assigned_partition import Assignment
-from broker_kafka.group.commits import LogEndCommits
+from broker_kafka.group.commits import CommitAttempts, RecordCommits
 from broker_kafka.group.member import Member
 from broker_kafka.group.start_offsets import Claim
 from broker_kafka.offsets.protocol import CommitResults, StoredOffset
@@ -68,13 +68,16 @@ class KafkaRecordSource(Member[Assignment]):
         self._on_close = on_close
         self._subscription = subscription
         self._listener = listener
-        self._commits = LogEndCommits(
-            self.store,
+        self._commits = RecordCommits(
+            CommitAttempts(
+                self.store,
+                lambda: self.claims.owner,
+                group=self.group,
+                timeout=connection.settings.request_timeout,
+            ),
             self.thread,
             self.assignments,
-            lambda: self.claims.owner,
             group=self.group,
-            timeout=connection.settings.request_timeout,
             log_ends=self.log_ends,
             tasks=self._tasks,
             emit=listener.event,
@@ -210,7 +213,7 @@ class KafkaRecordSource(Member[Assignment]):
         await self.move(targets)
 
     def never_transacts(self) -> None:
-        """No transaction will commit positions of this member: see `LogEndCommits`."""
+        """No transaction will commit positions of this member: see `RecordCommits`."""
         self._commits.never_transacts()
 
     async def group_metadata(self, partitions: Collection[TopicPartition] = ()) -> Any:

@@ -1,7 +1,7 @@
 """Commits of one member of a group.
 
-`MemberCommits` stores positions. `LogEndCommits`, for `bus.records`, also moves positions past the ends of partitions.
-`MarkCommits`, for `GroupConsumer`, decides when marks are committed.
+`CommitAttempts` stores positions once. Above it is one of two: `RecordCommits`, for `bus.records`, retries and moves
+positions past the ends of partitions; `MarkCommits`, for `GroupConsumer`, decides when marks are committed.
 
 *Ends of partitions.* Behind the last record there may be transaction markers and records of aborted transactions. No
 reader gets these, so the position after the last record is moved past them: within its commit, or by another commit
@@ -9,7 +9,7 @@ after the answer. Otherwise a group that has read everything would have a lag un
 never passes the start of an open transaction, where the partition ends for readers of committed data.
 
 *Concurrency.* One event loop. *Cancellation.* A commit that was begun continues when its caller is cancelled.
-*Failure.* Each partition has its own answer, whatever a store raises. `MemberCommits.commit` retries for a few seconds
+*Failure.* Each partition has its own answer, whatever a store raises. `RecordCommits.commit` retries for a few seconds
 in the middle of a rebalance, and while a coordinator moves, as long as the assignment lasts and no newer commit of the
 partition was begun. `MarkCommits` keeps what was not stored and retries at its next turn. Errors of background commits
 are reported.
@@ -40,7 +40,7 @@ from broker_kafka.errors import commit_unanswered, kafka_error, not_assigned
 from broker_kafka.group.assigned_partition import AssignedPartition
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["CallbackState", "LogEndCommits", "LogEnds", "MarkCommits", "MemberCommits"]
+__all__ = ["CallbackState", "CommitAttempts", "LogEnds", "MarkCommits", "RecordCommits"]
 
 _RETRY_PAUSE: Final = 0.1
 _LONGEST_RETRY_PAUSE: Final = 0.5
@@ -56,57 +56,22 @@ _GENERATION_CHANGES: Final = frozenset(
 client of a former member finds out."""
 
 
-class MemberCommits:
-    """Stores positions of the partitions that are assigned to this member.
+class CommitAttempts:
+    """Stores positions of this member, without retries.
 
     :param owner: the member in its present generation.
-    :param assignments: the present assignment of each partition; only compared.
     :param timeout: seconds for one answer of the store.
-
-    :ivar attempted: whether anything was committed, or tried.
     """
 
-    def __init__(
-        self,
-        store: OffsetStore,
-        thread: CallbackState,
-        assignments: Mapping[TopicPartition, object],
-        owner: Callable[[], GroupMember],
-        *,
-        group: str,
-        timeout: float,
-    ) -> None:
+    def __init__(self, store: OffsetStore, owner: Callable[[], GroupMember], *, group: str, timeout: float) -> None:
         self._store = store
-        self._thread = thread
-        self._assignments = assignments
         self._owner = owner
         self._group = group
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._in_flight = _commit_tasks()
-        self._newest: dict[TopicPartition, asyncio.Task[CommitResults]] = {}
-        self._closed = False
-        self.attempted = False
-
-    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        """Store positions, with retries."""
-        results: dict[TopicPartition, BrokerError | None] = {
-            partition: not_assigned(partition, self._group)
-            for partition in positions
-            if partition not in self._assignments
-        }
-        ours = {each: position for each, position in positions.items() if each in self._assignments}
-        if ours:
-            # A partition may be revoked before the task begins.
-            assignments = {partition: self._assignments[partition] for partition in ours}
-            task = self._in_flight.spawn(self._commit_with_retries(ours, assignments))
-            self._newest.update(dict.fromkeys(ours, task))
-            results |= await asyncio.shield(task)
-        return results
 
     async def attempt(self, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False) -> CommitResults:
         """Store positions once, of whatever partitions. A process that was suspended waits a second time."""
-        self.attempted = True
         answer = asyncio.ensure_future(self._store.commit(self._owner(), positions, rewind=rewind))
         try:
             for _ in range(2):
@@ -125,6 +90,119 @@ class MemberCommits:
         late = OperationTimeout(f"A commit of group {self._group!r} was not answered in {self._timeout:g} s")
         return dict.fromkeys(positions, late)
 
+    def _checked(self, positions: Mapping[TopicPartition, StoredOffset], answer: CommitResults) -> CommitResults:
+        """The answers of a store, which may be the application's."""
+        results: dict[TopicPartition, BrokerError | None] = {}
+        for partition in positions:
+            result: object = answer[partition] if partition in answer else commit_unanswered(partition, self._group)
+            if result is None or isinstance(result, BrokerError):
+                results[partition] = result
+            else:
+                results[partition] = _store_failed(
+                    TypeError(f"it returned {result!r}, which is neither None nor a BrokerError")
+                )
+        return results
+
+
+class RecordCommits:
+    """Commits for `bus.records`: retries in a rebalance, and moves positions past the ends of partitions.
+
+    Transactions of the application commit positions without this class, and a commit from here could undo theirs. So
+    nothing is moved before the application has committed, or has said that it never commits in transactions, and
+    nothing after its first transaction. A move that fails is logged.
+
+    :param assignments: the present assignment of each partition; only compared.
+    :param emit: called with the events of commits that this class begins.
+
+    :ivar attempted: whether anything was committed, or tried.
+    """
+
+    def __init__(
+        self,
+        attempts: CommitAttempts,
+        thread: CallbackState,
+        assignments: Mapping[TopicPartition, object],
+        *,
+        group: str,
+        log_ends: LogEnds,
+        tasks: TaskSet,
+        emit: Callable[[Event], object],
+    ) -> None:
+        self._attempts = attempts
+        self._thread = thread
+        self._assignments = assignments
+        self._group = group
+        self._log_ends = log_ends
+        self._tasks = tasks
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._in_flight = _commit_tasks()
+        self._newest: dict[TopicPartition, asyncio.Task[CommitResults]] = {}
+        """The commit of each partition that was begun last; kept when it ends, since an older one may wait to retry."""
+        self._stored: dict[TopicPartition, int] = {}
+        """What the brokers have, as long as nothing else can have been stored since."""
+        self._claimed: dict[TopicPartition, int] = {}
+        """What they had when the assignment began."""
+        self._transactional = False
+        self._trusts_claims = False
+        self._closed = False
+        self.attempted = False
+
+    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
+        """An assignment begins. :param stored: what the brokers have."""
+        self._stored.pop(partition, None)
+        self._claimed.pop(partition, None)
+        # Metadata says more than the position: to move the position would remove the metadata.
+        if stored is not None and not stored.metadata:
+            (self._stored if self._trusts_claims else self._claimed)[partition] = stored.offset
+
+    def never_transacts(self) -> None:
+        """No transaction will commit positions."""
+        self._trusts_claims = True
+        claimed, self._claimed = self._claimed, {}
+        self._stored.update(claimed)
+        for partition in claimed:
+            self.extend(partition)
+
+    async def transacts(self, timeout: float) -> None:
+        """Transactions commit positions from now on; waits `timeout` seconds at most for running commits."""
+        if not self._transactional:
+            self._transactional = True
+            self._stored.clear()
+            await self.settled(self._loop.time() + timeout)
+
+    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        """Store positions, with retries; one with metadata is not moved."""
+        results: dict[TopicPartition, BrokerError | None] = {}
+        ours: dict[TopicPartition, StoredOffset] = {}
+        assignments: dict[TopicPartition, object] = {}
+        for partition, at in positions.items():
+            self._stored.pop(partition, None)
+            self._claimed.pop(partition, None)
+            if partition in self._assignments:
+                ours[partition] = at if at.metadata else StoredOffset(self._log_ends.beyond(partition, at.offset))
+                # A partition may be revoked before the task begins.
+                assignments[partition] = self._assignments[partition]
+            else:
+                results[partition] = not_assigned(partition, self._group)
+        if not ours:
+            return results
+        task = self._in_flight.spawn(self._commit_with_retries(ours, assignments))
+        self._newest.update(dict.fromkeys(ours, task))
+        results |= await asyncio.shield(task)
+        for partition, at in ours.items():
+            newest = self._newest[partition] is task
+            if newest and results[partition] is None and not self._transactional and not at.metadata:
+                self._stored[partition] = at.offset
+                self.extend(partition)
+        return results
+
+    def extend(self, partition: TopicPartition) -> None:
+        """Move the stored position to the end of the partition, if it can be."""
+        stored = self._stored.get(partition)
+        if stored is not None and self._log_ends.beyond(partition, stored) > stored:
+            self._tasks.spawn(self._extend(partition, stored))
+
     async def settled(self, deadline: float) -> None:
         """Wait for the commits that were begun, until this loop time at most."""
         if self._in_flight:
@@ -137,8 +215,9 @@ class MemberCommits:
     async def _commit_with_retries(
         self, positions: Mapping[TopicPartition, StoredOffset], assignments: dict[TopicPartition, object]
     ) -> CommitResults:
+        self.attempted = True
         within = self._thread.calling_back
-        results = dict(await self.attempt(positions))
+        results = dict(await self._attempts.attempt(positions))
         # The answer may have waited for the end of a rebalance: the time for retries begins only now.
         until, backoff = self._loop.time() + _RETRY_SECONDS, Backoff(_RETRY_PAUSE, _LONGEST_RETRY_PAUSE)
         # A member in the middle of a rebalance has no generation, and may keep its partitions in the next one. A new
@@ -163,107 +242,8 @@ class MemberCommits:
                     results[partition] = (await asyncio.shield(newest))[partition]
             if still := {partition: positions[partition] for partition in retried if partition in assignments}:
                 within = self._thread.calling_back
-                results |= await self.attempt(still)
+                results |= await self._attempts.attempt(still)
         return results
-
-    def _checked(self, positions: Mapping[TopicPartition, StoredOffset], answer: CommitResults) -> CommitResults:
-        """The answers of a store, which may be the application's."""
-        results: dict[TopicPartition, BrokerError | None] = {}
-        for partition in positions:
-            result: object = answer[partition] if partition in answer else commit_unanswered(partition, self._group)
-            if result is None or isinstance(result, BrokerError):
-                results[partition] = result
-            else:
-                results[partition] = _store_failed(
-                    TypeError(f"it returned {result!r}, which is neither None nor a BrokerError")
-                )
-        return results
-
-
-class LogEndCommits(MemberCommits):
-    """`MemberCommits` that moves positions past the ends of partitions.
-
-    Transactions of the application commit positions without this class, and a commit from here could undo theirs. So
-    nothing is moved before the application has committed, or has said that it never commits in transactions, and
-    nothing after its first transaction. A commit that fails is logged.
-
-    :param emit: called with the events of commits that this class begins.
-    """
-
-    def __init__(
-        self,
-        store: OffsetStore,
-        thread: CallbackState,
-        assignments: Mapping[TopicPartition, object],
-        owner: Callable[[], GroupMember],
-        *,
-        group: str,
-        timeout: float,
-        log_ends: LogEnds,
-        tasks: TaskSet,
-        emit: Callable[[Event], object],
-    ) -> None:
-        super().__init__(store, thread, assignments, owner, group=group, timeout=timeout)
-        self._log_ends = log_ends
-        self._tasks = tasks
-        self._emit = emit
-        self._latest: dict[TopicPartition, object] = {}
-        self._stored: dict[TopicPartition, int] = {}
-        """What the brokers have, as long as nothing else can have been stored since."""
-        self._claimed: dict[TopicPartition, int] = {}
-        """What they had when the assignment began."""
-        self._transactional = False
-        self._trusts_claims = False
-
-    def begin(self, partition: TopicPartition, stored: StoredOffset | None) -> None:
-        """An assignment begins. :param stored: what the brokers have."""
-        self._stored.pop(partition, None)
-        self._claimed.pop(partition, None)
-        # Metadata says more than the position: to move the position would remove the metadata.
-        if stored is not None and not stored.metadata:
-            (self._stored if self._trusts_claims else self._claimed)[partition] = stored.offset
-
-    def never_transacts(self) -> None:
-        """No transaction will commit positions."""
-        self._trusts_claims = True
-        claimed, self._claimed = self._claimed, {}
-        self._stored.update(claimed)
-        for partition in claimed:
-            self.extend(partition)
-
-    async def transacts(self, timeout: float) -> None:
-        """Transactions commit positions from now on; waits `timeout` seconds at most for running commits."""
-        if not self._transactional:
-            self._transactional = True
-            self._stored.clear()
-            await self.settled(asyncio.get_running_loop().time() + timeout)
-
-    async def commit(self, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        """`MemberCommits.commit`; a position with metadata is not moved."""
-        wanted = {
-            partition: at if at.metadata else StoredOffset(self._log_ends.beyond(partition, at.offset))
-            for partition, at in positions.items()
-        }
-        this = object()
-        for partition in wanted:
-            self._latest[partition] = this
-            self._stored.pop(partition, None)
-            self._claimed.pop(partition, None)
-        results = await super().commit(wanted)
-        for partition, error in results.items():
-            if self._latest.get(partition) is this:
-                del self._latest[partition]
-                at = wanted[partition]
-                if error is None and not self._transactional and not at.metadata:
-                    self._stored[partition] = at.offset
-                    self.extend(partition)
-        return results
-
-    def extend(self, partition: TopicPartition) -> None:
-        """Move the stored position to the end of the partition, if it can be."""
-        stored = self._stored.get(partition)
-        if stored is not None and self._log_ends.beyond(partition, stored) > stored:
-            self._tasks.spawn(self._extend(partition, stored))
 
     async def _extend(self, partition: TopicPartition, stored: int) -> None:
         if self._stored.get(partition) != stored:
@@ -279,7 +259,7 @@ class LogEndCommits(MemberCommits):
 class MarkCommits:
     """Commits what the application marked: by time, by count, on demand, and before partitions go; one at a time.
 
-    :param commits: stores the positions.
+    :param attempts: stores the positions.
     :param interval: seconds after which marks are committed; None is never.
     :param every: offsets after which they are; None is never.
     :param report: called with the errors of background commits.
@@ -289,7 +269,7 @@ class MarkCommits:
 
     def __init__(
         self,
-        commits: MemberCommits,
+        attempts: CommitAttempts,
         assignments: Mapping[TopicPartition, AssignedPartition],
         *,
         interval: float | None,
@@ -298,7 +278,7 @@ class MarkCommits:
         bounds: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
         topic_missing: Callable[[], None],
     ) -> None:
-        self._commits = commits
+        self._attempts = attempts
         self._assignments = assignments
         self._interval = interval
         self._every = every
@@ -393,7 +373,7 @@ class MarkCommits:
             return {}
         try:
             async with asyncio.timeout_at(deadline) as self._timeout:
-                return await self._commits.attempt(positions, rewind=rewind)
+                return await self._attempts.attempt(positions, rewind=rewind)
         except TimeoutError:
             return dict.fromkeys(positions, OperationTimeout("The commit was not answered in time"))
         finally:

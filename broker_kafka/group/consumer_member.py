@@ -33,7 +33,7 @@ from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.group.assigned_partition import AssignedPartition
 from broker_kafka.group.buffer import DeliveryBuffer
-from broker_kafka.group.commits import MarkCommits, MemberCommits
+from broker_kafka.group.commits import CommitAttempts, MarkCommits
 from broker_kafka.group.member import Member
 from broker_kafka.group.options import GroupOptions, OnRebalance, Rebalance
 from broker_kafka.group.readers import PartitionStreams, Readers
@@ -84,10 +84,8 @@ class ConsumerMember(Member[AssignedPartition]):
         )
         self.streams: Final = PartitionStreams(self.buffer, self.readers, owner)
         self.commits: Final = MarkCommits(
-            MemberCommits(
+            CommitAttempts(
                 self.store,
-                self.thread,
-                self.assignments,
                 lambda: self.claims.owner,
                 group=self.group,
                 timeout=options.settings.request_timeout,

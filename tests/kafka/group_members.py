@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from broker.bus import connect
+from broker.driver import TaskSet
 from broker.driver.contract import TopicPartition
 from broker.records import Record
 from broker_kafka.group import GroupConsumer
-from broker_kafka.offsets.protocol import FetchResults, StoredOffset
+from broker_kafka.group.commits import CommitAttempts, LogEnds, RecordCommits
+from broker_kafka.offsets.protocol import FetchResults, GroupMember, StoredOffset
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import SECONDS, produce
 
@@ -27,6 +29,7 @@ __all__ = [
     "new_group",
     "opened",
     "options_of",
+    "record_commits",
     "take",
     "values_of",
 ]
@@ -102,3 +105,18 @@ async def fill(server: KafkaServer, topic: str, partitions: int, count: int, beg
             produce(server.bootstrap, topic, values_of(partition, count, begin), partition=partition)
 
     await asyncio.to_thread(write)
+
+
+def record_commits(
+    store: Any, thread: Any, assignments: Mapping[TopicPartition, object], *, timeout: float = 5.0
+) -> RecordCommits:
+    """The commits of a member that has reached the end of no partition."""
+    return RecordCommits(
+        CommitAttempts(store, lambda: GroupMember("readers", 1), group="readers", timeout=timeout),
+        thread,
+        assignments,
+        group="readers",
+        log_ends=LogEnds(),
+        tasks=TaskSet("test", lambda error: None),
+        emit=lambda event: None,
+    )

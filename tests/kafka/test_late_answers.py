@@ -22,11 +22,11 @@ from broker_kafka.backend import KafkaBackend
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.group import GroupConsumer
-from broker_kafka.group.commits import MemberCommits
+from broker_kafka.group.commits import RecordCommits
 from broker_kafka.group.topics import TopicWatch, read_topics
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 from broker_kafka.settings import KafkaSettings
-from tests.kafka.group_members import both_protocols, options_of, take
+from tests.kafka.group_members import both_protocols, options_of, record_commits, take
 from tests.kafka.raw_positions import store
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
@@ -133,9 +133,8 @@ class Store:
         return dict.fromkeys(positions)
 
 
-def commits(store: Any) -> MemberCommits:
-    thread: Any = SimpleNamespace(calling_back=False)
-    return MemberCommits(store, thread, {ORDERS: 1}, lambda: GroupMember("g", -1), group="g", timeout=0.2)
+def commits(store: Any) -> RecordCommits:
+    return record_commits(store, SimpleNamespace(calling_back=False), {ORDERS: 1}, timeout=0.2)
 
 
 async def test_a_suspended_process_waits_for_the_answer_of_its_commit():
@@ -179,7 +178,7 @@ async def test_a_retried_commit_does_not_undo_a_newer_one():
         calling_back = False
 
     store, thread = Rebalancing(), Thread()
-    member = MemberCommits(store, thread, {ORDERS: 1}, lambda: GroupMember("g", -1), group="g", timeout=5)  # pyright: ignore[reportArgumentType]
+    member = record_commits(store, thread, {ORDERS: 1})
     older = asyncio.ensure_future(member.commit({ORDERS: StoredOffset(700)}))
     await store.refused.wait()
     assert await member.commit({ORDERS: StoredOffset(750)}) == {ORDERS: None}

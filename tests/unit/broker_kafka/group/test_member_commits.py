@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError
@@ -15,8 +14,9 @@ from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, LeaseLost
 from broker_kafka.errors import translate
 from broker_kafka.group import commits as member_commits
-from broker_kafka.group.commits import MemberCommits
+from broker_kafka.group.commits import RecordCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
+from tests.kafka.group_members import record_commits
 
 
 async def test_a_partition_revoked_before_its_commit_is_rejected_by_the_store() -> None:
@@ -29,14 +29,7 @@ async def test_a_partition_revoked_before_its_commit_is_rejected_by_the_store() 
         assert not owned
         return dict.fromkeys(positions, LeaseLost("Another has it"))
 
-    commits = MemberCommits(
-        cast("Any", SimpleNamespace(commit=refuse)),
-        cast("Any", SimpleNamespace(calling_back=False)),
-        owned,
-        lambda: GroupMember("readers", 1),
-        group="readers",
-        timeout=5.0,
-    )
+    commits = record_commits(SimpleNamespace(commit=refuse), SimpleNamespace(calling_back=False), owned)
     committing = asyncio.ensure_future(commits.commit({place: StoredOffset(5)}))
     # The task of the commit is made in this turn of the loop and begins in the next.
     asyncio.get_running_loop().call_soon(owned.clear)
@@ -55,19 +48,12 @@ async def test_a_commit_is_retried_while_the_coordinator_loads() -> None:
         stored.append(positions[place].offset)
         return {place: answers.pop(0)}
 
-    commits = MemberCommits(
-        cast("Any", SimpleNamespace(commit=load)),
-        cast("Any", SimpleNamespace(calling_back=False)),
-        {place: 1},
-        lambda: GroupMember("readers", 1),
-        group="readers",
-        timeout=5.0,
-    )
+    commits = record_commits(SimpleNamespace(commit=load), SimpleNamespace(calling_back=False), {place: 1})
     assert await commits.commit({place: StoredOffset(5)}) == {place: None}
     assert stored == [5, 5, 5]
 
 
-def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: SimpleNamespace) -> MemberCommits:
+def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: SimpleNamespace) -> RecordCommits:
     """Of partition 0 of orders. `commit` is given the number of the attempt."""
     attempts = count(1)
 
@@ -76,14 +62,7 @@ def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: Simpl
     ) -> Mapping[TopicPartition, BrokerError | None]:
         return dict.fromkeys(positions, await commit(next(attempts)))
 
-    return MemberCommits(
-        cast("Any", SimpleNamespace(commit=store)),
-        cast("Any", thread),
-        {TopicPartition("orders", 0): 1},
-        lambda: GroupMember("readers", 1),
-        group="readers",
-        timeout=5.0,
-    )
+    return record_commits(SimpleNamespace(commit=store), thread, {TopicPartition("orders", 0): 1})
 
 
 async def test_a_commit_rejected_before_an_assignment_is_retried_after_it() -> None:
