@@ -80,7 +80,7 @@ def test_a_wrong_option_of_a_stream_is_reported_with_the_fix(
         (
             "kafka",
             ["value", "broker_time as deliver_at"],
-            r"no use for column 'deliver_at'. Drop it before the write: df.drop\('deliver_at'\); or set what it needs: .*markers",
+            r"no use for column 'deliver_at'. Drop it before the write: df.drop\('deliver_at'\); or set .*markers",
         ),
     ],
     indirect=["url"],
