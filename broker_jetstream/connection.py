@@ -107,7 +107,7 @@ class Connection:
         """
         settings, servers = self.settings, self.servers
         tls = settings.ssl_context()
-        transport = make_client(settings.fast_path)
+        transport = make_client(settings.fast_path, tls_only=tls is not None)
         client = transport.client
         failures = 0
         connecting = True

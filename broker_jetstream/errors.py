@@ -22,7 +22,7 @@ from broker import (
     Unsupported,
 )
 
-__all__ = ["STREAM_IN_USE", "api_error", "connect_error", "translate"]
+__all__ = ["STREAM_IN_USE", "NoTls", "api_error", "connect_error", "translate"]
 
 STREAM_NOT_FOUND: Final = 10059
 CONSUMER_NOT_FOUND: Final = 10014
@@ -48,6 +48,13 @@ _ALERTS: Final = (
     "decrypt error",
     "certificate_required",
 )
+
+
+class NoTls(nats.errors.Error):
+    """The settings ask for TLS and the server offers none."""
+
+    def __str__(self) -> str:
+        return "nats: the server offers no TLS"
 
 
 def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
@@ -97,6 +104,13 @@ def translate(error: BaseException, what: str) -> BrokerError:
         return NotAuthorized(f"{what}: {error}", native=error)
     if isinstance(error, nats.errors.MaxPayloadError):
         return MessageTooLarge(f"{what}: {error}", native=error)
+    if isinstance(error, NoTls):
+        return ConnectionFailed(
+            f"{what}: the server offers no TLS, and the settings ask for it; nothing was sent",
+            native=error,
+            retriable=False,
+            advice="Configure TLS in the server; remove tls:// and every tls_ setting only if the network is trusted",
+        )
     if isinstance(error, ssl.SSLError):
         return _tls_error(error, what)
     if isinstance(error, TimeoutError):

@@ -186,10 +186,11 @@ class JetStreamSettings(BackendSettings):
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the settings ask for TLS; the client also uses TLS if the server requires it."""
-        return (
+        """Whether the settings ask for TLS: nothing is sent without it. Else the server decides."""
+        return self.embedded is None and (
             self.tls_ca is not None
             or self.tls_cert is not None
+            or self.tls_hostname is not None
             or self.tls_handshake_first
             or any(server.startswith("tls://") for server in self.servers)
         )

@@ -11,15 +11,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import ParseResult
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from broker_jetstream.codec import header_lines
+from broker_jetstream.errors import NoTls
 
 __all__ = [
     "FastClient",
@@ -85,6 +90,65 @@ def supports_fast_path(client_type: type[Client] = Client) -> bool:
         )
     except (AttributeError, TypeError, ValueError):
         return False
+
+
+class _TlsOnly(TcpTransport):
+    """A socket that writes nothing before TLS, and reads only a greeting that announces TLS.
+
+    nats-py starts TLS only if the greeting says `tls_required`. A man in the middle can remove that word, because the
+    greeting comes in clear; nats-py would then send the credentials in clear too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._secure = False
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self._secure = False
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        self._secure = True
+
+    async def readline(self) -> bytes:
+        line: bytes = await super().readline()
+        return line if self._secure else _tls_greeting(line)
+
+    def write(self, payload: bytes) -> None:
+        self._check()
+        super().write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        self._check()
+        super().writelines(payload)
+
+    def _check(self) -> None:
+        if not self._secure:
+            raise NoTls
+
+    def __bool__(self) -> bool:
+        # nats-py replaces a transport that is false.
+        return True
+
+
+def _tls_greeting(line: bytes) -> bytes:
+    """The greeting from before TLS, without the servers that it names: those may be anyone's.
+
+    :raises NoTls: the server offers no TLS.
+    """
+    if not line.startswith(b"INFO "):
+        return b""  # nats-py reports the missing greeting
+    try:
+        info = msgspec.json.decode(line[5:], type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError from error
+    if info.get("tls_required") is not True:
+        raise NoTls
+    info.pop("connect_urls", None)
+    return b"INFO %b\r\n" % msgspec.json.encode(info)
 
 
 class _QuickParser(Parser):
@@ -174,9 +238,10 @@ class FastClient:
 
     forgets_unwritten = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls_only: bool = False) -> None:
         self._raw = raw = _RawClient()
         self.client: Client = raw
+        _require_tls(raw, tls_only)
         self._append, self._flush = raw._send_command, raw._flush_pending  # pyright: ignore[reportPrivateUsage]
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
@@ -222,8 +287,9 @@ class PublicClient:
 
     forgets_unwritten = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls_only: bool = False) -> None:
         self.client = Client()
+        _require_tls(self.client, tls_only)
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
         async def deliver(message: Msg) -> None:
@@ -293,9 +359,17 @@ def is_standalone(client: Client) -> bool:
     return bool(info.get("jetstream")) and not (info.get("cluster") or info.get("domain"))
 
 
-def make_client(fast: bool) -> Transport:
-    """A `FastClient` if `fast` is set and nats-py supports it."""
-    return FastClient() if fast and supports_fast_path() else PublicClient()
+def make_client(fast: bool, *, tls_only: bool = False) -> Transport:
+    """A `FastClient` if `fast` is set and nats-py supports it.
+
+    :param tls_only: write nothing on a connection without TLS.
+    """
+    return FastClient(tls_only=tls_only) if fast and supports_fast_path() else PublicClient(tls_only=tls_only)
+
+
+def _require_tls(client: Client, tls_only: bool) -> None:
+    if tls_only:
+        client._transport = _TlsOnly()  # pyright: ignore[reportPrivateUsage]
 
 
 def _block(headers: Any) -> bytes:
