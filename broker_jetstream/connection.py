@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
@@ -161,7 +162,8 @@ class Connection:
         connecting = False
         self.max_payload = client.max_payload
         version = client.connected_server_version
-        self.server_version = (version.major, version.minor)
+        with suppress(ValueError):  # a version of another form says nothing
+            self.server_version = (version.major, version.minor)
         return transport
 
     # Callbacks of the client.
