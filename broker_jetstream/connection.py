@@ -95,9 +95,19 @@ class Connection:
         :raises ConnectionFailed: no server answered within `connect_timeout`.
         :raises AuthenticationFailed: the server refused the credentials, or requires some.
         """
+        self._warn_of_secrets_in_clear()
         self._transport = await self._connect()
         await self.listen(self.inbox.pattern, self.inbox.handle)
         self._note_connected(again=False)
+
+    def _warn_of_secrets_in_clear(self) -> None:
+        found = self.settings.in_clear
+        if found is None:
+            return
+        setting, server = found
+        text = f"Setting {setting!r} goes to {server} in clear, unless it demands TLS: use tls:// or set tls_ca"
+        logger.warning(text)
+        self._emit(lambda: Warned(text=text))
 
     async def _connect(self) -> Transport:
         """A connected client, which reconnects by itself afterwards.
@@ -512,6 +522,8 @@ def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
 
 
 def _credentials(settings: JetStreamSettings, token: str | None) -> dict[str, Any]:
+    if settings.embedded is not None:
+        return {"token": token}
     seed = settings.nkey_seed.get_secret_value() if settings.nkey_seed else None
     if settings.nkey_seed_file is not None:
         seed = _read(settings.nkey_seed_file, "nkey_seed_file").strip()
