@@ -38,7 +38,7 @@ from broker import (
 )
 from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, mask_url
 from broker_jetstream.codec import status_of
-from broker_jetstream.errors import api_error, connect_error, translate
+from broker_jetstream.errors import api_error, connect_error, read_answer, translate
 from broker_jetstream.inbox import Inbox
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_now, drop_socket, make_client
@@ -421,7 +421,7 @@ class Connection:
             if time.monotonic() + (pause := backoff.next()) > deadline:
                 raise api_error({"code": 503, "description": "JetStream does not answer"}, what)
             await asyncio.sleep(pause)
-        result: dict[str, Any] = msgspec.json.decode(answer)
+        result = read_answer(answer, what)
         error = result.get("error")
         if error:
             raise api_error(error, what)

@@ -16,6 +16,7 @@ __all__ = ["HostileNats", "context_of"]
 class HostileNats:
     """Records every line that clients send; `greeting` and `tls` may change between two connections.
 
+    :ivar answer: the answer to every request; None: none.
     :ivar plain: the lines that came without TLS.
     :ivar secured: the lines that came over TLS.
     """
@@ -24,6 +25,7 @@ class HostileNats:
         self.tls = tls
         self.info: dict[str, Any] = {"version": "2.15.0", "max_payload": 1 << 20, "headers": True, **info}
         self.greeting = greeting
+        self.answer: bytes | None = None
         self.plain: list[bytes] = []
         self.secured: list[bytes] = []
         self.greeted = 0
@@ -75,10 +77,19 @@ class HostileNats:
             self.greeted += 1
             if tls is not None:
                 await writer.start_tls(tls)
+            listening = b""
             while line := await reader.readline():
                 (self.plain if tls is None else self.secured).append(line)
+                fields = line.split()
                 if line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
+                elif fields[0] == b"SUB":
+                    listening = fields[2]
+                elif fields[0] == b"PUB":
+                    await reader.readexactly(int(fields[-1]) + 2)
+                    if self.answer is not None and len(fields) == 4:
+                        writer.write(b"MSG %b %b %d\r\n" % (fields[2], listening, len(self.answer)))
+                        writer.write(self.answer + b"\r\n")
         writer.transport.abort()
         self._writers.discard(writer)
         self._tasks.discard(task)
