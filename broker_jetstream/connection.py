@@ -1,10 +1,10 @@
 """The connection to NATS: it restores itself and carries requests, publishes and listeners.
 
 *Concurrency.* All calls run on the event loop of `open`. *Failure.* nats-py reconnects. When nats-py gives up (the
-server closed the connection with an error, an embedded server got another port), a new client replaces the old one and
-takes over its listeners. A write without an answer has an unknown outcome when the connection breaks; the sender
-repeats it after `on_connected`. Nothing is written while the connection is down, so an old write cannot overtake its
-repetition. Callbacks never raise.
+server closed the connection with an error), a new client replaces the old one and takes over its listeners. The same
+happens after each break with an embedded server: its port may be another user's by then, who must not get the token. A
+write without an answer has an unknown outcome when the connection breaks; the sender repeats it after `on_connected`.
+Nothing is written while the connection is down, so an old write cannot overtake its repetition. Callbacks never raise.
 
 A new client makes one attempt per server, because nats-py would retry for ever. It reads the credential files, so it
 uses renewed ones. A cancelled connect closes what it had opened.
@@ -48,6 +48,8 @@ __all__ = ["Connection", "Listener"]
 logger = logging.getLogger("broker")
 _FLUSH_SECONDS: Final = 2
 _CLOSE_SECONDS: Final = 2.0
+_FOREVER: Final = 1e9
+"""Seconds."""
 LONGEST_WAIT: Final = 1.0
 """Longest seconds between attempts with a new client."""
 
@@ -99,6 +101,8 @@ class Connection:
         self._transport = await self._connect()
         await self.listen(self.inbox.pattern, self.inbox.handle)
         self._note_connected(again=False)
+        if not self._transport.client.is_connected:
+            self._disconnected(self._transport)
 
     def _warn_of_secrets_in_clear(self) -> None:
         found = self.settings.in_clear
@@ -228,24 +232,20 @@ class Connection:
             self._replacing = asyncio.get_running_loop().create_task(work, name="broker-jetstream-reconnect")
 
     async def _connect_again(self, *, close_first: bool) -> None:
-        """Replace a client that gave up, is refused, or retries the old port of an embedded server."""
+        """Replace a client that gave up, is refused, or was connected to an embedded server."""
         if close_first and self._transport is not None:
             await _close_client(self._transport.client)
         backoff = Backoff(self.settings.reconnect_wait, max(self.settings.reconnect_wait, LONGEST_WAIT))
         while not self.closed:
             try:
                 if self.restart_server is not None:
-                    before = tuple(self.servers)
                     await self.restart_server()
-                    old = self._transport
-                    if tuple(self.servers) == before and old is not None and not old.client.is_closed:
-                        return  # nats-py reconnects to the same address
                 await self._take_over(await self._connect())
+                if self.connected or self.restart_server is None:
+                    return
             except Exception as error:  # every failure is retried
                 self.last_error = error
-                await asyncio.sleep(backoff.next())
-            else:
-                return
+            await asyncio.sleep(backoff.next())
 
     async def _take_over(self, transport: Transport) -> None:
         old, self._transport = self._transport, transport
@@ -253,7 +253,7 @@ class Connection:
             listener.native = await transport.listen(listener.subject, listener.handler)
         if old is not None:
             await _close_client(old.client)
-        # If it broke meanwhile, nats-py reconnects and calls back.
+        # If it broke meanwhile, nats-py reconnects and calls back, or the caller connects again.
         if transport.client.is_connected:
             self._note_connected(again=True)
 
@@ -503,6 +503,8 @@ def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
     def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
         # nats-py leaks the socket of an attempt that failed after connecting.
         drop_socket(client)
+        if settings.embedded is not None:
+            return pool[0], _FOREVER  # until another client replaces this one
         # Jitter, so many clients do not reconnect at once.
         return jitter.choice(pool), settings.reconnect_wait * jitter.uniform(0.5, 1.5)
 

@@ -277,7 +277,7 @@ def _config(directory: Path, port: int, token: str) -> str:
     quoted = json.dumps(str(directory), ensure_ascii=False)
     return f"""# Written by broker_jetstream at each start.
 listen: "127.0.0.1:{port}"
-server_name: {json.dumps("embedded-" + token[:8])}
+server_name: "embedded"
 ports_file_dir: {quoted}
 log_file: {json.dumps(str(directory / "nats-server.log"), ensure_ascii=False)}
 log_size_limit: 10485760

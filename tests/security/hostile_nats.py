@@ -21,7 +21,10 @@ class HostileNats:
     :ivar secured: the lines that came over TLS.
     """
 
-    def __init__(self, *, tls: ssl.SSLContext | None = None, greeting: bytes | None = None, **info: Any) -> None:
+    def __init__(
+        self, *, port: int = 0, tls: ssl.SSLContext | None = None, greeting: bytes | None = None, **info: Any
+    ) -> None:
+        self._port = port
         self.tls = tls
         self.info: dict[str, Any] = {"version": "2.15.0", "max_payload": 1 << 20, "headers": True, **info}
         self.greeting = greeting
@@ -55,7 +58,7 @@ class HostileNats:
             writer.write(line)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +13,13 @@ import pytest
 
 import broker
 from broker.errors import InvalidSetting
+from broker.hooks import Hooks
 from broker_jetstream import server as server_module
+from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.server import DirectoryLock, EmbeddedServer
+from broker_jetstream.settings import JetStreamSettings
+from tests.jetstream.support import until
+from tests.security.hostile_nats import HostileNats
 
 STRANGER = 65_534
 
@@ -190,3 +197,44 @@ def test_a_cleanup_follows_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(DirectoryLock, "take", taken.append)
     server_module._sweep()
     assert taken == [] and directory.exists()
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "public"])
+async def test_whoever_takes_the_port_of_a_dead_server_gets_no_token(directory: Path, fast: bool) -> None:
+    settings = JetStreamSettings(embedded=str(directory), reconnect_wait=0.01, fast_path=fast)
+    backend = JetStreamBackend(settings, Hooks())
+    await backend.open()
+    connection, server = backend._connection, backend._server
+    restart, taken = connection.restart_server, asyncio.Event()
+    assert restart is not None and server is not None and server.process_id is not None
+
+    async def restart_later() -> None:
+        await taken.wait()
+        await restart()
+
+    try:
+        connection.restart_server = restart_later
+        port = int(connection.server.rpartition(":")[2])
+        os.kill(server.process_id, signal.SIGKILL)
+        await until(lambda: not connection.connected)
+        async with HostileNats(port=port) as neighbour:
+            taken.set()
+            await until(lambda: connection.epoch == 2)
+            assert neighbour.plain == []
+            assert int(connection.server.rpartition(":")[2]) != port
+    finally:
+        await backend.close()
+
+
+async def test_the_greeting_shows_nothing_of_the_token(directory: Path) -> None:
+    server = EmbeddedServer(str(directory))
+    try:
+        address = await server.ensure()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.url.rpartition(":")[2]))
+        greeting = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        parts = [address.token[start : start + 6] for start in range(len(address.token) - 5)]
+        assert [part for part in parts if part.encode() in greeting] == []
+    finally:
+        await server.stop()
