@@ -110,11 +110,10 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
     @property
     def headers(self) -> Mapping[str, tuple[str, ...]]:
         """Every header with all its values, including the server's and `anybroker-` headers."""
-        found: dict[str, tuple[str, ...]] = {}
+        found: dict[str, list[str]] = {}
         for name, value in header_lines(self.block):
-            text = name.decode("utf-8", "replace")
-            found[text] = (*found.get(text, ()), value.decode("utf-8", "replace"))
-        return found
+            found.setdefault(name.decode("utf-8", "replace"), []).append(value.decode("utf-8", "replace"))
+        return {name: tuple(values) for name, values in found.items()}
 
 
 def header(block: bytes, name: bytes) -> bytes | None:

@@ -1,10 +1,10 @@
 """The connection to NATS: it restores itself and carries requests, publishes and listeners.
 
 *Concurrency.* All calls run on the event loop of `open`. *Failure.* nats-py reconnects. When nats-py gives up (the
-server closed the connection with an error, an embedded server got another port), a new client replaces the old one and
-takes over its listeners. A write without an answer has an unknown outcome when the connection breaks; the sender
-repeats it after `on_connected`. Nothing is written while the connection is down, so an old write cannot overtake its
-repetition. Callbacks never raise.
+server closed the connection with an error), a new client replaces the old one and takes over its listeners. The same
+happens after each break with an embedded server: its port may be another user's by then, who must not get the token. A
+write without an answer has an unknown outcome when the connection breaks; the sender repeats it after `on_connected`.
+Nothing is written while the connection is down, so an old write cannot overtake its repetition. Callbacks never raise.
 
 A new client makes one attempt per server, because nats-py would retry for ever. It reads the credential files, so it
 uses renewed ones. A cancelled connect closes what it had opened.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from secrets import token_hex
@@ -36,7 +37,7 @@ from broker import (
 )
 from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, logger, mask_url
 from broker_jetstream.codec import status_of
-from broker_jetstream.errors import api_error, connect_error, translate
+from broker_jetstream.errors import api_error, connect_error, read_answer, translate
 from broker_jetstream.inbox import Inbox
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_now, drop_socket, make_client
@@ -45,6 +46,8 @@ __all__ = ["Connection", "Listener"]
 
 _FLUSH_SECONDS: Final = 2
 _CLOSE_SECONDS: Final = 2.0
+_FOREVER: Final = 1e9
+"""Seconds."""
 _LONGEST_WAIT: Final = 1.0
 """Longest seconds between attempts with a new client."""
 
@@ -92,9 +95,21 @@ class Connection:
         :raises ConnectionFailed: no server answered within `connect_timeout`.
         :raises AuthenticationFailed: the server refused the credentials, or requires some.
         """
+        self._warn_of_secrets_in_clear()
         self._transport = await self._connect()
         await self.listen(self.inbox.pattern, self.inbox.handle)
         self._note_connected(again=False)
+        if not self._transport.client.is_connected:
+            self._disconnected(self._transport)
+
+    def _warn_of_secrets_in_clear(self) -> None:
+        found = self.settings.in_clear
+        if found is None:
+            return
+        setting, server = found
+        text = f"Setting {setting!r} goes to {server} in clear, unless it demands TLS: use tls:// or set tls_ca"
+        logger.warning(text)
+        self._emit(lambda: Warned(text=text))
 
     async def _connect(self) -> Transport:
         """A connected client, which reconnects by itself afterwards.
@@ -105,7 +120,7 @@ class Connection:
         """
         settings, servers = self.settings, self.servers
         tls = settings.ssl_context()
-        transport = make_client(settings.fast_path)
+        transport = make_client(settings.fast_path, tls_only=tls is not None)
         client = transport.client
         failures = 0
         connecting = True
@@ -159,7 +174,8 @@ class Connection:
         connecting = False
         self.max_payload = client.max_payload
         version = client.connected_server_version
-        self.server_version = (version.major, version.minor)
+        with suppress(ValueError):  # a version of another form says nothing
+            self.server_version = (version.major, version.minor)
         return transport
 
     # Callbacks of the client.
@@ -214,24 +230,20 @@ class Connection:
             self._replacing = asyncio.get_running_loop().create_task(work, name="broker-jetstream-reconnect")
 
     async def _connect_again(self, *, close_first: bool) -> None:
-        """Replace a client that gave up, is refused, or retries the old port of an embedded server."""
+        """Replace a client that gave up, is refused, or was connected to an embedded server."""
         if close_first and self._transport is not None:
             await _close_client(self._transport.client)
         backoff = Backoff(self.settings.reconnect_wait, max(self.settings.reconnect_wait, _LONGEST_WAIT))
         while not self.closed:
             try:
                 if self.restart_server is not None:
-                    before = tuple(self.servers)
                     await self.restart_server()
-                    old = self._transport
-                    if tuple(self.servers) == before and old is not None and not old.client.is_closed:
-                        return  # nats-py reconnects to the same address
                 await self._take_over(await self._connect())
+                if self.connected or self.restart_server is None:
+                    return
             except Exception as error:  # every failure is retried
                 self.last_error = error
-                await asyncio.sleep(backoff.next())
-            else:
-                return
+            await asyncio.sleep(backoff.next())
 
     async def _take_over(self, transport: Transport) -> None:
         old, self._transport = self._transport, transport
@@ -239,7 +251,7 @@ class Connection:
             listener.native = await transport.listen(listener.subject, listener.handler)
         if old is not None:
             await _close_client(old.client)
-        # If it broke meanwhile, nats-py reconnects and calls back.
+        # If it broke meanwhile, nats-py reconnects and calls back, or the caller connects again.
         if transport.client.is_connected:
             self._note_connected(again=True)
 
@@ -407,7 +419,7 @@ class Connection:
             if time.monotonic() + (pause := backoff.next()) > deadline:
                 raise api_error({"code": 503, "description": "JetStream does not answer"}, what)
             await asyncio.sleep(pause)
-        result: dict[str, Any] = msgspec.json.decode(answer)
+        result = read_answer(answer, what)
         error = result.get("error")
         if error:
             raise api_error(error, what)
@@ -489,6 +501,8 @@ def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
     def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
         # nats-py leaks the socket of an attempt that failed after connecting.
         drop_socket(client)
+        if settings.embedded is not None:
+            return pool[0], _FOREVER  # until another client replaces this one
         # Jitter, so many clients do not reconnect at once.
         return jitter.choice(pool), settings.reconnect_wait * jitter.uniform(0.5, 1.5)
 
@@ -508,6 +522,8 @@ def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
 
 
 def _credentials(settings: JetStreamSettings, token: str | None) -> dict[str, Any]:
+    if settings.embedded is not None:
+        return {"token": token}
     seed = settings.nkey_seed.get_secret_value() if settings.nkey_seed else None
     if settings.nkey_seed_file is not None:
         seed = _read(settings.nkey_seed_file, "nkey_seed_file").strip()

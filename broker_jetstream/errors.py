@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import nats.errors
 
 from broker import (
@@ -22,7 +23,7 @@ from broker import (
     Unsupported,
 )
 
-__all__ = ["STREAM_IN_USE", "api_error", "connect_error", "translate"]
+__all__ = ["STREAM_IN_USE", "NoTls", "api_error", "connect_error", "read_answer", "translate"]
 
 STREAM_NOT_FOUND: Final = 10059
 CONSUMER_NOT_FOUND: Final = 10014
@@ -50,13 +51,33 @@ _ALERTS: Final = (
 )
 
 
+class NoTls(nats.errors.Error):
+    """The settings ask for TLS and the server offers none."""
+
+    def __str__(self) -> str:
+        return "nats: the server offers no TLS"
+
+
+def read_answer(data: bytes, what: str) -> dict[str, Any]:
+    """The JSON of an answer of the server.
+
+    :param what: the object of the call: "Topic 'orders'".
+    :raises BackendError: it is no JSON object; `error`, if present, is one too.
+    """
+    try:
+        answer = msgspec.json.decode(data, type=dict[str, Any])
+        msgspec.convert(answer.get("error"), dict[str, Any] | None)
+    except (ValueError, RecursionError) as error:
+        raise BackendError(f"{what}: the server's answer cannot be read", native=error) from None
+    return answer
+
+
 def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
     """The error in an answer of the JetStream API.
 
     :param what: the object of the call: "Topic 'orders'".
     """
-    code = int(error.get("err_code") or 0)
-    status = int(error.get("code") or 0)
+    code, status = _number(error.get("err_code")), _number(error.get("code"))
     text = str(error.get("description") or "unknown error")
     native = nats.errors.Error(f"nats: {text} (code {status}, err_code {code})")
     if code == STREAM_NOT_FOUND:
@@ -86,6 +107,10 @@ def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
     return BackendError(f"{what}: {text} (err_code {code})", native=native, retriable=status >= 500)
 
 
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
 def translate(error: BaseException, what: str) -> BrokerError:
     """An error of nats-py as an error of `broker`."""
     if isinstance(error, BrokerError):
@@ -97,6 +122,13 @@ def translate(error: BaseException, what: str) -> BrokerError:
         return NotAuthorized(f"{what}: {error}", native=error)
     if isinstance(error, nats.errors.MaxPayloadError):
         return MessageTooLarge(f"{what}: {error}", native=error)
+    if isinstance(error, NoTls):
+        return ConnectionFailed(
+            f"{what}: the server offers no TLS, and the settings ask for it; nothing was sent",
+            native=error,
+            retriable=False,
+            advice="Configure TLS in the server; remove tls:// and every tls_ setting only if the network is trusted",
+        )
     if isinstance(error, ssl.SSLError):
         return _tls_error(error, what)
     if isinstance(error, TimeoutError):

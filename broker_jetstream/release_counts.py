@@ -29,7 +29,7 @@ from broker.driver import SourceListener, Warned, logger
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
-from broker_jetstream.errors import STREAM_IN_USE, api_error
+from broker_jetstream.errors import STREAM_IN_USE, api_error, read_answer
 from broker_jetstream.names import RELEASE_COUNTS_STREAM, release_counts_subject
 from broker_jetstream.streams import stored_message
 from broker_jetstream.times import NANOSECONDS
@@ -157,7 +157,7 @@ class ReleaseCounts:
         self._revision = int(message["seq"])
         try:
             stored = msgspec.json.decode(b64decode(message.get("data") or ""), type=_Stored)
-        except ValueError:
+        except (ValueError, RecursionError):
             logger.debug("The release counts of %s cannot be read", self._what)
         else:
             self._counts = counts_from_runs(stored.runs) if stored.of == self._created else {}
@@ -177,7 +177,7 @@ class ReleaseCounts:
             if code == 503:
                 await self._make_stream()
                 continue
-            ack: dict[str, Any] = msgspec.json.decode(answer[1])
+            ack = read_answer(answer[1], self._what)
             error: dict[str, Any] | None = ack.get("error")
             if error is None:
                 self._revision = int(ack["seq"])
@@ -237,10 +237,13 @@ def runs_from_counts(counts: Mapping[int, int], most: int) -> list[Run]:
 
 
 def counts_from_runs(runs: Sequence[Run]) -> dict[int, int]:
-    """The count of each sequence."""
+    """The count of each sequence, of `_MAX_COUNTED` at most: overlapping runs would take any time."""
     counts: dict[int, int] = {}
+    left = _MAX_COUNTED
     for first, length, number in runs:
-        for sequence in range(first, first + min(length, _MAX_COUNTED - len(counts))):
+        length = max(0, min(length, left))
+        left -= length
+        for sequence in range(first, first + length):
             counts[sequence] = number
     return counts
 

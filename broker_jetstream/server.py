@@ -7,6 +7,9 @@ belongs to a thread that lives until `stop`). `ensure` blocks in that thread, ne
 again at any time and restarts the server if the former owner has ended. The port is stored in a file and reused, so
 connected clients find the server again. The server listens on the loopback only; clients need the directory's token.
 
+Another user of the machine is not trusted: the directory and all that is used in it must be ours, and writable for us
+only. The token is in no argument and in no file that others can read.
+
 `DirectoryLock` is POSIX only, safe from any thread, and not shared with forked children.
 """
 
@@ -18,6 +21,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +32,7 @@ from concurrent.futures import Future
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from secrets import token_urlsafe
+from secrets import token_hex, token_urlsafe
 from typing import Any, Final, NamedTuple
 
 from broker import ConnectionFailed, InvalidSetting, MissingClient, Unsupported
@@ -38,6 +42,7 @@ __all__ = ["DirectoryLock", "EmbeddedServer", "ServerAddress", "server_binary"]
 PREFIX: Final = "anybroker-nats-"
 _STAGED: Final = f".{PREFIX}"
 """Prefix of a temporary directory until its lock is taken, so no cleanup finds it unlocked."""
+_USED: Final = ("lock", "token", "port", "nats-server.conf", "nats-server.log", "jetstream")
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 5.0
 _POLL: Final = 0.01
@@ -60,6 +65,9 @@ class ServerAddress(NamedTuple):
     url: str
     token: str
     owner: bool
+
+    def __repr__(self) -> str:
+        return f"ServerAddress(url={self.url!r}, token='***', owner={self.owner})"
 
 
 def server_binary() -> str:
@@ -171,7 +179,7 @@ class EmbeddedServer:
                             self._release()  # a temporary directory keeps its lock, or it would be removed
                         raise
             port = _read_port(directory)
-            token = _read_text(directory / "token")
+            token = _read_own(directory / "token")
             if port is not None and token and _answers(port):
                 return ServerAddress(f"nats://127.0.0.1:{port}", token, self._process is not None)
             if time.monotonic() > deadline:
@@ -186,8 +194,10 @@ class EmbeddedServer:
             _sweep()
             self._directory, self._lock = _make_temporary()
         directory = self._directory
+        _fcntl()  # the owner of a file is known on the same systems
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(directory)
+            _check_owned(directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(f"no permission to write in {str(directory)!r}")
         except OSError as error:
@@ -201,9 +211,10 @@ class EmbeddedServer:
     def _start(self, binary: str, directory: Path, deadline: float) -> ServerAddress:
         for old in directory.glob("*.ports"):
             old.unlink(missing_ok=True)
-        token = _read_text(directory / "token") or token_urlsafe(24)
+        token = "" if _is_readable_by_others(directory / "token") else _read_own(directory / "token")
+        token = token or token_urlsafe(24)
         _write_private(directory / "token", token)
-        wanted = _read_text(directory / "port")
+        wanted = _read_own(directory / "port")
         port = int(wanted) if wanted.isdecimal() and _is_free(int(wanted)) else -1
         config = directory / "nats-server.conf"
         _write_private(config, _config(directory, port, token))
@@ -216,6 +227,7 @@ class EmbeddedServer:
             pass_fds=(self._lock.descriptor,),
             # Signals of the terminal must not reach the server: it is stopped after the connection closes.
             start_new_session=True,
+            umask=0o077,
         )
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -225,7 +237,7 @@ class EmbeddedServer:
                 _write_private(directory / "port", str(found))
                 return ServerAddress(f"nats://127.0.0.1:{found}", token, owner=True)
             time.sleep(_POLL / 5)
-        log = _read_text(directory / "nats-server.log").splitlines()
+        log = _read_own(directory / "nats-server.log").splitlines()
         reason = next((line for line in reversed(log) if "[FTL]" in line or "[ERR]" in line), "no reason in its log")
         raise ConnectionFailed(
             f"The embedded server of {str(directory)!r} does not start: {reason}", advice="Read its nats-server.log"
@@ -261,7 +273,7 @@ def _config(directory: Path, port: int, token: str) -> str:
     quoted = json.dumps(str(directory), ensure_ascii=False)
     return f"""# Written by broker_jetstream at each start.
 listen: "127.0.0.1:{port}"
-server_name: {json.dumps("embedded-" + token[:8])}
+server_name: "embedded"
 ports_file_dir: {quoted}
 log_file: {json.dumps(str(directory / "nats-server.log"), ensure_ascii=False)}
 log_size_limit: 10485760
@@ -297,24 +309,79 @@ def _make_temporary() -> tuple[Path, DirectoryLock]:
         raise
 
 
-def _read_text(path: Path) -> str:
+def _make_private(directory: Path) -> None:
+    """Make a directory and its missing parents, for us only; `mkdir(parents=True)` leaves parents to the umask."""
     try:
-        return path.read_text().strip()
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        _make_private(directory.parent)
+        _make_private(directory)
+
+
+def _check_owned(directory: Path) -> None:
+    """Refuse what another user made or can change; what we write afterwards stays ours.
+
+    :raises InvalidSetting: another user owns the directory, a link to it, or a file that is used in it; or others can
+        write to the directory.
+    """
+    _check_owner(directory, directory.stat(follow_symlinks=False))
+    status = directory.stat()
+    _check_owner(directory, status)
+    if status.st_mode & 0o022:
+        raise InvalidSetting(
+            f"The directory {str(directory)!r} of the embedded server is writable for other users "
+            f"(mode {stat.S_IMODE(status.st_mode):o})",
+            advice=f"Look for files that are not yours, then: chmod go-w {str(directory)!r}",
+        )
+    for path in (*(directory / name for name in _USED), *directory.glob("*.ports")):
+        with contextlib.suppress(FileNotFoundError):
+            _check_owner(path, path.stat(follow_symlinks=False))
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise InvalidSetting(
+            f"{str(path)!r}, which the embedded server would use, belongs to another user (uid {status.st_uid}, and "
+            f"this process has {os.geteuid()})",
+            advice="Use a directory of your own, or look what it holds and remove it",
+        )
+
+
+def _is_readable_by_others(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return bool(path.stat(follow_symlinks=False).st_mode & 0o077)
+    return False
+
+
+def _read_own(path: Path) -> str:
+    """The text of a file; "" if it cannot be read or is a symbolic link."""
+    try:
+        # Not blocking, because a pipe in its place would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
     except OSError:
         return ""
 
 
 def _write_private(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    beside.replace(path)
+    """Replace a file, or a link in its place, by one that only we can read."""
+    beside = path.with_name(f".{path.name}.{token_hex(8)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _read_ports(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-        return int(json.loads(path.read_text())["nats"][0].rpartition(":")[2])
+    with contextlib.suppress(ValueError, KeyError, IndexError):
+        return int(json.loads(_read_own(path))["nats"][0].rpartition(":")[2])
     return None
 
 
@@ -349,7 +416,8 @@ def _sweep() -> None:
     """Remove temporary directories of dead owners, whose locks are free."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if path.stat().st_uid != os.getuid() or not (path / "lock").exists():
+            status = path.stat(follow_symlinks=False)
+            if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or not (path / "lock").exists():
                 continue
             lock = DirectoryLock.take(path / "lock")
             if lock is not None:
@@ -376,7 +444,7 @@ class DirectoryLock:
         """
         fcntl = _fcntl()
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A lock on a file that was removed meanwhile is void.

@@ -9,18 +9,35 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
-from broker.driver import UrlParts, mask_url
+from broker.driver import UrlParts, is_loopback, mask_url
 from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["JetStreamSettings"]
 
 LONGEST_SECONDS: Final = 1e9
 """About thirty years: the server counts nanoseconds, and multiples of this, in 64 bits."""
+
+
+_OF_OTHER_SERVERS: Final = (
+    "servers",
+    "user",
+    "password",
+    "token",
+    "nkey_seed",
+    "nkey_seed_file",
+    "creds_file",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "tls_key_password",
+    "tls_hostname",
+    "tls_handshake_first",
+)
 
 
 class JetStreamSettings(BackendSettings):
@@ -181,6 +198,40 @@ class JetStreamSettings(BackendSettings):
                 raise ValueError(f"server {mask_url(server)!r} does not begin with nats:// or tls://")
         return self
 
+    def check_given(self) -> None:
+        super().check_given()
+        if self.embedded is None:
+            return
+        for name in _OF_OTHER_SERVERS:
+            # Variables serve all schemes, and only an address of another server uses these.
+            if self.origin(name).kind not in {"default", "environment"}:
+                raise InvalidSetting(
+                    f"Setting {name!r} (from {self.origin(name)}) is given with an embedded server (from "
+                    f"{self.origin('embedded')}), which has its own address and token",
+                    advice=f"Leave {name!r} out, or use nats:// with the address of another server",
+                )
+
+    @property
+    def in_clear(self) -> tuple[str, str] | None:
+        """The setting whose secret may be sent without TLS to another machine, and that machine's address."""
+        if self.uses_tls or self.embedded is not None:
+            return None
+        for server in self.servers:
+            try:
+                parts = urlsplit(server)
+                host = parts.hostname or ""
+            except ValueError:  # nats-py reports the address
+                continue
+            if is_loopback(host):
+                continue
+            if self.password is not None:
+                return "password", mask_url(server)
+            if self.token is not None:
+                return "token", mask_url(server)
+            if parts.username is not None:
+                return "servers", mask_url(server)
+        return None
+
     @property
     def embedded_url(self) -> str:
         """The URL of the embedded server, without parameters; "" for any other server."""
@@ -190,10 +241,11 @@ class JetStreamSettings(BackendSettings):
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the settings ask for TLS; the client also uses TLS if the server requires it."""
-        return (
+        """Whether the settings ask for TLS: nothing is sent without it. Else the server decides."""
+        return self.embedded is None and (
             self.tls_ca is not None
             or self.tls_cert is not None
+            or self.tls_hostname is not None
             or self.tls_handshake_first
             or any(server.startswith("tls://") for server in self.servers)
         )

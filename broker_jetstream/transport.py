@@ -1,25 +1,32 @@
 """nats-py without its per-message cost: the only module that uses its private calls, and a fallback without them.
 
 `supports_fast_path()` checks that the installed nats-py has the private parts that were tested; else `make_client`
-falls back to the public calls. Both transports pass raw messages: subject, reply, body and header block as bytes. The
-fast one skips nats-py's message objects and queues, and joins many commands into one write. A handler runs inside
-nats-py's read loop: it must not raise and must not block. Everything runs on the client's event loop.
+falls back to the public calls. Both transports connect by a `_CheckedSocket`, and pass raw messages: subject, reply,
+body and header block as bytes. The fast one skips nats-py's message objects and queues, and joins many commands into
+one write. A handler runs inside nats-py's read loop: it must not raise and must not block. Everything runs on the
+client's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol
+from urllib.parse import ParseResult, urlsplit
 
+import msgspec
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from broker.driver import logger
 from broker_jetstream.codec import header_lines
+from broker_jetstream.errors import NoTls
 
 __all__ = [
     "FastClient",
@@ -85,6 +92,103 @@ def supports_fast_path(client_type: type[Client] = Client) -> bool:
         return False
 
 
+class _Greeting(msgspec.Struct):
+    """What nats-py reads of the greeting, by type; nats-py checks nothing."""
+
+    version: str = ""
+    max_payload: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)] = 1
+    auth_required: bool | None = None
+    tls_required: bool | None = None
+    headers: bool | None = None
+    nonce: str | None = None
+    connect_urls: list[str] | None = None
+
+
+class _CheckedSocket(TcpTransport):
+    """A socket that checks what a server says before nats-py reads its messages.
+
+    Whatever the server says is an error of nats-py: any other exception would end nats-py's reconnects for good.
+
+    :param tls_only: write nothing before TLS. nats-py starts TLS only if the greeting says so. A man in the middle can
+        change the greeting, which comes in clear; nats-py would then send the credentials in clear too.
+    """
+
+    def __init__(self, *, tls_only: bool) -> None:
+        super().__init__()
+        self._tls_only = tls_only
+        self._secure = False
+        self._greeted = False
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self._secure = self._greeted = False
+        try:
+            await super().connect(uri, buffer_size, connect_timeout)
+        except ValueError as error:  # a host or a port that a server named
+            raise nats.errors.Error(f"nats: invalid server address: {error}") from error
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        self._secure = True
+
+    async def readline(self) -> bytes:
+        try:
+            line: bytes = await super().readline()
+        except ValueError as error:  # longer than the buffer
+            raise ProtocolError from error
+        if not self._greeted:
+            self._greeted = True
+            return _checked_greeting(line, tls_only=self._tls_only and not self._secure)
+        if b"-ERR" in line:
+            raise nats.errors.Error(f"nats: {line.partition(b'-ERR')[2].decode('utf-8', 'replace').strip()}")
+        return line
+
+    def write(self, payload: bytes) -> None:
+        self._check()
+        super().write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        self._check()
+        super().writelines(payload)
+
+    def _check(self) -> None:
+        if self._tls_only and not self._secure:
+            raise NoTls
+
+    def __bool__(self) -> bool:
+        # nats-py replaces a transport that is false.
+        return True
+
+
+def _checked_greeting(line: bytes, *, tls_only: bool) -> bytes:
+    """The greeting, with the servers that can be used.
+
+    :param tls_only: the greeting must announce TLS, and came without: the servers that it names may be anyone's.
+    :raises NoTls: the server offers no TLS.
+    :raises ProtocolError: it is not a greeting.
+    """
+    if not line.startswith(b"INFO "):
+        return b""  # nats-py reports the missing greeting
+    try:
+        greeting = msgspec.json.decode(line[5:], type=_Greeting)
+        info = msgspec.json.decode(line[5:], type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError from error
+    if tls_only and not greeting.tls_required:
+        raise NoTls
+    info["connect_urls"] = [] if tls_only else [url for url in greeting.connect_urls or () if _is_address(url)]
+    return b"INFO %b\r\n" % msgspec.json.encode(info)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(f"nats://{text}")
+        return bool(parts.hostname and parts.port)
+    except ValueError:
+        return False
+
+
 class _QuickParser(Parser):
     """Parses messages of raw subscriptions, and leaves everything else to nats-py's parser.
 
@@ -120,7 +224,16 @@ class _QuickParser(Parser):
             logger.exception("A message from NATS could not be handled")
             raise ProtocolError from error
         if not complete:
+            await self._parse_rest()
+
+    async def _parse_rest(self) -> None:
+        try:
             await super().parse()
+        except (ProtocolError, OSError):
+            raise
+        except Exception as error:
+            logger.warning("The server sent a line that nats-py cannot read: %r", error)
+            raise ProtocolError from error
 
     def _take(self) -> bool:
         """Handle all complete messages at the front; returns False if nats-py's parser must continue."""
@@ -172,9 +285,10 @@ class FastClient:
 
     forgets_unwritten = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls_only: bool = False) -> None:
         self._raw = raw = _RawClient()
         self.client: Client = raw
+        _use_checked_socket(raw, tls_only)
         self._append, self._flush = raw._send_command, raw._flush_pending  # pyright: ignore[reportPrivateUsage]
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
@@ -220,8 +334,9 @@ class PublicClient:
 
     forgets_unwritten = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, tls_only: bool = False) -> None:
         self.client = Client()
+        _use_checked_socket(self.client, tls_only)
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
         async def deliver(message: Msg) -> None:
@@ -291,9 +406,16 @@ def is_standalone(client: Client) -> bool:
     return bool(info.get("jetstream")) and not (info.get("cluster") or info.get("domain"))
 
 
-def make_client(fast: bool) -> Transport:
-    """A `FastClient` if `fast` is set and nats-py supports it."""
-    return FastClient() if fast and supports_fast_path() else PublicClient()
+def make_client(fast: bool, *, tls_only: bool = False) -> Transport:
+    """A `FastClient` if `fast` is set and nats-py supports it.
+
+    :param tls_only: write nothing on a connection without TLS.
+    """
+    return FastClient(tls_only=tls_only) if fast and supports_fast_path() else PublicClient(tls_only=tls_only)
+
+
+def _use_checked_socket(client: Client, tls_only: bool) -> None:
+    client._transport = _CheckedSocket(tls_only=tls_only)  # pyright: ignore[reportPrivateUsage]
 
 
 def _block(headers: Any) -> bytes:

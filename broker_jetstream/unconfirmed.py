@@ -334,7 +334,15 @@ class PublishAck(msgspec.Struct, gc=False):
     error: dict[str, Any] | None = None
 
 
-decode_ack: Final = msgspec.json.Decoder(PublishAck).decode
+_decode_ack: Final = msgspec.json.Decoder(PublishAck).decode
+
+
+def decode_ack(data: bytes) -> PublishAck:
+    """The answer to a message; with an error if it is not one, as any subscriber of the subject may answer."""
+    try:
+        return _decode_ack(data)
+    except (msgspec.DecodeError, RecursionError):
+        return PublishAck(error={"description": "the answer is not one of a stream"})
 
 
 class Batch:

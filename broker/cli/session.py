@@ -224,9 +224,9 @@ class Session:
                     # Imported late, so that --help is fast.
                     from broker.bus import connect as open_bus
 
-                    bus = await stack.enter_async_context(open_bus(self.options.settings()))
+                    bus = open_bus(self.options.settings())
                     bus.hooks.listen(self._observe)
-                    self._bus = bus
+                    self._bus = await stack.enter_async_context(bus)
                 await body(self)
 
     @contextmanager

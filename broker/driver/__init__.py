@@ -67,7 +67,7 @@ from broker.hooks import (
 )
 from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral, NativeName, check_name
 from broker.records import RecordOwner, RecordRun, RecordsOfRuns, undecodable
-from broker.urls import UrlParts, is_secret_name, mask_url
+from broker.urls import UrlParts, is_loopback, is_secret_name, mask_url
 
 __all__ = [
     "DEAD_LETTER_PREFIX",
@@ -154,6 +154,7 @@ __all__ = [
     "check_text",
     "is_finite",
     "is_letter",
+    "is_loopback",
     "is_secret_name",
     "is_whole",
     "jitter",
