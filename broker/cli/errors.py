@@ -15,10 +15,10 @@
 
 from __future__ import annotations
 
-import json
 from enum import IntEnum
 from typing import Any
 
+from broker.cli.output import json_text
 from broker.errors import (
     AuthenticationFailed,
     BrokerError,
@@ -110,7 +110,7 @@ def error_line(error: BaseException, *, as_json: bool = False) -> str:
     """The line for standard error: `broker: MESSAGE. ADVICE`, or a JSON object with `error`."""
     parts = error_json(error)
     if as_json:
-        return json.dumps({"error": parts}, ensure_ascii=False)
+        return json_text({"error": parts})
     known = isinstance(error, (Failure, BrokerError))
     text = parts["message"] if known else f"{parts['type']}: {parts['message']}"
     if parts["advice"]:
