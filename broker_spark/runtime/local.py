@@ -27,6 +27,7 @@ from typing import Final
 import pyspark
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 
+from broker.driver.private_files import make_directory
 from broker.hooks import logger
 
 __all__ = ["compiled_home", "home_without_archive", "socket_settings"]
@@ -71,10 +72,10 @@ def home_without_archive(real: Path, caches: Path) -> Path | None:
     if not home.is_dir():
         # The rename is atomic. It fails where another process was faster or nothing can be written.
         with suppress(OSError):
-            caches.mkdir(parents=True, exist_ok=True)
+            make_directory(caches)
             with tempfile.TemporaryDirectory(prefix="spark-home-", dir=caches) as made:
                 half = Path(made, "half")
-                half.mkdir()
+                make_directory(half)
                 for name in _LINKS:
                     (half / name).symlink_to(real.resolve() / name, target_is_directory=True)
                 half.rename(home)
