@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from broker.driver.private_files import create_file, make_directory, narrow
 from broker_kafka.offsets import SqlOffsetStore
 from broker_spark.common.files import LocalFiles
 from broker_spark.runtime.hadoop import protect_directory
-from broker_spark.runtime.local import home_without_archive
+from broker_spark.runtime.local import _why_not_private, home_without_archive, socket_settings
 from broker_spark.spool.spool import Spool
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no modes")
@@ -155,6 +156,31 @@ def test_the_checkpoint_of_a_pipeline(tmp_path: Path, umask: int) -> None:
             protect_directory(spark, place.as_uri())
         assert mode(place) == 0o700
         assert mode(place.parent) == 0o700
+
+
+def test_the_sockets_of_spark_are_ours(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Spark lets whoever connects to one run code.
+    with tempfile.TemporaryDirectory(prefix="sockets-") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        Path(short).chmod(0o1777)
+        found = Path(socket_settings({})["spark.python.unix.domain.socket.dir"])
+        assert mode(found) == 0o700
+        assert found.parent == Path(short)
+        for before in (0o700, 0o777):
+            found.chmod(before)
+            assert socket_settings({})["spark.python.unix.domain.socket.dir"] == str(found)
+            assert mode(found) == 0o700
+
+
+def test_sockets_of_spark_are_not_made_where_another_user_waits() -> None:
+    with tempfile.TemporaryDirectory(prefix="sockets-") as short:
+        place, target = Path(short, "link"), Path(short, "target")
+        target.mkdir()
+        place.symlink_to(target)
+        assert _why_not_private(str(place)) == "others can use it"
+        place.unlink()
+        place.touch(0o600)
+        assert _why_not_private(str(place)) == "others can use it"
 
 
 def test_a_home_of_spark_is_ours(tmp_path: Path, umask: int) -> None:
