@@ -1,12 +1,13 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-all lint format bench bench-queue bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-all lint format bench bench-queue bench-spark docs conformance lock audit proto clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
+AUDIT_TOOL := pip-audit==2.10.1
 # Writes code that works with the oldest protobuf allowed, and every newer one.
 PROTO_TOOL := grpcio-tools==1.76.0
 # Many tests wait for a server, so two cores serve more than two workers.
@@ -47,6 +48,7 @@ help:
 	@echo "make bench-spark  measure Spark over the brokers, and write docs/performance-spark.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
+	@echo "make audit        look for published vulnerabilities of the versions in constraints.txt; needs the network"
 	@echo "make proto        generate the code of markers.proto"
 	@echo "make clean        remove .venv and all caches"
 
@@ -149,6 +151,17 @@ lock:
 	build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
 		--all-extras --group dev --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--custom-compile-command 'make lock' --output-file constraints.txt
+
+# Not a part of `make lint`: a commit must not fail for what was published after it, nor without a network.
+audit:
+	@test -x build/audit/bin/python || $(PYTHON) -m venv build/audit
+	@build/audit/bin/python -m pip install --quiet --disable-pip-version-check '$(AUDIT_TOOL)'
+	@rm -f build/audit.txt
+	@if build/audit/bin/pip-audit --requirement constraints.txt --require-hashes --disable-pip --progress-spinner off \
+		--vulnerability-service osv --output build/audit.txt $(ARGS) 2> build/audit.log; then tail -n 1 build/audit.log; \
+	elif test -s build/audit.txt; then cat build/audit.txt; exit 1; \
+	else tail -n 1 build/audit.log; \
+		echo "Nothing was checked: the advisories of osv.dev cannot be fetched from here (build/audit.log)"; exit 2; fi
 
 proto:
 	@test -x build/proto/bin/python || $(PYTHON) -m venv build/proto

@@ -36,6 +36,7 @@ from secrets import token_hex, token_urlsafe
 from typing import Any, Final, NamedTuple
 
 from broker import ConnectionFailed, InvalidSetting, MissingClient, Unsupported
+from broker.driver import make_private_directory
 
 __all__ = ["DirectoryLock", "EmbeddedServer", "ServerAddress", "server_binary"]
 
@@ -196,7 +197,7 @@ class EmbeddedServer:
         directory = self._directory
         _fcntl()  # the owner of a file is known on the same systems
         try:
-            _make_private(directory)
+            make_private_directory(directory)
             _check_owned(directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(f"no permission to write in {str(directory)!r}")
@@ -307,17 +308,6 @@ def _make_temporary() -> tuple[Path, DirectoryLock]:
         if lock is not None:
             lock.release()
         raise
-
-
-def _make_private(directory: Path) -> None:
-    """Make a directory and its missing parents, for us only; `mkdir(parents=True)` leaves parents to the umask."""
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        _make_private(directory.parent)
-        _make_private(directory)
 
 
 def _check_owned(directory: Path) -> None:

@@ -18,6 +18,8 @@ from broker import InvalidSetting
 from broker.driver import UrlParts, logger
 from broker_kafka.config.properties import (
     ALIASES,
+    CODE_ADVICE,
+    CODE_PROPERTIES,
     KNOWN_PROPERTIES,
     OWNED,
     UNUSED_BY_PROTOCOL,
@@ -286,6 +288,8 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         dotted = name.replace("_", ".")
         if dotted in OWNED:
             return f"Leave it out: {OWNED[dotted]}"
+        if dotted in CODE_PROPERTIES:
+            return CODE_ADVICE
         return f"Give it as {dotted!r}" if dotted in KNOWN_PROPERTIES else super().advice_on_unknown(name)
 
     @field_validator("properties", mode="before")
@@ -330,6 +334,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
 
     def check_given(self) -> None:
         super().check_given()
+        self._check_code()
         check_security(self)
         idle = self.compression_type == "none" and self.is_given("compression_level")
         if idle and not self.is_outranked("compression_level", "compression_type"):
@@ -342,6 +347,20 @@ class KafkaSettings(SecuritySettings, QueueSettings):
             logger.warning(
                 "Setting %r (%s) has no effect with group_protocol=%s", name, self.origin(name), self.group_protocol
             )
+
+    def _check_code(self) -> None:
+        """:raises InvalidSetting: a URL, a variable or a file gives a property that loads or runs code."""
+        given = {name: "properties" for name in self.properties if name in CODE_PROPERTIES}
+        given |= {
+            name: name
+            for name in (each.replace(".", "_") for each in CODE_PROPERTIES)
+            if name in type(self).model_fields and getattr(self, name) is not None
+        }
+        for name, setting in given.items():
+            origin = self.origin(setting)
+            if origin.kind != "argument":
+                value = self.properties[name] if setting == "properties" else getattr(self, name)
+                raise InvalidSetting(f"Setting {name!r} (from {origin}) is {value!r}", advice=CODE_ADVICE)
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a confluent-kafka client, by librdkafka's names.

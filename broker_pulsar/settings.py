@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from broker import InvalidSetting
 from broker.driver import UrlParts, mask_url
 from broker.driver.settings import BackendSettings, Form
 
@@ -71,7 +72,7 @@ class PulsarSettings(BackendSettings):
     )
     io_threads: int = Field(default=1, ge=1, le=64, description="I/O threads of the client")
     listener_name: str | None = Field(default=None, description="Advertised listener of the brokers to connect to")
-    client_log: Path | None = Field(default=None, description="File for the log of the client")
+    client_log: Path | None = Field(default=None, description="File for the log of the client; not in a URL")
 
     publish_timeout: float = Field(
         default=30.0,
@@ -146,6 +147,16 @@ class PulsarSettings(BackendSettings):
             values["tenant"] = names[0]
             values["namespace"] = "/".join(names[1:]) if len(names) > 1 else "default"
         return values
+
+    def check_given(self) -> None:
+        super().check_given()
+        origin = self.origin("client_log")
+        if origin.kind == "url":
+            raise InvalidSetting(
+                f"Setting 'client_log' (from {origin}) is {str(self.client_log)!r}",
+                advice=f"Give it in code, as {self.environment_prefix()}CLIENT_LOG or in a file: a URL names no file "
+                "that is written",
+            )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -29,7 +29,7 @@ from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
 from broker_spark.common.options import CONNECTORS, Bound, Position, SourceOptions, as_texts, parse_choice
 from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, resolve, skip_deleted
 from broker_spark.runtime.codegen import uncompiled
-from broker_spark.session import register
+from broker_spark.session import hide_secrets, register
 from broker_spark.spool.positions import SPOOL_SOURCE
 
 __all__ = ["java_properties", "pipeline_stream", "read", "read_stream"]
@@ -185,6 +185,7 @@ def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, s
             return {}, f"it has no counterpart of option {name}"
     if not _has_connector(spark):
         return {}, "its jars are not in the session"
+    hide_secrets(spark)
     client, reason = java_properties(settings)
     found = {f"kafka.{name}": value for name, value in client.items()}
     found |= {
@@ -418,5 +419,6 @@ def _pem(text: str | None, place: Path | None) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    """A text of JAAS. An end of a line would end it, and what follows would name a class that Java loads."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'

@@ -1,6 +1,7 @@
 """`session(...)`: the active Spark session or a new, well configured one, with `format("broker")`.
 
-Classic or Spark Connect. Call it from the driver's main thread. An active session keeps its settings.
+Classic or Spark Connect. Call it from the driver's main thread. An active session keeps its settings, but for what its
+plans hide (see `register`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from broker_spark.data_source import BrokerDataSource
 from broker_spark.runtime.local import compiled_home, socket_settings
 from broker_spark.runtime.shipping import python_path, sent_files, shipped_source
 
-__all__ = ["configured", "register", "session"]
+__all__ = ["configured", "hide_secrets", "register", "session"]
 
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _CONNECT_SECONDS: Final = 30.0
@@ -51,6 +52,11 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
+
+_REDACTION: Final = "spark.sql.redaction.options.regex"
+"""A pattern of the names and values of options that Spark hides in plans, on its web page and in its event log."""
+_SPARKS_REDACTION: Final = "(?i)url"
+_OUR_REDACTION: Final = f"{_SPARKS_REDACTION}|jaas|keystore|private key|://[^/?#\\s]*@"
 
 
 def session(
@@ -210,13 +216,21 @@ def _root_cause(error: Exception) -> str:
 def register(spark: SparkSession) -> SparkSession:
     """Make `format("broker")` available in a session, and return the session. May be repeated.
 
-    PySpark also discovers the source by itself where this package is on its path.
+    PySpark also discovers the source by itself where this package is on its path. Plans of the session then hide
+    options with credentials, unless the session has a rule of its own (`spark.sql.redaction.options.regex`).
     """
+    hide_secrets(spark)
     found_in, sent = python_path(spark), sent_files(spark)
     for source in (BrokerDataSource, TopicsDataSource):
         shipped = shipped_source(source, Path(__file__).parent, found_in, sent)
         spark.dataSource.register(shipped or source)
     return spark
+
+
+def hide_secrets(spark: SparkSession) -> None:
+    """Have Spark hide private keys, JAAS options and URIs with credentials, unless the session has its own rule."""
+    if spark.conf.get(_REDACTION) == _SPARKS_REDACTION:
+        spark.conf.set(_REDACTION, _OUR_REDACTION)
 
 
 def configured() -> dict[str, str]:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from broker.cli.errors import Exit, Failure, error_line
+from broker.cli.output import print_line, print_lines
 from broker.cli.session import Config, Debug, Options, Url
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class _LazyGroup(TyperGroup):
             try:
                 self.commands[name]
             except Failure as error:
-                typer.echo(error_line(error), err=True)
+                print_line(error_line(error), err=True)
             else:
                 names.append(name)
         return names
@@ -119,7 +120,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
-        typer.echo(f"anybroker {version('anybroker')}")
+        print_line(f"anybroker {version('anybroker')}")
         raise typer.Exit
 
 
@@ -157,7 +158,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return Exit.BROKEN_PIPE
     except Failure as error:
-        typer.echo(error_line(error), err=True)
+        print_line(error_line(error), err=True)
         return error.code
     except Exception as error:
         # A usage error; its class differs between the versions of typer.
@@ -169,9 +170,9 @@ def run(arguments: list[str]) -> int:
             return Exit.USAGE
         if text.startswith("Usage:"):
             # Without arguments typer raises the help.
-            typer.echo(text, err=True)
+            print_lines(text, err=True)
             return Exit.USAGE
         path = getattr(getattr(error, "ctx", None), "command_path", "broker")
         stop = "" if text.endswith(("?", ".")) else "."
-        typer.echo(f"broker: {text}{stop} See `{path} --help`", err=True)
+        print_line(f"broker: {text}{stop} See `{path} --help`", err=True)
         return Exit.USAGE

@@ -14,7 +14,8 @@ import typer
 
 from broker.cli.arguments import TopicName, parse_start
 from broker.cli.errors import Exit, Failure
-from broker.cli.rendering import envelope_json, envelope_line, json_line
+from broker.cli.output import json_line, raw_line
+from broker.cli.rendering import envelope_json, envelope_line
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.messages import Message
 from broker.names import ephemeral
@@ -76,7 +77,10 @@ async def consume(
         str, typer.Option(metavar="WHERE", help="Where a new subscription begins: earliest, latest or a time.")
     ] = "earliest",
     no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the subscription does not exist.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Print only the bodies, each followed by a newline.")] = False,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Print only the bodies, each followed by a newline; a terminal gets them escaped."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print messages and ack them, until interrupted."""
@@ -113,7 +117,7 @@ def _renderer(as_json: bool, raw: bool) -> Render:
     if as_json:
         return lambda envelope: json_line(envelope_json(envelope))
     if raw:
-        return lambda envelope: (envelope.data or b"") + b"\n"
+        return lambda envelope: raw_line(envelope.data or b"")
     return envelope_line
 
 

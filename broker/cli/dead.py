@@ -8,17 +8,8 @@ import typer
 
 from broker.cli.arguments import parse_name
 from broker.cli.errors import Exit, error_json
-from broker.cli.rendering import (
-    bytes_field,
-    counter,
-    cut,
-    escaped,
-    json_line,
-    json_text,
-    printable,
-    show_table,
-    timestamp,
-)
+from broker.cli.output import counter, escaped, json_line, json_text, show_table
+from broker.cli.rendering import bytes_field, cut, printable, timestamp
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.redrive import DeadLetter
 

@@ -12,10 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Any, cast
 
-import typer
-
 from broker.cli.errors import Exit, Failure, error_json, exit_code
-from broker.cli.rendering import show_table
+from broker.cli.output import print_line, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.errors import BrokerError
 
@@ -91,23 +89,24 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _show(session: Session, report: dict[str, Any]) -> None:
     versions = report["versions"]
-    typer.echo(f"anybroker {versions['anybroker']}, Python {versions['python']}, {versions['platform']}")
+    print_line(f"anybroker {versions['anybroker']}, Python {versions['python']}, {versions['platform']}")
     if "url" in report:
-        typer.echo(f"{report['url']} (from {report['source']})\n")
+        print_line(f"{report['url']} (from {report['source']})")
+        print_line("")
         show_table(
             ("SETTING", "VALUE", "ORIGIN"),
             [(line["name"], line["value"], line["origin"]) for line in report["settings"]],
         )
     if "capabilities" in report:
-        typer.echo("")
+        print_line("")
         show_table(("CAPABILITY", "VALUE"), [(name, _shown(value)) for name, value in report["capabilities"].items()])
-    typer.echo("")
+    print_line("")
     if "error" in report:
         error = report["error"]
         session.note(f"broker: {' '.join([error['message'].rstrip('.') + '.', error['advice']]).strip()}")
     elif report["ok"]:
         connected, trip = report["connect_seconds"] * 1000, report["round_trip_seconds"] * 1000
-        typer.echo(f"Connected in {connected:.1f} ms, round trip {trip:.2f} ms. All is well.")
+        print_line(f"Connected in {connected:.1f} ms, round trip {trip:.2f} ms. All is well.")
     else:
         session.note(f"broker: connected, but the health check failed: {report['detail']}")
 

@@ -15,11 +15,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from enum import IntEnum
 from typing import Any
 
+from broker.cli.output import json_text
 from broker.errors import (
     AuthenticationFailed,
     BrokerError,
@@ -147,5 +147,5 @@ def error_text(error: BaseException) -> str:
 def error_line(error: BaseException, *, as_json: bool = False) -> str:
     """The line for standard error: `broker: MESSAGE. ADVICE`, or a JSON object with `error`."""
     if as_json:
-        return json.dumps({"error": error_json(error)}, ensure_ascii=False)
+        return json_text({"error": error_json(error)})
     return f"broker: {error_text(error)}"

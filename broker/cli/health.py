@@ -1,7 +1,7 @@
 """`HealthServer`: serves `/health` and `/metrics` over HTTP/1.1, one request per connection.
 
-`/health` is 200, or 503 with the reason; `/metrics` is in the text format of Prometheus. Slow and large requests are
-dropped.
+`/health` is 200, or 503 with the reason; `/metrics` is in the text format of Prometheus. Slow and large requests, and
+those above 64 at a time, are dropped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from broker.cli.errors import Exit, Failure
+from broker.cli.output import escaped
 from broker.driver.queue_tracking import Histogram
 from broker.exposition import CONTENT_TYPE, Series, prometheus_text
 
@@ -18,6 +19,8 @@ __all__ = ["HealthServer"]
 
 _PATIENCE: Final = 5.0
 _LONGEST: Final = 8_192
+_MOST: Final = 64
+"""Requests at a time: connections of the broker need descriptors, too."""
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _PREFIX: Final = "anybroker_queue_"
 
@@ -43,6 +46,7 @@ class HealthServer:
         self._trouble = trouble
         self._metrics = metrics
         self._server: asyncio.Server | None = None
+        self._requests = 0
 
     @property
     def url(self) -> str:
@@ -68,15 +72,22 @@ class HealthServer:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._requests == _MOST:
+            writer.transport.abort()
+            return
+        self._requests += 1
         try:
             async with asyncio.timeout(_PATIENCE):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer(head.partition(b"\r\n")[0].decode("latin-1")))
-                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return
         finally:
-            writer.close()
+            self._requests -= 1
+            # A client that reads nothing would keep the connection open.
+            writer.transport.abort()
 
     def _answer(self, request: str) -> bytes:
         method, _, rest = request.partition(" ")
@@ -85,7 +96,7 @@ class HealthServer:
             status, body = 405, "Use GET /health or GET /metrics\n"
         elif path == "/health":
             trouble = self._trouble()
-            status, body = (503, trouble + "\n") if trouble else (200, "ok\n")
+            status, body = (503, escaped(trouble) + "\n") if trouble else (200, "ok\n")
         elif path == "/metrics":
             status, body = 200, self._text()
         else:

@@ -14,7 +14,8 @@ import typer
 
 from broker.cli.arguments import KnownTopic, parse_name, parse_time
 from broker.cli.errors import Exit, Failure
-from broker.cli.rendering import envelope_json, envelope_row, json_line, show_table
+from broker.cli.output import json_line, show_table
+from broker.cli.rendering import envelope_json, envelope_row
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.driver.contract import Bounds
 from broker.messages import Message

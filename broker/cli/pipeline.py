@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from broker.cli.rendering import json_text, show_table
+from broker.cli.output import json_text, print_above, print_line, print_lines, progress_console, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.errors import ConfigurationError, MissingClient
 from broker.hooks import logger
@@ -98,7 +96,7 @@ async def status(session: Session, file: File, *, as_json: AsJson = False) -> No
         committed = "no batch is committed" if found.committed is None else f"batch {found.committed} is committed"
         planned = "" if found.planned is None else f", batch {found.planned} was started"
         behind = "" if found.lag is None or not rows else f", {found.lag} behind"
-        typer.echo(f"{found.pipeline}: {committed}{planned}{behind}")
+        print_line(f"{found.pipeline}: {committed}{planned}{behind}")
         show_table(("PARTITION", "NEXT", "END", "LAG"), rows)
         if found.problem:
             session.note(f"broker: {found.problem}")
@@ -127,7 +125,7 @@ async def explain(
         return
     show_table(("PART", "WHAT"), parts)
     if plan:
-        typer.echo(f"\n{plan}")
+        print_lines(f"\n{plan}")
 
 
 def _spark(module: str) -> Any:
@@ -177,7 +175,7 @@ class _Display:
         self._warnings = _Warnings(self._warn)
         if session.interactive:
             columns = (SpinnerColumn(), TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress = Progress(*columns, console=progress_console(), transient=True)
             self._task = self._progress.add_task(name, total=None)
 
     def __enter__(self) -> Self:
@@ -204,8 +202,7 @@ class _Display:
                 "lag": report.lag,
                 "seconds": report.seconds,
             }
-            sys.stdout.write(json_text(value) + "\n")
-            sys.stdout.flush()
+            print_line(json_text(value))
         else:
             self._line(str(report))
             if self._progress is not None:
@@ -218,6 +215,6 @@ class _Display:
     def _line(self, text: str) -> None:
         """Write a line to standard error, above the bar."""
         if self._progress is not None:
-            self._progress.console.print(text, highlight=False, markup=False)
+            print_above(self._progress, text)
         else:
             self._session.note(text)

@@ -20,7 +20,7 @@ from broker.cli import message_input
 from broker.cli.arguments import TopicName
 from broker.cli.errors import Exit, Failure, error_json, exit_code
 from broker.cli.message_input import Common, Item
-from broker.cli.rendering import counter, json_line
+from broker.cli.output import counter, json_line
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
 from broker.errors import BrokerError

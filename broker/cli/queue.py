@@ -16,7 +16,8 @@ from broker.cli import dead, subscriptions
 from broker.cli.arguments import SubscriptionName, Yes
 from broker.cli.errors import Exit, Failure
 from broker.cli.health import HealthServer
-from broker.cli.rendering import attribute_pairs, bytes_field, cut, escaped, json_line, printable, show_table
+from broker.cli.output import escaped, json_line, show_table
+from broker.cli.rendering import attribute_pairs, bytes_field, cut, printable
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.driver.queue_tracking import PurgedQueue, QueuedMessage, TracksQueues
 from broker.errors import Unsupported

@@ -1,37 +1,29 @@
-"""Formats messages, records and tables, for people and for programs.
+"""Formats messages and records, for people and for programs. Pure functions.
 
 Bodies and keys that are not UTF-8 are base64: in `data_base64` or `key_base64` in JSON, with the prefix `base64:` for
-people. Control characters are escaped.
+people.
 """
 
 from __future__ import annotations
 
 import base64
-import io
-import json
-import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from broker.cli.output import escaped
 from broker.messages import Message
 from broker.records import Record
 
 __all__ = [
     "attribute_pairs",
     "bytes_field",
-    "counter",
     "cut",
     "envelope_json",
     "envelope_line",
     "envelope_row",
-    "escaped",
-    "json_line",
-    "json_text",
     "native_rows",
     "printable",
-    "show_table",
     "timestamp",
 ]
 
@@ -67,16 +59,6 @@ def envelope_json(envelope: Message[Any] | Record[Any]) -> dict[str, Any]:
     return fields
 
 
-def json_text(value: object) -> str:
-    """One JSON document on one line."""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def json_line(value: object) -> bytes:
-    """One JSON document as a line of output."""
-    return json_text(value).encode("utf-8", "backslashreplace") + b"\n"
-
-
 def printable(value: bytes | None, limit: int | None = None) -> str:
     """Bytes for people: escaped text, `base64:…` if they are not UTF-8, `-` for None."""
     if value is None:
@@ -93,13 +75,6 @@ def printable(value: bytes | None, limit: int | None = None) -> str:
 def cut(text: str, limit: int | None) -> str:
     """The text, shortened to `limit` characters; None is no limit."""
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
-
-
-def escaped(text: str) -> str:
-    """The text with escapes for all unprintable characters."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def attribute_pairs(attributes: Mapping[str, str]) -> str:
@@ -144,45 +119,3 @@ def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _entries(f"{name}.{key}", entries[key])
     elif name != "native":
         yield name, value
-
-
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
-    """Print a table on standard output. Without rows it prints nothing and returns False."""
-    # Imported late: commands with --json print no table.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        # People copy the first column, so it is never wrapped.
-        table.add_column(column, overflow="fold", no_wrap=index == 0)
-    for row in rows:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    if not table.row_count:
-        return False
-    if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(table)
-        return True
-    # A pipe has no width: nothing is wrapped or padded.
-    text = io.StringIO()
-    Console(file=text, width=10_000, highlight=False).print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
-    sys.stdout.flush()
-    return True
-
-
-@contextmanager
-def counter(what: str, *, shown: bool, total: int | None = None) -> Generator[Callable[[int], None]]:
-    """Draw `what` and a number on standard error until the block ends; yields the function that sets the number."""
-    if not shown:
-        yield lambda _: None
-        return
-    # Imported late: slow to import, and rarely needed.
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda number: progress.update(task, completed=number)

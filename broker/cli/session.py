@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tomllib
+import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import typer
 from typing_extensions import ParamSpec
 
 from broker.cli.errors import Exit, Failure, error_line, error_text, exit_code
-from broker.cli.rendering import json_text, show_table
+from broker.cli.output import ask, json_text, log_to_stderr, print_line, print_lines, show_table
 from broker.cli.streams import Sink, Source
 from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotRenewed, Warned
 
@@ -148,7 +149,7 @@ class Session:
 
     @property
     def out(self) -> Sink:
-        """Standard output in bytes; tables go through `rendering.show_table`."""
+        """Standard output in bytes, for lines that are escaped already; all else goes through `broker.cli.output`."""
         if self._out is None:
             self._out = Sink()
         return self._out
@@ -159,17 +160,17 @@ class Session:
         return sys.stderr.isatty() and not self.as_json
 
     def note(self, text: str) -> None:
-        """Print a line on standard error."""
-        typer.echo(text, err=True)
+        """Print a line on standard error; unprintable characters are escaped."""
+        print_line(text, err=True)
 
     def answer(self, value: object, text: str) -> None:
         """Print the result: `value` as JSON for programs, `text` for people."""
-        typer.echo(json_text(value) if self.as_json else text)
+        print_line(json_text(value) if self.as_json else text)
 
     def table(self, value: object, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
         """Print the result: `value` as JSON for programs, a table for people, or `empty` without rows."""
         if self.as_json:
-            typer.echo(json_text(value))
+            print_line(json_text(value))
         elif not show_table(columns, rows):
             self.note(empty)
 
@@ -190,7 +191,7 @@ class Session:
                 advice="Give --yes",
                 code=Exit.USAGE,
             )
-        typer.echo(f"{question} [y/N] ", nl=False, err=True)
+        ask(f"{question} [y/N]")
         answer = (await Source().read()).strip().lower()
         if answer not in {b"y", b"yes"}:
             raise Failure("Nothing was changed")
@@ -213,8 +214,9 @@ class Session:
             raise
         except Exception as error:
             if self.options.debug:
-                raise
-            self.report(error)
+                print_lines("".join(traceback.format_exception(error)).rstrip(), err=True)
+            else:
+                self.report(error)
             return exit_code(error)
 
     async def _guarded(self, body: Callable[[Session], Awaitable[object]], connect: bool) -> None:
@@ -272,13 +274,10 @@ class Session:
 
 def _log(debug: bool) -> None:
     """Log only with --debug; errors are printed once, as a line."""
-    root = logging.getLogger()
     if debug:
-        logging.basicConfig(
-            level=logging.DEBUG, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
-    elif not root.handlers:
-        root.addHandler(logging.NullHandler())
+        log_to_stderr()
+    elif not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
 
 
 def new_app(name: str, text: str | None = None) -> typer.Typer:

@@ -49,6 +49,7 @@ from broker.driver.optional import (
     StoresAttempts,
     TransactionalAcks,
 )
+from broker.driver.private_files import create_private_file, make_private_directory, narrow_mode
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
 from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, UNSET, Place, is_letter
 from broker.hooks import (
@@ -152,6 +153,7 @@ __all__ = [
     "check_seconds",
     "check_start",
     "check_text",
+    "create_private_file",
     "is_finite",
     "is_letter",
     "is_loopback",
@@ -160,9 +162,11 @@ __all__ = [
     "jitter",
     "lease_time",
     "logger",
+    "make_private_directory",
     "mask_url",
     "message_capabilities",
     "message_size",
+    "narrow_mode",
     "not_assigned",
     "pause",
     "refused",

@@ -55,7 +55,7 @@ _WORDS: Final[Mapping[object, str]] = {
 
 
 class Form:
-    """Metadata of a text field: the form of its text, as a pattern and in words for errors.
+    """Metadata of a field of text or a path: its form, as a pattern and in words for errors.
 
     `name: Annotated[str | None, Form(r"[a-z]+", "lower-case letters")] = None`. Immutable, safe from any thread.
 
@@ -72,8 +72,8 @@ class Form:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return no_info_after_validator_function(self._checked, handler(source))
 
-    def _checked(self, text: str | None) -> str | None:
-        if text is not None and self._pattern.fullmatch(text) is None:
+    def _checked(self, text: str | Path | None) -> str | Path | None:
+        if text is not None and self._pattern.fullmatch(str(text)) is None:
             raise PydanticCustomError("form", "It has another form")
         return text
 

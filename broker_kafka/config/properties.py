@@ -18,6 +18,8 @@ from broker.driver import is_secret_name
 
 __all__ = [
     "ALIASES",
+    "CODE_ADVICE",
+    "CODE_PROPERTIES",
     "CONSUMER_PROPERTIES",
     "KNOWN_PROPERTIES",
     "OWNED",
@@ -92,6 +94,11 @@ _SHARED: Final = frozenset(
 KNOWN_PROPERTIES: Final = PRODUCER_PROPERTIES | CONSUMER_PROPERTIES | _SHARED
 """All of them."""
 
+CODE_PROPERTIES: Final = frozenset(
+    "plugin.library.paths sasl.kerberos.kinit.cmd ssl.engine.id ssl.engine.location ssl.providers".split()
+)
+"""With these, librdkafka loads a library or runs a command. They are accepted only from code."""
+CODE_ADVICE: Final = "Only code may set it, in a KafkaSettings object: librdkafka loads or runs what it names"
 
 _SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\0:/,@?#\[\]]+)(?::([0-9]{1,9}))?")
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Annotated, Any, Final, Literal, Protocol, Self
 
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
-from broker.driver.settings import BackendSettings, Origin
+from broker.driver.settings import BackendSettings, Form, Origin
 
 __all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "protocol_of"]
+
+_SHELL_SAFE: Final = Form(
+    r"[\w./@:,=+][\w./@:,=+-]*",
+    "letters, digits and any of ./@:,=+_-, not beginning with -: it becomes a part of kinit's command in a shell",
+)
 
 
 class SecuritySettings(BackendSettings):
@@ -73,12 +78,18 @@ class SecuritySettings(BackendSettings):
         description="OAUTHBEARER: called with sasl_oauthbearer_config, returns a token and the time.time() at "
         "which it expires; only in a settings object",
     )
-    sasl_kerberos_service_name: str | None = Field(
+    sasl_kerberos_service_name: Annotated[str | None, _SHELL_SAFE] = Field(
         default=None, description="GSSAPI: the brokers' principal name; needs a librdkafka built with GSSAPI"
     )
-    sasl_kerberos_principal: str | None = Field(default=None, description="GSSAPI: the client's principal")
-    sasl_kerberos_keytab: Path | None = Field(default=None, description="GSSAPI: the client's keytab file")
-    sasl_kerberos_kinit_cmd: str | None = Field(default=None, description="GSSAPI: the command that renews the ticket")
+    sasl_kerberos_principal: Annotated[str | None, _SHELL_SAFE] = Field(
+        default=None, description="GSSAPI: the client's principal"
+    )
+    sasl_kerberos_keytab: Annotated[Path | None, _SHELL_SAFE] = Field(
+        default=None, description="GSSAPI: the client's keytab file"
+    )
+    sasl_kerberos_kinit_cmd: str | None = Field(
+        default=None, description="GSSAPI: the command that renews the ticket; only in a settings object"
+    )
     sasl_kerberos_min_time_before_relogin: int | None = Field(
         default=None, ge=0, le=86_400_000, description="GSSAPI: milliseconds between renewals of the ticket"
     )

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import (
@@ -44,7 +46,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from broker import BrokerError, Closed, ConfigurationError, SettleError, TopicPartition
-from broker.driver import refused
+from broker.driver import create_private_file, refused
 from broker_kafka.offsets import fencing
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import UNCLAIMED, Entry
@@ -114,7 +116,7 @@ class SqlOffsetStore:
         return self._table
 
     async def create_table(self) -> None:
-        """Create the table if it is missing.
+        """Create the table if it is missing. A file of SQLite that it creates is for the own user alone.
 
         :raises ConfigurationError: there is one of that name which is no table of offsets.
         :raises SettleError: the database refuses it.
@@ -125,6 +127,7 @@ class SqlOffsetStore:
             there = inspect(tx).get_columns(self._table.name, self._table.schema)
             return {column.name for column in self._table.c}.difference(column["name"] for column in there)
 
+        self._create_file()
         missing = await self._in_transaction(run)
         if isinstance(missing, SettleError):
             raise missing
@@ -133,6 +136,16 @@ class SqlOffsetStore:
                 f"Table {self._table.fullname!r} exists and has no column {', '.join(sorted(missing))}",
                 advice="Give the store the name of another table, or drop this table",
             )
+
+    def _create_file(self) -> None:
+        """SQLite would create it for all to read, and its journal with the same mode."""
+        url = self._engine.url
+        database = url.database
+        if url.get_backend_name() != "sqlite" or not database or database.startswith((":", "file:")):
+            return
+        # An existing one is the application's, and SQLite reports a directory that is missing.
+        with suppress(OSError):
+            create_private_file(Path(database)).close()
 
     def save(
         self,

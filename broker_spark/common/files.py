@@ -1,8 +1,8 @@
 """Files that are written atomically, in one directory of a disk or an object store. Blocking.
 
 On a local disk a file is written under another name, synced and renamed, and its directory is synced: after `write` it
-survives a power loss. Object stores show complete objects only. Other file systems, such as HDFS, need only to rename a
-file to an unused name.
+survives a power loss. Other users have no access to it. Object stores show complete objects only. Other file systems,
+such as HDFS, need only to rename a file to an unused name.
 
 *Concurrency.* Any thread. *Failure.* OSError of the file system; a missing file is FileNotFoundError.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pyarrow
 
+from broker.driver import create_private_file, make_private_directory, narrow_mode
 from broker.errors import BackendError, BrokerError, ConfigurationError
 from broker.urls import mask_within
 
@@ -158,6 +159,13 @@ class Files(ABC):
         :param below: only files with lower names.
         """
 
+    def protect(self, names: Collection[str]) -> None:
+        """Take the access of other users from what is there already of these files and directories.
+
+        The directory itself is narrowed if it holds nothing else.
+        """
+        del names
+
     def read(self, name: str) -> bytes:
         """All of a small file."""
         with self.open(name) as file:
@@ -176,7 +184,9 @@ class LocalFiles(Files):
         if not path.parent.is_dir():
             _make_directory(path.parent)
         try:
-            with half.open("wb") as file:
+            # Of a killed process.
+            half.unlink(missing_ok=True)
+            with create_private_file(half) as file:
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -188,6 +198,14 @@ class LocalFiles(Files):
 
     def open(self, name: str) -> Any:
         return pyarrow.memory_map(str(self._root / name))
+
+    def protect(self, names: Collection[str]) -> None:
+        with suppress(FileNotFoundError):
+            there = {path.name for path in self._root.iterdir() if not path.name.endswith(_HALF)}
+            for name in there.intersection(names):
+                narrow_mode(self._root / name)
+            if there.issubset(names):
+                narrow_mode(self._root)
 
     def names(self, directory: str) -> list[str]:
         try:
@@ -312,11 +330,7 @@ def replace_file(
 
 def _make_directory(path: Path) -> None:
     """Create a directory and its missing parents durably."""
-    made = [path]
-    while not made[-1].parent.is_dir():
-        made.append(made[-1].parent)
-    path.mkdir(parents=True, exist_ok=True)
-    for each in made:
+    for each in make_private_directory(path):
         _sync_directory(each.parent)
 
 

@@ -41,6 +41,7 @@ from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_dead_letters, count
 from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
 from broker_spark.pipeline.writing import claim, clear, write
 from broker_spark.progress import behind, offsets_of
+from broker_spark.runtime.hadoop import path_errors_as, protect_directory
 from broker_spark.runtime.spark_errors import as_batch_error, broker_error_in, interrupted, plan_errors_as
 from broker_spark.session import register, session
 
@@ -178,6 +179,8 @@ class Run:
             with errors_of(f"sources.{name}"):
                 topic_ids.check(name, pipeline.parsed_options(name))
         topic_ids.check_positions()
+        with path_errors_as("checkpoint", pipeline.checkpoint):
+            protect_directory(spark, pipeline.checkpoint)
         topic_ids.save()
         self._topic_ids = topic_ids
         try:

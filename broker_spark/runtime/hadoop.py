@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
+from broker.driver import make_private_directory, narrow_mode
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
 from broker_spark.runtime.spark_errors import first_line
 
-__all__ = ["find_path", "path_errors_as", "read_bytes"]
+__all__ = ["find_path", "path_errors_as", "protect_directory", "read_bytes"]
 
 
 def find_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -25,6 +27,21 @@ def find_path(spark: SparkSession, path: str) -> tuple[Any, Any]:
     session: Any = spark
     found = session._jvm.org.apache.hadoop.fs.Path(path)
     return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def protect_directory(spark: SparkSession, path: str) -> None:
+    """Create a directory of the local file system if it is missing, and keep other users out of it.
+
+    :raises OSError: it cannot be created.
+    """
+    found, files = find_path(spark, path)
+    if files.getScheme() != "file":
+        return
+    place = Path(found.toUri().getPath())
+    if place.is_dir():
+        narrow_mode(place)
+    else:
+        make_private_directory(place)
 
 
 def read_bytes(path: Any, files: Any) -> bytes:
@@ -41,14 +58,14 @@ def read_bytes(path: Any, files: Any) -> bytes:
 
 @contextmanager
 def path_errors_as(name: str, path: str) -> Generator[None]:
-    """Turn Java's errors about a directory within the block into errors that name it.
+    """Turn errors of Java or the system about a directory within the block into errors that name it.
 
     :param name: the setting that holds the path.
-    :raises ConfigurationError: instead of an error of Java.
+    :raises ConfigurationError: instead of such an error.
     """
     try:
         yield
-    except (Py4JJavaError, IllegalArgumentException) as error:
+    except (Py4JJavaError, IllegalArgumentException, OSError) as error:
         shown = mask_within(path)
         raise ConfigurationError(
             f"{name} is {shown!r}: {first_line(error).replace(path, shown)}",

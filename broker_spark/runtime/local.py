@@ -5,7 +5,8 @@ PySpark's sources first on their path, which Python compiles again in every proc
 SPARK_HOME of links without this archive, so that the processes load the installed, compiled PySpark.
 
 *Sockets.* Over TCP each task of a Python source takes about 40 ms more. `socket_settings` picks a directory that is
-short enough for Spark's Unix sockets.
+short enough for Spark's Unix sockets. Whoever connects to one may run code, since Spark authenticates over TCP only; so
+the directory is for the own user alone.
 
 *Failure.* Where either is impossible, Spark keeps its defaults; a fallback to TCP is logged as a warning.
 """
@@ -16,6 +17,7 @@ import hashlib
 import os
 import site
 import socket
+import stat
 import sys
 import tempfile
 import uuid
@@ -27,6 +29,7 @@ from typing import Final
 import pyspark
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 
+from broker.driver import make_private_directory, narrow_mode
 from broker.hooks import logger
 
 __all__ = ["compiled_home", "home_without_archive", "socket_settings"]
@@ -71,10 +74,10 @@ def home_without_archive(real: Path, caches: Path) -> Path | None:
     if not home.is_dir():
         # The rename is atomic. It fails where another process was faster or nothing can be written.
         with suppress(OSError):
-            caches.mkdir(parents=True, exist_ok=True)
+            make_private_directory(caches)
             with tempfile.TemporaryDirectory(prefix="spark-home-", dir=caches) as made:
                 half = Path(made, "half")
-                half.mkdir()
+                make_private_directory(half)
                 for name in _LINKS:
                     (half / name).symlink_to(real.resolve() / name, target_is_directory=True)
                 half.rename(home)
@@ -97,10 +100,12 @@ def socket_settings(configured: Mapping[str, str]) -> dict[str, str]:
     if not hasattr(socket, "AF_UNIX"):
         return {_SOCKETS: "false"}
     own = configured.get(_SOCKET_DIR)
-    directories = [tempfile.gettempdir(), "/tmp"] if own is None else [own]  # noqa: S108
+    roots = dict.fromkeys((tempfile.gettempdir(), "/tmp"))  # noqa: S108
+    # It stays, as a server of Spark Connect may outlive this process.
+    directories = [f"{root}/anybroker-{os.getuid()}" for root in roots] if own is None else [own]
     reasons: list[str] = []
-    for directory in dict.fromkeys(directories):
-        reason = _why_no_sockets(directory)
+    for directory in directories:
+        reason = (_why_not_private(directory) if own is None else None) or _why_no_sockets(directory)
         if reason is None:
             return {_SOCKETS: "true", _SOCKET_DIR: directory}
         reasons.append(f"{directory}: {reason}")
@@ -125,4 +130,20 @@ def _why_no_sockets(directory: str) -> str | None:
         path.unlink()
     except OSError as error:
         return error.strerror or str(error)
+    return None
+
+
+def _why_not_private(directory: str) -> str | None:
+    """Why a directory, which is made if it is missing, is not for the own user alone; None if it is."""
+    path = Path(directory)
+    try:
+        if path.is_symlink() or path.exists():
+            narrow_mode(path)
+        else:
+            make_private_directory(path)
+        found = path.lstat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        return "others can use it"
     return None

@@ -24,7 +24,7 @@ from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import logger
 from broker_spark.common.files import Files
 
-__all__ = ["DEAD_AFTER_SECONDS", "HEARTBEAT_SECONDS", "Lease", "Owner"]
+__all__ = ["DEAD_AFTER_SECONDS", "HEARTBEAT_SECONDS", "OWNERS", "Lease", "Owner"]
 
 HEARTBEAT_SECONDS: Final = 5.0
 """Seconds between heartbeats."""
@@ -33,7 +33,7 @@ DEAD_AFTER_SECONDS: Final = 30.0
 LOCAL_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for an owner on this machine, such as a query that was just stopped."""
 _POLL_SECONDS: Final = 0.2
-_DIRECTORY: Final = "owners"
+OWNERS: Final = "owners"
 
 _mine: Final[set[str]] = set()
 """The tokens of owners in this process."""
@@ -113,7 +113,7 @@ class Lease:
         lease._write()
         lease.check()
         # Includes owners that came in between. An owner that did not read the segments wrote none.
-        owners = (_read(files, name) for name in sorted(files.names(_DIRECTORY), reverse=True) if name < mine.name)
+        owners = (_read(files, name) for name in sorted(files.names(OWNERS), reverse=True) if name < mine.name)
         lease.before = next((owner for owner in owners if owner is not None and owner.epochs is not None), None)
         return lease
 
@@ -134,10 +134,10 @@ class Lease:
         """Record the state that was read, and delete the files of previous owners."""
         self._mine = replace(self._mine, epochs=epochs, acked=acked)
         self._write()
-        for name in self._files.names(_DIRECTORY):
+        for name in self._files.names(OWNERS):
             if name < self._mine.name:
-                self._files.delete(f"{_DIRECTORY}/{name}")
-        self._files.sweep(_DIRECTORY, below=self._mine.name)
+                self._files.delete(f"{OWNERS}/{name}")
+        self._files.sweep(OWNERS, below=self._mine.name)
 
     def beat(self, *, acked: int | None = None, epochs: list[list[Any]] | None = None) -> None:
         """Write a heartbeat, with changes."""
@@ -152,7 +152,7 @@ class Lease:
 
     def check(self) -> None:
         """:raises ConfigurationError: another query took over the spool, or it was removed."""
-        names = self._files.names(_DIRECTORY)
+        names = self._files.names(OWNERS)
         if not names or names[-1] == self._mine.name:
             if names:
                 return
@@ -182,17 +182,17 @@ class Lease:
     def _write(self) -> None:
         text = json.dumps(asdict(self._mine)).encode()
         try:
-            self._files.write(f"{_DIRECTORY}/{self._mine.name}", lambda file: file.write(text))
+            self._files.write(f"{OWNERS}/{self._mine.name}", lambda file: file.write(text))
         except FileNotFoundError:
             # A new owner deletes incomplete files. Or the directory cannot be created at all.
-            if self._is_written or self._files.names(_DIRECTORY):
+            if self._is_written or self._files.names(OWNERS):
                 self.check()
             raise
         self._is_written = True
 
 
 def _newest(files: Files) -> Owner | None:
-    for name in reversed(files.names(_DIRECTORY)):
+    for name in reversed(files.names(OWNERS)):
         owner = _read(files, name)
         if owner is not None:
             return owner
@@ -201,13 +201,13 @@ def _newest(files: Files) -> Owner | None:
 
 def _read(files: Files, name: str) -> Owner | None:
     try:
-        return Owner(**json.loads(files.read(f"{_DIRECTORY}/{name}")))
+        return Owner(**json.loads(files.read(f"{OWNERS}/{name}")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
         # Its owner may be alive, so the file must not be ignored.
         raise ConfigurationError(
-            f"The spool's file {_DIRECTORY}/{name} is incomplete: {error}",
+            f"The spool's file {OWNERS}/{name} is incomplete: {error}",
             advice="Start again: another process may be writing it. Delete it if no query uses the spool",
         ) from error
 

@@ -17,11 +17,11 @@ from broker.errors import OffsetOutOfRange
 from broker_spark.common.files import Files
 from broker_spark.common.schema import arrow_schema
 
-__all__ = ["IDENTITY", "Segment", "columns_of", "identities_of", "listed", "read", "sweep", "write"]
+__all__ = ["DIRECTORY", "IDENTITY", "Segment", "columns_of", "identities_of", "listed", "read", "sweep", "write"]
 
 IDENTITY: Final = "identity"
 """The column with the identity of each message."""
-_DIRECTORY: Final = "segments"
+DIRECTORY: Final = "segments"
 _NAME: Final = re.compile(r"(\d{12})-(\w+)-(\d+)-(\d+)\.arrow")
 
 
@@ -39,18 +39,18 @@ class Segment:
 
     @property
     def name(self) -> str:
-        return f"{_DIRECTORY}/{self.number:012d}-{self.token}-{self.rows}-{self.bytes}.arrow"
+        return f"{DIRECTORY}/{self.number:012d}-{self.token}-{self.rows}-{self.bytes}.arrow"
 
 
 def listed(files: Files) -> list[Segment]:
     """All segments by number. A number may occur twice: an owner that lost the spool may have left a file."""
-    matches = (_NAME.fullmatch(name) for name in files.names(_DIRECTORY))
+    matches = (_NAME.fullmatch(name) for name in files.names(DIRECTORY))
     return [Segment(int(each[1]), each[2], int(each[3]), int(each[4])) for each in matches if each is not None]
 
 
 def sweep(files: Files) -> None:
     """Delete incomplete files."""
-    files.sweep(_DIRECTORY)
+    files.sweep(DIRECTORY)
 
 
 def write(files: Files, segment: Segment, table: pyarrow.Table, batch_rows: int) -> None:

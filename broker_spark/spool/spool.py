@@ -27,7 +27,7 @@ from broker_spark.common.files import Files
 from broker_spark.common.json_state import parse_object
 from broker_spark.spool import segments
 from broker_spark.spool.columns import place_of
-from broker_spark.spool.lease import Lease
+from broker_spark.spool.lease import OWNERS, Lease
 from broker_spark.spool.segments import IDENTITY, Segment
 
 __all__ = ["Spool", "read_metadata"]
@@ -42,6 +42,7 @@ _ADVICE: Final = (
     "Restore the file from a copy. A new spool would not have the messages that this one still holds: they are acked"
 )
 _DOUBTS: Final = "doubts"
+_ENTRIES: Final = frozenset({_METADATA, _DOUBTS, OWNERS, segments.DIRECTORY})
 _IDENTITIES: Final = "identities"
 
 
@@ -94,6 +95,7 @@ class Spool:
         :raises OffsetOutOfRange: a segment is missing or incomplete.
         """
         _check_metadata(files, place, metadata)
+        files.protect(_ENTRIES)
         lease = Lease.claim(files, place)
         try:
             name = _check_metadata(files, place, metadata)

@@ -185,12 +185,12 @@ def test_the_url_may_precede_or_follow_the_command(memory, monkeypatch, capsys):
     assert capsys.readouterr().out == "[]\n[]\n"
 
 
-def test_debug_shows_the_traceback(memory, monkeypatch):
+def test_debug_shows_the_traceback(memory, monkeypatch, capsys):
     monkeypatch.setenv("BROKER_URL", memory.url)
-    from broker.errors import TopicNotFound
-
-    with pytest.raises(TopicNotFound):
-        main(["--debug", "topics", "describe", "missing"])
+    assert main(["--debug", "topics", "describe", "missing"]) == 3
+    shown = capsys.readouterr().err
+    assert "Traceback (most recent call last):\n" in shown
+    assert "\nbroker.errors.TopicNotFound: " in shown
 
 
 def test_an_unexpected_error_is_one_line(memory, monkeypatch):

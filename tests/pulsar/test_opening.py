@@ -62,8 +62,11 @@ async def test_a_malformed_token_is_refused_and_not_shown(pulsar_server: PulsarS
         assert "secret" not in str(error)
 
 
-async def test_an_unwritable_client_log_is_reported(pulsar_server: PulsarServer, tmp_path: Path) -> None:
-    error = await refused(f"{pulsar_server.url}&client_log={tmp_path}/missing/client.log")
+async def test_an_unwritable_client_log_is_reported(
+    pulsar_server: PulsarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PULSAR_CLIENT_LOG", f"{tmp_path}/missing/client.log")
+    error = await refused(pulsar_server.url)
     assert isinstance(error, InvalidSetting)
     assert "client_log" in error.message
 

@@ -10,7 +10,8 @@ import pytest
 from broker import errors
 from broker.cli.arguments import parse_duration, parse_start, parse_time
 from broker.cli.errors import advice_of, error_line
-from broker.cli.rendering import bytes_field, escaped, json_line, native_rows, printable, show_table, timestamp
+from broker.cli.output import escaped, json_line, show_table
+from broker.cli.rendering import bytes_field, native_rows, printable, timestamp
 
 
 def test_binary_values_are_base64_under_another_name():

@@ -1,0 +1,74 @@
+"""Files and directories for the own user alone, whatever the umask. Blocking; any thread.
+
+What was made wider, for instance by hand, is narrowed with a log line. Windows has no such modes: there, the access
+rights of the parent directory hold.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from broker.hooks import logger
+
+__all__ = ["create_private_file", "make_private_directory", "narrow_mode"]
+
+_FILE: Final = 0o600
+_DIRECTORY: Final = 0o700
+_OTHERS: Final = 0o077
+
+
+def make_private_directory(path: Path) -> list[Path]:
+    """Create a directory and its missing parents; returns the new ones, the outermost first."""
+    missing = [path]
+    while not missing[-1].parent.is_dir():
+        missing.append(missing[-1].parent)
+    made: list[Path] = []
+    for each in reversed(missing):
+        try:
+            each.mkdir(_DIRECTORY)
+        except FileExistsError:
+            # Another process was faster.
+            if not each.is_dir():
+                raise
+            continue
+        # The umask may have taken more away.
+        each.chmod(_DIRECTORY)
+        made.append(each)
+    return made
+
+
+def create_private_file(path: Path) -> BinaryIO:
+    """Create a file and open it for writing.
+
+    :raises FileExistsError: something has the name, if only a symbolic link.
+    """
+    file = open(path, "xb", opener=lambda name, flags: os.open(name, flags, _FILE))  # noqa: SIM115
+    if os.name != "nt":
+        os.fchmod(file.fileno(), _FILE)
+    return file
+
+
+def narrow_mode(path: Path) -> None:
+    """Take the rights of the group and of others from a file or directory of the own user; symbolic links stay.
+
+    A directory that all may use, such as /tmp, stays as it is.
+    """
+    if os.name == "nt":
+        return
+    # Some file systems have no modes.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid() or not found.st_mode & _OTHERS or found.st_mode & stat.S_ISVTX:
+                return
+            was = stat.S_IMODE(found.st_mode)
+            os.fchmod(descriptor, was & ~_OTHERS)
+        finally:
+            os.close(descriptor)
+        now = was & ~_OTHERS
+        logger.warning("%s had the mode %03o, which gave other users access; it has %03o now", path, was, now)
