@@ -18,7 +18,8 @@ import grpc
 from google.auth.transport.grpc import AuthMetadataPlugin
 from google.auth.transport.requests import Request
 
-from broker import AuthenticationFailed, InvalidSetting
+from broker import AuthenticationFailed, BackendError, InvalidSetting
+from broker.driver import read_answer, reads_answer
 from broker_pubsub.errors import NO_TOKEN, REFUSED_TOKEN
 from broker_pubsub.settings import PubSubSettings
 
@@ -114,9 +115,11 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _is_transient_answer(answer: Any) -> bool:
+    what = "The token server"
     try:
-        status = int(json.loads(answer)["error"]["code"])
-    except (TypeError, ValueError, KeyError):
+        with reads_answer(what):
+            status = int(read_answer(answer.encode(), what)["error"]["code"])
+    except BackendError:
         return False
     return status == 429 or status >= 500
 

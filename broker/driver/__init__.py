@@ -5,6 +5,7 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 """
 
 from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
+from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
 from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
@@ -166,5 +167,8 @@ __all__ = [
     "pause",
     "refused",
     "take_from",
+    "read_answer",
+    "read_body",
+    "reads_answer",
     "undecodable",
 ]
