@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol, Self
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
+from broker.driver import mask_url
 from broker.driver.settings import BackendSettings, Origin
 
 __all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "protocol_of"]
@@ -57,6 +58,11 @@ class SecuritySettings(BackendSettings):
     )
     sasl_oauthbearer_token_endpoint_url: str | None = Field(
         default=None, description="OAUTHBEARER with oidc: URL of the token endpoint"
+    )
+    sasl_oauthbearer_allow_http: bool = Field(
+        default=False,
+        description="OAUTHBEARER with oidc: accept a token endpoint without TLS, to which the client secret goes in "
+        "clear",
     )
     sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: requested scope")
     sasl_oauthbearer_extensions: str | None = Field(
@@ -142,6 +148,7 @@ MECHANISMS: Final = {
                 "client_id",
                 "client_secret",
                 "token_endpoint_url",
+                "allow_http",
                 "scope",
                 "extensions",
                 "config",
@@ -174,6 +181,8 @@ class Secured(Protocol):
     def sasl_oauthbearer_method(self) -> str: ...
     @property
     def sasl_oauthbearer_token_endpoint_url(self) -> str | None: ...
+    @property
+    def sasl_oauthbearer_allow_http(self) -> bool: ...
     @property
     def enable_sasl_oauthbearer_unsecure_jwt(self) -> bool: ...
     @property
@@ -230,7 +239,10 @@ def _check_no_tls(settings: Secured) -> None:
 
 def _check_tokens(settings: Secured) -> None:
     if settings.sasl_oauthbearer_method == "oidc":
-        if settings.sasl_oauthbearer_token_endpoint_url is None and _METADATA_AUTHENTICATION not in settings.properties:
+        endpoint = settings.sasl_oauthbearer_token_endpoint_url
+        if _METADATA_AUTHENTICATION in settings.properties:
+            return
+        if endpoint is None:
             raise InvalidSetting(
                 "sasl_oauthbearer_method is oidc, and no token endpoint is given",
                 advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_METADATA_AUTHENTICATION}",
@@ -240,3 +252,9 @@ def _check_tokens(settings: Secured) -> None:
             "sasl_mechanism is OAUTHBEARER, and no source of tokens is configured",
             advice="Set sasl_oauthbearer_method=oidc and the token endpoint, or give oauth_cb",
         )
+        if not endpoint.lower().startswith("https://") and not settings.sasl_oauthbearer_allow_http:
+            raise InvalidSetting(
+                f"Setting 'sasl_oauthbearer_token_endpoint_url' is {mask_url(endpoint)!r}, which is not https, so the "
+                "client secret would go there in clear",
+                advice="Use https://, or set sasl_oauthbearer_allow_http=true",
+            )
