@@ -128,6 +128,8 @@ class Connection:
             "read_timeout": settings.request_timeout,
         }
         if settings.proxy is not None:
+            # The service sends none, and the client would sign the request to any host again.
+            "permit_redirects": False,
             name, _, port = settings.proxy.rpartition(":")
             options["http_proxy"] = {"proxy_hostname": name, "proxy_port": int(port)}
             admin["proxies"] = {"https": f"http://{settings.proxy}"}
