@@ -9,12 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, unquote_plus
 
 from broker.errors import InvalidSetting
 
-__all__ = ["MASK", "Host", "UrlParts", "is_secret_name", "mask_url", "mask_within", "parse_url", "scheme_of"]
+__all__ = [
+    "MASK",
+    "Host",
+    "UrlParts",
+    "is_loopback",
+    "is_secret_name",
+    "mask_url",
+    "mask_within",
+    "parse_url",
+    "scheme_of",
+]
 
 MASK: Final = "***"
 
@@ -136,6 +147,14 @@ def mask_within(value: str) -> str:
 def is_secret_name(name: str) -> bool:
     """Whether the name of a parameter suggests a secret value."""
     return _SECRET_NAME.search(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by its name or address; resolves nothing."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
 
 
 def _mask_malformed(url: str) -> str:

@@ -32,7 +32,7 @@ from broker import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.driver import Connected, Disconnected, Hooks, logger, reads_answer
+from broker.driver import Connected, Disconnected, Hooks, logger, reads_answer, warn_of_clear_text
 from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.ephemeral_cleanup import EphemeralCleanup
@@ -86,6 +86,7 @@ class Connection:
         :raises InvalidSetting: an invalid file, token or listener.
         """
         settings = self.settings
+        self._warn_of_clear_text()
         await self._probe_brokers()
         await self._check_credentials()
         log = settings.client_log
@@ -263,6 +264,17 @@ class Connection:
         self._closed = True
         self.http.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _warn_of_clear_text(self) -> None:
+        settings = self.settings
+        if settings.login is None:
+            return
+        servers = [] if settings.uses_tls else settings.service_url.partition("://")[2].split(",")
+        advice = "use pulsar+ssl://"
+        if self.http.url.startswith("http:"):
+            servers.append(self.http.url.partition("://")[2])
+            advice = "use https:// in admin_url" if settings.uses_tls else f"{advice}, and https:// in admin_url"
+        warn_of_clear_text(self.hooks, settings.login, servers, advice)
 
     async def _probe_brokers(self) -> None:
         """Open and close a connection to a broker.

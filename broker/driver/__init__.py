@@ -8,6 +8,7 @@ from broker.checks import check_choice, check_codec, check_flag, check_seconds, 
 from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
+from broker.driver.clear_text import warn_of_clear_text
 from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
@@ -68,7 +69,7 @@ from broker.hooks import (
 )
 from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral, NativeName, check_name
 from broker.records import RecordOwner, RecordRun, RecordsOfRuns, undecodable
-from broker.urls import UrlParts, is_secret_name, mask_url
+from broker.urls import UrlParts, is_loopback, is_secret_name, mask_url
 
 __all__ = [
     "DEAD_LETTER_PREFIX",
@@ -155,6 +156,7 @@ __all__ = [
     "check_text",
     "is_finite",
     "is_letter",
+    "is_loopback",
     "is_secret_name",
     "is_whole",
     "jitter",
@@ -165,10 +167,11 @@ __all__ = [
     "message_size",
     "not_assigned",
     "pause",
-    "refused",
-    "take_from",
     "read_answer",
     "read_body",
     "reads_answer",
+    "refused",
+    "take_from",
     "undecodable",
+    "warn_of_clear_text",
 ]

@@ -12,7 +12,7 @@ from broker import InvalidSetting
 from broker.driver import mask_url
 from broker.driver.settings import BackendSettings, Origin
 
-__all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "protocol_of"]
+__all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "login_of", "protocol_of"]
 
 
 class SecuritySettings(BackendSettings):
@@ -203,6 +203,19 @@ def protocol_of(settings: Secured) -> str:
     return "PLAINTEXT" if all(getattr(settings, name) is None for name in _TLS) else "SSL"
 
 
+def login_of(settings: Secured) -> str | None:
+    """The setting of the credentials that a listener without TLS would show to others; None if there is none."""
+    match settings.sasl_mechanism:
+        case "OAUTHBEARER":
+            if settings.oauth_cb is not None:
+                return "oauth_cb"
+            return "sasl_oauthbearer_method" if settings.sasl_oauthbearer_method == "oidc" else None
+        case "GSSAPI":
+            return None
+        case _:
+            return None if settings.sasl_username is None else "sasl_password"
+
+
 def check_security(settings: Secured) -> None:
     """:raises InvalidSetting: a setting has no effect, so that the connection would be less secure than it looks."""
     mechanism = settings.sasl_mechanism
@@ -247,14 +260,14 @@ def _check_tokens(settings: Secured) -> None:
                 "sasl_oauthbearer_method is oidc, and no token endpoint is given",
                 advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_METADATA_AUTHENTICATION}",
             )
-    elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
-        raise InvalidSetting(
-            "sasl_mechanism is OAUTHBEARER, and no source of tokens is configured",
-            advice="Set sasl_oauthbearer_method=oidc and the token endpoint, or give oauth_cb",
-        )
         if not endpoint.lower().startswith("https://") and not settings.sasl_oauthbearer_allow_http:
             raise InvalidSetting(
                 f"Setting 'sasl_oauthbearer_token_endpoint_url' is {mask_url(endpoint)!r}, which is not https, so the "
                 "client secret would go there in clear",
                 advice="Use https://, or set sasl_oauthbearer_allow_http=true",
             )
+    elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
+        raise InvalidSetting(
+            "sasl_mechanism is OAUTHBEARER, and no source of tokens is configured",
+            advice="Set sasl_oauthbearer_method=oidc and the token endpoint, or give oauth_cb",
+        )
