@@ -21,7 +21,7 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import NativeName, Start, is_whole
+from broker.driver import NativeName, Start, is_whole, reads_answer
 from broker_jetstream import release_counts, subscriptions
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import STREAM_IN_USE
@@ -38,7 +38,7 @@ from broker_jetstream.names import (
     subscription_of,
     topic_of,
 )
-from broker_jetstream.streams import Layout, Layouts, layout_of
+from broker_jetstream.streams import MOST_PARTITIONS, Layout, Layouts, layout_of
 from broker_jetstream.subscriptions import committed_position
 from broker_jetstream.times import NANOSECONDS, nanoseconds
 
@@ -119,7 +119,8 @@ class JetStreamAdmin:
     async def _update(
         self, name: str, found: dict[str, Any], partitions: int | None, changes: Mapping[str, Any]
     ) -> TopicInfo:
-        config: dict[str, Any] = found["config"]
+        with reads_answer(f"Topic {name!r}"):
+            config: dict[str, Any] = dict(found["config"])
         layout = layout_of(name, config)
         wanted = dict(changes)
         if partitions is not None and partitions != layout.partitions:
@@ -165,7 +166,8 @@ class JetStreamAdmin:
     async def purge(self, topic: str) -> int | None:
         layout = await self._layouts.find(topic, fresh=True)
         answer = await self._connection.api(f"STREAM.PURGE.{layout.stream}", what=f"Topic {topic!r}")
-        return int(answer.get("purged") or 0)
+        with reads_answer(f"Topic {topic!r}"):
+            return int(answer.get("purged") or 0)
 
     # Subscriptions and groups.
 
@@ -209,12 +211,14 @@ class JetStreamAdmin:
         waiting = unsettled = 0
         partitions: dict[int, int] = {}
         for info in await self._infos(layout, subscription):
-            pending, unacked = int(info.get("num_pending") or 0), int(info.get("num_ack_pending") or 0)
-            if group_of(info["name"]) is None:
+            with reads_answer(f"Subscription {subscription!r} of topic {topic!r}"):
+                pending, unacked = int(info.get("num_pending") or 0), int(info.get("num_ack_pending") or 0)
+                in_group = group_of(info["name"]) is not None
+                partition = int(info["name"].rpartition("+")[2]) if in_group else 0
+            if not in_group:
                 waiting += pending
                 unsettled += unacked
             else:
-                partition = int(info["name"].rpartition("+")[2])
                 behind = pending + unacked
                 if layout.ours:
                     # Exact even if the durable has not been reset to its committed position.
@@ -248,20 +252,23 @@ class JetStreamAdmin:
         offset = 0
         while True:
             page = await self._connection.api(subject, {"offset": offset}, what=what)
-            names: list[str] = page.get(field) or []
+            with reads_answer(what):
+                names = [str(name) for name in page.get(field) or ()]
+                total = int(page.get("total") or 0)
             for name in names:
                 yield name
             offset += len(names)
-            if not names or offset >= int(page.get("total") or 0):
+            if not names or offset >= total:
                 return
 
 
 def _checked_partitions(number: int) -> int:
-    if not 1 <= number <= 1024:
-        raise InvalidSetting(f"partitions is {number}", advice="Use 1 to 1024")
+    if not 1 <= number <= MOST_PARTITIONS:
+        raise InvalidSetting(f"partitions is {number}", advice=f"Use 1 to {MOST_PARTITIONS}")
     return number
 
 
+@reads_answer("The state of a stream")
 def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
     layout = layout_of(name, info["config"])
     state: Mapping[str, Any] = info.get("state") or {}
@@ -275,6 +282,7 @@ def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
     )
 
 
+@reads_answer("The state of a consumer")
 def _subscription_info(topic: str, name: str, infos: list[dict[str, Any]]) -> SubscriptionInfo:
     native = infos[0] if len(infos) == 1 else {"consumers": {info["name"]: info for info in infos}}
     return SubscriptionInfo(topic=topic, name=name, native=native)

@@ -37,6 +37,7 @@ from broker.driver import (
     RecordSubscription,
     SourceListener,
     TransactionSpi,
+    reads_answer,
 )
 from broker.driver.settings import BackendSettings
 from broker_jetstream import subscriptions
@@ -171,19 +172,20 @@ class JetStreamBackend:
             ephemeral=ephemeral,
             max_deliveries=subscription.max_deliveries,
         )
+        with reads_answer(f"Subscription {shown!r} of topic {subscription.topic!r}"):
+            lease = info["config"]["ack_wait"] / NANOSECONDS
+            redeliveries = min(info.get("num_ack_pending", 0), subscription.max_outstanding)
         source = JetStreamMessageSource(
             self._connection,
             layout,
             shown,
             name,
-            info["config"]["ack_wait"] / NANOSECONDS,
+            lease,
             listener,
             confirm_acks=subscription.confirm_acks,
             ephemeral=ephemeral,
             last_delivery=subscriptions.last_delivery(info) if subscription.ordered_by_key else None,
-            redeliveries=min(info.get("num_ack_pending", 0), subscription.max_outstanding)
-            if subscription.ordered_by_key
-            else 0,
+            redeliveries=redeliveries if subscription.ordered_by_key else 0,
         )
         self._sources.append(source)
         return source

@@ -26,7 +26,7 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
-from broker.driver import Waker
+from broker.driver import Waker, reads_answer
 from broker_jetstream.codec import (
     NULL,
     NUM_PENDING,
@@ -150,13 +150,14 @@ class JetStreamLogReader:
         """The layout, the first sequence of the stream, and the one after its last."""
         info = await self._layouts.info(topic)
         # Another process may have added partitions.
-        layout = layout_of(topic, info["config"])
-        if not info["config"].get("allow_direct"):
-            raise Unsupported(
-                f"Stream {layout.stream!r} does not allow direct reads", advice="Set allow_direct on the stream"
-            )
-        state = info["state"]
-        return layout, int(state.get("first_seq") or 0), int(state.get("last_seq") or 0) + 1
+        with reads_answer(f"Topic {topic!r}"):
+            layout = layout_of(topic, info["config"])
+            if not info["config"].get("allow_direct"):
+                raise Unsupported(
+                    f"Stream {layout.stream!r} does not allow direct reads", advice="Set allow_direct on the stream"
+                )
+            state = info["state"]
+            return layout, int(state.get("first_seq") or 0), int(state.get("last_seq") or 0) + 1
 
     async def _stored(self, layout: Layout, wanted: dict[str, Any]) -> int | None:
         """The sequence of a message, read from the leader; None if no message matches."""

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from broker import BackendError, TopicNotFound, Unsupported
+from broker.driver import reads_answer
 from broker_jetstream.connection import Connection
 from broker_jetstream.names import PARTITIONS_KEY, partition_subject, schedule_subject, stream_name, subject_filter
 
-__all__ = ["Layout", "Layouts", "layout_of", "stored_message"]
+__all__ = ["MOST_PARTITIONS", "Layout", "Layouts", "layout_of", "stored_message"]
+
+MOST_PARTITIONS: Final = 1024
 
 
 class Layout(NamedTuple):
@@ -57,15 +60,19 @@ class Layout(NamedTuple):
         return partition_subject(self.stream, partition) if self.ours else ">"
 
 
+@reads_answer("The configuration of a stream")
 def layout_of(topic: str, config: Mapping[str, Any]) -> Layout:
     """The layout in a stream's configuration."""
     metadata: Mapping[str, str] = config.get("metadata") or {}
     partitions = metadata.get(PARTITIONS_KEY, "")
     ours = partitions.isdecimal()
+    number = int(partitions) if ours else 1
+    if not 1 <= number <= MOST_PARTITIONS or not isinstance(config["name"], str):
+        raise ValueError("an impossible name or number of partitions")
     return Layout(
         topic,
         config["name"],
-        int(partitions) if ours else 1,
+        number,
         ours,
         tuple(config.get("subjects") or ()),
         bool(config.get("allow_msg_schedules")),
@@ -89,7 +96,8 @@ class Layouts:
         if known is not None and not fresh:
             return known
         info = await self.info(topic)
-        found = self._known[topic] = layout_of(topic, info["config"])
+        with reads_answer(f"Topic {topic!r}"):
+            found = self._known[topic] = layout_of(topic, info["config"])
         return found
 
     async def info(self, topic: str) -> dict[str, Any]:
@@ -137,5 +145,7 @@ async def stored_message(
         if f"err_code {_NO_MESSAGE}" not in error.message:
             raise
         return None
-    found: dict[str, Any] = answer["message"]
+    with reads_answer(what):
+        found: dict[str, Any] = answer["message"]
+        found["seq"] = int(found["seq"])
     return found

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from broker import ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange, SubscriptionNotFound, Unsupported
-from broker.driver import NativeName, Start
+from broker.driver import NativeName, Start, reads_answer
 from broker_jetstream.codec import status_of
 from broker_jetstream.connection import Connection
 from broker_jetstream.log_reader import JetStreamLogReader
@@ -67,6 +67,7 @@ def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait
     }
 
 
+@reads_answer("The state of a consumer")
 def pinned_by(info: Mapping[str, Any]) -> bytes:
     """The pin of a group's durable; empty if no member is pinned."""
     groups: list[dict[str, Any]] = info.get("priority_groups") or []
@@ -94,6 +95,7 @@ async def info(connection: Connection, stream: str, name: str, what: str) -> dic
     return await connection.api(f"CONSUMER.INFO.{stream}.{name}", what=what)
 
 
+@reads_answer("The state of a consumer")
 def last_delivery(info: Mapping[str, Any]) -> tuple[int, int]:
     """Consumer and stream sequence of a consumer's last delivery."""
     delivered: Mapping[str, Any] = info.get("delivered") or {}
@@ -132,16 +134,17 @@ async def ensure_message_consumer(
         if not create_missing:
             raise
         return await create(connection, layout, name, wanted, what=what)
-    config: dict[str, Any] = found["config"]
-    if config.get("deliver_subject"):
-        raise Unsupported(f"{what} is a push consumer", advice="Name a pull consumer")
-    if config.get("ack_policy") != "explicit":
-        raise Unsupported(
-            f"{what} has the ack policy {config.get('ack_policy')!r}", advice="Name a consumer with explicit acks"
-        )
-    limit = config.get("max_deliver", -1)
-    limit_is_low = limit > 0 and (max_deliveries is None or limit <= max_deliveries)
-    lease_is_short = config.get("ack_wait", 0) < wanted["ack_wait"] and not config.get("backoff")
+    with reads_answer(what):
+        config: dict[str, Any] = found["config"]
+        if config.get("deliver_subject"):
+            raise Unsupported(f"{what} is a push consumer", advice="Name a pull consumer")
+        if config.get("ack_policy") != "explicit":
+            raise Unsupported(
+                f"{what} has the ack policy {config.get('ack_policy')!r}", advice="Name a consumer with explicit acks"
+            )
+        limit = config.get("max_deliver", -1)
+        limit_is_low = limit > 0 and (max_deliveries is None or limit <= max_deliveries)
+        lease_is_short = config.get("ack_wait", 0) < wanted["ack_wait"] and not config.get("backoff")
     if not limit_is_low and not lease_is_short:
         return found
     if isinstance(subscription, NativeName) or isinstance(layout.topic, NativeName):
@@ -183,6 +186,7 @@ COMMIT_SECONDS: Final = 1.0
 """How long one commit waits; the server answers only acks of records delivered since the last reset."""
 
 
+@reads_answer("The state of a consumer")
 def committed_position(info: dict[str, Any]) -> int | None:
     """The committed position in a durable's state; None if there is none."""
     position = _metadata(info).get(_POSITION_KEY, "")
@@ -368,7 +372,8 @@ class CommittedPosition:
     async def check_bounds(self, position: int) -> None:
         """:raises OffsetOutOfRange: the log does not hold that position."""
         info = await self._connection.api(f"STREAM.INFO.{self._layout.stream}", what=self._what)
-        first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
+        with reads_answer(self._what):
+            first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
         if position > last + 1:
             raise OffsetOutOfRange(f"{self._what} ends at {last + 1}; position {position} is beyond the end")
         if position < first and first > 1:
@@ -377,5 +382,6 @@ class CommittedPosition:
             )
 
 
+@reads_answer("The state of a consumer")
 def _metadata(info: dict[str, Any]) -> dict[str, str]:
     return info["config"].get("metadata") or {}

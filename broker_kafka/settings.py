@@ -38,6 +38,7 @@ _NOT_PROPERTIES: Final = frozenset(QueueSettings.model_fields) | frozenset(
     {
         "servers",
         "oauth_cb",
+        "sasl_oauthbearer_allow_http",
         "partition_function",
         "properties",
         "connect_timeout",

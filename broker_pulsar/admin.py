@@ -27,7 +27,7 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import Backoff, Start
+from broker.driver import Backoff, Start, reads_answer
 from broker_pulsar import subscriptions
 from broker_pulsar.connection import Connection
 from broker_pulsar.log_stats import subscription_stats
@@ -125,14 +125,16 @@ class PulsarAdmin:
             return
         resource = f"{path.path}/retention"
         found: Mapping[str, Any] = await self._connection.http.get(f"{resource}?applied=true", what) or {}
-        policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
+        with reads_answer(what):
+            policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
         await self._set_policy(path, "retention", policy, what)
         # The broker returns a policy only after reading it back, and the next call starts from the returned one.
         backoff, until = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), monotonic() + self._connection.settings.request_timeout
         while True:
             applied: Mapping[str, Any] = await self._connection.http.get(resource, what) or {}
-            if policy == {field: applied.get(field) for field in _RETENTION}:
-                return
+            with reads_answer(what):
+                if policy == {field: applied.get(field) for field in _RETENTION}:
+                    return
             if monotonic() >= until:
                 raise OperationTimeout(f"{what}: the broker accepted the retention but does not apply it")
             await asyncio.sleep(backoff.next())
@@ -153,22 +155,20 @@ class PulsarAdmin:
         partitioned, plain = await asyncio.gather(
             self._connection.http.get(f"{base}/partitioned", "Topics"), self._connection.http.get(base, "Topics")
         )
-        names = {_local_name(url) for url in partitioned or ()}
-        names |= {
-            local
-            for local in map(_local_name, plain or ())
-            if "-partition-" not in local and not local.startswith("__")
-        }
+        with reads_answer("Topics"):
+            names = {_local_name(url) for url in partitioned or ()}
+            names |= {
+                local
+                for local in map(_local_name, plain or ())
+                if "-partition-" not in local and not local.startswith("__")
+            }
         return sorted(names)
 
     async def describe_topic(self, name: str) -> TopicInfo:
         stats = await self._connection.stats(name)
-        return TopicInfo(
-            name=name,
-            partitions=len(stats),
-            bytes=sum(int(each.get("storageSize") or 0) for each in stats.values()),
-            native={"partitions": dict(stats)},
-        )
+        with reads_answer(f"Topic {name!r}"):
+            size = sum(int(each.get("storageSize") or 0) for each in stats.values())
+        return TopicInfo(name=name, partitions=len(stats), bytes=size, native={"partitions": dict(stats)})
 
     async def purge(self, topic: str) -> int | None:
         """Remove all messages. This unloads the topic, so its clients reconnect."""
@@ -223,17 +223,18 @@ class PulsarAdmin:
     async def _waiting(
         self, topic: str, number: int, log: TopicPath, subscription: str, stats: Mapping[str, Any]
     ) -> int:
-        entries = int(stats.get("msgBacklog") or 0)
-        if not entries:
-            return 0
-        path = f"{subscription_path(log, subscription)}/analyzeBacklog"
         what = f"Subscription {subscription!r} of topic {topic!r}"
-        counted = (await self._connection.http.request("POST", path, what)).body
-        messages, counted_entries = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
-        if counted.get("aborted") and counted_entries:
-            # The broker stopped counting; extrapolate.
-            messages = math.ceil(messages * entries / counted_entries)
-        return max(0, messages - self._committed_part(topic, number, subscription, counted))
+        with reads_answer(what):
+            entries = int(stats.get("msgBacklog") or 0)
+            if not entries:
+                return 0
+            path = f"{subscription_path(log, subscription)}/analyzeBacklog"
+            counted = (await self._connection.http.request("POST", path, what)).body
+            messages, counted_entries = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
+            if counted.get("aborted") and counted_entries:
+                # The broker stopped counting; extrapolate.
+                messages = math.ceil(messages * entries / counted_entries)
+            return max(0, messages - self._committed_part(topic, number, subscription, counted))
 
     def _committed_part(self, topic: str, number: int, group: str, counted: Mapping[str, Any]) -> int:
         """The committed messages of the backlog's first batch, as far as this connection knows."""

@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from broker import Bounds, OffsetOutOfRange, Record, TopicPartition
+from broker.driver import reads_answer
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.log_reader import make_record
 from broker_pulsar.log_stats import subscription_stats
@@ -45,6 +46,7 @@ class PartitionState(NamedTuple):
     sent: int
 
 
+@reads_answer("The statistics of a log")
 def partition_state(stats: Mapping[str, Any], group: str, consumer_name: str) -> PartitionState:
     """The state of our consumer in the statistics of one partition."""
     found = subscription_stats(stats, group) or {}

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import TopicPartition
+from broker.driver import reads_answer
 from broker_pulsar.client import MessageId, Reader, has_more, open_reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
@@ -47,6 +48,7 @@ def entry_at(position: int) -> int:
     return -(-position // PER_ENTRY) * PER_ENTRY
 
 
+@reads_answer("The statistics of a log")
 def search_depth(stats: Mapping[str, Any]) -> int:
     """The average number of entries in `_NEAR_BYTES` of this log; at least `_NEAREST` and at most `MAX_DEPTH`.
 

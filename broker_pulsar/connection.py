@@ -17,11 +17,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from broker import (
     AuthenticationFailed,
+    BackendError,
     BrokerError,
     Closed,
     ConnectionFailed,
@@ -31,7 +32,7 @@ from broker import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.driver import Connected, Disconnected, Hooks, logger
+from broker.driver import Connected, Disconnected, Hooks, logger, reads_answer, warn_of_clear_text
 from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.ephemeral_cleanup import EphemeralCleanup
@@ -45,6 +46,8 @@ __all__ = ["Connection", "ConnectionMonitor"]
 
 T = TypeVar("T")
 _THREADS: Final = 16
+_MOST_PARTITIONS: Final = 100_000
+"""A larger number is no answer of Pulsar; each partition takes requests."""
 _HEALTH: Final = "anybroker-health"
 """A non-persistent topic that does not exist."""
 
@@ -83,6 +86,7 @@ class Connection:
         :raises InvalidSetting: an invalid file, token or listener.
         """
         settings = self.settings
+        self._warn_of_clear_text()
         await self._probe_brokers()
         await self._check_credentials()
         log = settings.client_log
@@ -156,8 +160,13 @@ class Connection:
         :raises TopicNotFound: the topic does not exist.
         """
         place = f"{self.topic(name).path}/partitions?checkAllowAutoCreation=false"
-        answer = await self.http.get(place, f"Topic {name!r}", once=once)
-        return int(answer.get("partitions") or 0) if isinstance(answer, Mapping) else 0  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        what = f"Topic {name!r}"
+        answer = await self.http.get(place, what, once=once)
+        with reads_answer(what):
+            count = int(answer.get("partitions") or 0) if answer is not None else 0
+            if not 0 <= count <= _MOST_PARTITIONS:
+                raise ValueError("a number of partitions that no topic has")
+        return count
 
     async def logs(self, name: str) -> Sequence[TopicPath]:
         """The log of each partition, or the only one.
@@ -187,14 +196,15 @@ class Connection:
         count = await self.partitions(name, once=once)
         query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
         if not count:
-            return {0: await self.http.get(f"{path.path}/stats?{query}", what, once=once)}
+            return {0: _mapping(await self.http.get(f"{path.path}/stats?{query}", what, once=once), what)}
         found = await self.http.get(f"{path.path}/partitioned-stats?perPartition=true&{query}", what, once=once)
-        each: Mapping[str, Any] = found.get("partitions") or {}
-        return {number: each.get(path.partition(number).url) or {} for number in range(count)}
+        each = _mapping(_mapping(found, what).get("partitions"), what)
+        return {number: _mapping(each.get(path.partition(number).url), what) for number in range(count)}
 
     async def internal_stats(self, log: TopicPath) -> Mapping[str, Any]:
         """The ledgers and cursors of one log."""
-        return await self.http.get(f"{log.path}/internalStats", f"Topic {log.url!r}")
+        what = f"Topic {log.url!r}"
+        return _mapping(await self.http.get(f"{log.path}/internalStats", what), what)
 
     async def _delete_unused(self, topic: str, subscription: str) -> None:
         """Delete a subscription that has no consumer.
@@ -254,6 +264,17 @@ class Connection:
         self._closed = True
         self.http.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _warn_of_clear_text(self) -> None:
+        settings = self.settings
+        if settings.login is None:
+            return
+        servers = [] if settings.uses_tls else settings.service_url.partition("://")[2].split(",")
+        advice = "use pulsar+ssl://"
+        if self.http.url.startswith("http:"):
+            servers.append(self.http.url.partition("://")[2])
+            advice = "use https:// in admin_url" if settings.uses_tls else f"{advice}, and https:// in admin_url"
+        warn_of_clear_text(self.hooks, settings.login, servers, advice)
 
     async def _probe_brokers(self) -> None:
         """Open and close a connection to a broker.
@@ -338,6 +359,8 @@ class Connection:
                     advice="Set tls_cert and tls_key to a certificate that the broker trusts",
                 ) from error
             raise
+        except BackendError as error:
+            raise self._no_api(error.message) from error
         if not isinstance(answer, list):
             raise self._no_api("its answer is not one of Pulsar")
 
@@ -347,6 +370,14 @@ class Connection:
             retriable=False,
             advice="Set admin_url to a broker's web service, such as http://host:8080",
         )
+
+
+def _mapping(found: object, what: str) -> Mapping[str, Any]:
+    """An object of an answer; a missing one is empty. :raises BackendError: it is something else."""
+    with reads_answer(what):
+        if found is not None and not isinstance(found, Mapping):
+            raise TypeError("not an object")
+    return cast("Mapping[str, Any]", found or {})
 
 
 def _check_log(path: Path) -> None:

@@ -6,7 +6,7 @@ the connection reports credentials that cannot be read or are refused; the clien
 
 from __future__ import annotations
 
-import json
+import http.client
 import ssl
 import threading
 import time
@@ -14,10 +14,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
-from broker import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
-from broker.driver import logger
+from broker import AuthenticationFailed, BackendError, ConnectionFailed, InvalidSetting
+from broker.driver import is_finite, logger, mask_url, read_answer, read_body, reads_answer
 from broker_pulsar.client import pulsar
 from broker_pulsar.settings import PulsarSettings
 
@@ -25,7 +25,8 @@ __all__ = ["Credentials", "ssl_context"]
 
 _RENEW_BEFORE: Final = 30.0
 """Seconds before its expiry at which a token is renewed."""
-_MOST_BYTES: Final = 1 << 20
+_LIFETIME: Final = 300.0
+"""Seconds for which a token is used whose issuer does not say how long it lasts."""
 
 
 class Credentials:
@@ -39,8 +40,7 @@ class Credentials:
 
     @property
     def has_token(self) -> bool:
-        settings = self._settings
-        return settings.token is not None or settings.token_file is not None or settings.oauth2_issuer is not None
+        return self._settings.login is not None
 
     def token(self) -> str:
         """The token to use now.
@@ -72,7 +72,7 @@ class Credentials:
         # Called in a thread of the client, where an exception would end the process.
         try:
             return self.token()
-        except BrokerError as error:
+        except Exception as error:
             logger.warning("No token for Pulsar: %s", error)
             return ""
 
@@ -105,9 +105,14 @@ def ssl_context(settings: PulsarSettings) -> ssl.SSLContext:
     return context
 
 
+def _is_token(token: object) -> TypeGuard[str]:
+    """Whether a header can carry it."""
+    return isinstance(token, str) and token.isascii() and token.isprintable() and " " not in token
+
+
 def _checked(token: str, what: str) -> str:
     """The token, if a header can carry it. Errors do not show it."""
-    if not token.isascii() or not token.isprintable() or " " in token:
+    if not _is_token(token):
         raise InvalidSetting(
             f"{what} contains a line break, a space or another character that is invalid in a token",
             advice="Set only the token",
@@ -127,49 +132,75 @@ def _read_token(path: Path) -> str:
 
 
 def _request_token(settings: PulsarSettings) -> tuple[str, float]:
-    """A token and its lifetime in seconds, by OAuth 2.0 client credentials."""
+    """A token and its lifetime in seconds, by OAuth 2.0 client credentials.
+
+    The client's secret goes only to the token endpoint: by TLS, unless the issuer is one without it.
+    """
     issuer = (settings.oauth2_issuer or "").rstrip("/")
-    context = ssl_context(settings) if issuer.startswith("https:") else None
+    what = f"The OAuth 2.0 issuer {issuer!r}"
+    opener = urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=ssl_context(settings)))
+    secret = settings.oauth2_client_secret
+    form = {
+        "grant_type": "client_credentials",
+        "client_id": settings.oauth2_client_id or "",
+        "client_secret": secret.get_secret_value() if secret is not None else "",
+        "audience": settings.oauth2_audience,
+        "scope": settings.oauth2_scope,
+    }
+    body = urllib.parse.urlencode({name: value for name, value in form.items() if value is not None}).encode()
+
+    def ask(url: str, body: bytes | None) -> Any:
+        until = time.monotonic() + settings.connect_timeout
+        with opener.open(url, body, settings.connect_timeout) as answer:
+            return read_answer(read_body(answer, until, what), what)
+
     try:
-        endpoint = _endpoint(issuer, context, settings.connect_timeout)
-        secret = settings.oauth2_client_secret
-        form = {
-            "grant_type": "client_credentials",
-            "client_id": settings.oauth2_client_id or "",
-            "client_secret": secret.get_secret_value() if secret is not None else "",
-        }
-        if settings.oauth2_audience is not None:
-            form["audience"] = settings.oauth2_audience
-        if settings.oauth2_scope is not None:
-            form["scope"] = settings.oauth2_scope
-        answer = _read_json(endpoint, context, settings.connect_timeout, urllib.parse.urlencode(form).encode())
-        return str(answer["access_token"]), float(answer.get("expires_in") or 300)
+        with reads_answer(what):
+            endpoint = issuer
+            if not issuer.endswith("/token"):
+                endpoint = str(ask(f"{issuer}/.well-known/openid-configuration", None)["token_endpoint"])
+                _check_endpoint(endpoint, issuer, what)
+            answer = ask(endpoint, body)
+            token, seconds = answer["access_token"], float(answer.get("expires_in") or _LIFETIME)
+            if not _is_token(token) or not is_finite(seconds) or seconds <= 0:
+                raise TypeError("no token, or a lifetime that is none")
+            return token, seconds
     except urllib.error.HTTPError as error:
+        error.close()
         raise AuthenticationFailed(
-            f"The OAuth 2.0 issuer {issuer!r} refuses to give a token: {error.code} {error.reason}",
+            f"{what} refuses to give a token: {error.code} {error.reason}",
             native=error,
-            advice="Check oauth2_client_id, oauth2_client_secret, oauth2_audience and oauth2_scope",
+            advice="Set oauth2_issuer to the address that it redirects to"
+            if 300 <= error.code < 400
+            else "Check oauth2_client_id, oauth2_client_secret, oauth2_audience and oauth2_scope",
         ) from error
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailed(
-            f"The OAuth 2.0 issuer {issuer!r} cannot be reached: {error}", native=error, advice="Check oauth2_issuer"
+            f"{what} cannot be reached: {error}", native=error, advice="Check oauth2_issuer"
         ) from error
-    except (ValueError, TypeError, KeyError) as error:
+    except BackendError as error:
         raise AuthenticationFailed(
-            f"The OAuth 2.0 issuer {issuer!r} gave no token: {error!r}", native=error, advice="Check oauth2_issuer"
+            f"{error.message}; it gave no token", native=error, advice="Check oauth2_issuer"
         ) from error
 
 
-def _endpoint(issuer: str, context: ssl.SSLContext | None, timeout: float) -> str:
-    if issuer.endswith("/token"):
-        return issuer
-    found = _read_json(f"{issuer}/.well-known/openid-configuration", context, timeout, None)
-    return str(found["token_endpoint"])
+def _check_endpoint(endpoint: str, issuer: str, what: str) -> None:
+    """:raises AuthenticationFailed: the client's secret would leave TLS."""
+    scheme = urllib.parse.urlsplit(endpoint).scheme
+    if scheme != "https" and (scheme != "http" or urllib.parse.urlsplit(issuer).scheme == "https"):
+        raise AuthenticationFailed(
+            f"{what} names the token endpoint {mask_url(endpoint)!r}, which is not https",
+            advice="The client secret would go there in clear: have the issuer name an https:// endpoint",
+        )
 
 
-def _read_json(url: str, context: ssl.SSLContext | None, timeout: float, body: bytes | None) -> dict[str, Any]:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not an HTTP address")
-    with urllib.request.urlopen(url, body, timeout, context=context) as answer:  # noqa: S310 - the scheme is checked above
-        found: Any = json.loads(answer.read(_MOST_BYTES))
-    return dict(found)
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect that leaves TLS, and none of a request for a token, which holds the secret."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        scheme = urllib.parse.urlsplit(newurl).scheme
+        if req.data is not None or (scheme != "https" and scheme != req.type):
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

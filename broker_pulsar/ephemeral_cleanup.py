@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BrokerError
+from broker.driver import reads_answer
 from broker_pulsar.names import EPHEMERAL
 
 __all__ = ["ABANDONED_SECONDS", "CHECK_SECONDS", "EphemeralCleanup"]
@@ -75,6 +76,7 @@ class EphemeralCleanup:
                 await self._delete(*key)
 
 
+@reads_answer("The statistics of a topic")
 def _unattended(stats: Mapping[int, Mapping[str, Any]]) -> set[str]:
     """The ephemeral subscriptions without a consumer in any partition."""
     names: set[str] = set()

@@ -68,6 +68,7 @@ _RETRIABLE: Final = frozenset(
         "ProducerBlockedQuotaExceededException",
     }
 )
+_LONGEST_REASON: Final = 1000
 _STACK: Final = "--- An unexpected error occurred in the server ---\n\nMessage:"
 _TRANSIENT: Final = (
     # The topic cannot be opened or written: bookies or metadata are unavailable, or it is being closed.
@@ -140,9 +141,9 @@ def http_error(status: int, reason: str, what: str, path: str = "") -> BrokerErr
 
 
 def _first_line(reason: str) -> str:
-    """The broker's reason without its stack trace."""
+    """The broker's reason without its stack trace, shortened."""
     text = reason.partition(_STACK)[2] or reason
-    return text.strip().partition("\n")[0].strip()
+    return text.strip().partition("\n")[0].strip()[:_LONGEST_REASON]
 
 
 def is_transient_status(status: int, reason: str) -> bool:

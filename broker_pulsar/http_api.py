@@ -1,5 +1,8 @@
 """The brokers' HTTP API: administration, statistics and cursors.
 
+*Trust.* A redirect never leaves TLS. With a token, it leads only to hosts of the settings, and to brokers that the
+cluster lists; any other is an error, because the host would get the token.
+
 *Concurrency.* Any number of calls at once, each in a thread with a pooled connection. *Cancellation.* The caller
 continues at once; the request runs to its end and is not retried. *Failure.* No connection is ConnectionFailed, no
 answer in time OperationTimeout, a refusal AuthenticationFailed or NotAuthorized, everything else see `http_error`.
@@ -15,12 +18,13 @@ import json
 import ssl
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from time import monotonic
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
-from broker import BrokerError, Closed, ConnectionFailed, OperationTimeout
-from broker.driver import Backoff, pause
+from broker import BackendError, BrokerError, Closed, ConnectionFailed, OperationTimeout
+from broker.driver import Backoff, pause, read_answer, read_body
 from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.errors import http_error, is_transient_failure, is_transient_status
 from broker_pulsar.settings import PulsarSettings
@@ -30,6 +34,8 @@ __all__ = ["Answer", "HttpApi"]
 _BASE: Final = "/admin/v2"
 _LOOKUP: Final = "/lookup/"
 """Prefix of paths outside of `_BASE`."""
+_BROKERS: Final = f"{_BASE}/brokers"
+"""The brokers of the cluster, as host:port; needs the rights of a superuser."""
 _REDIRECTS: Final = 3
 _THREADS: Final = 8
 _LEAST_SECONDS: Final = 0.1
@@ -59,6 +65,12 @@ class HttpApi:
         self.url: Final = settings.http_url
         self._context: ssl.SSLContext | None = None
         self._idle: list[http.client.HTTPConnection] = []
+        self._trusted: Final = {
+            urlsplit(self.url).hostname,
+            *(host.lower() for host, _ in settings.hosts),
+            *(host.lower() for host in settings.admin_hosts),
+        }
+        """Host names that may get the token; those of brokers are added when a redirect names one."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="broker-pulsar-http")
         self._closing = asyncio.Event()
 
@@ -125,13 +137,12 @@ class HttpApi:
             headers["Content-Type"] = "application/json"
             payload = json.dumps(body).encode()
         place = path if path.startswith(_LOOKUP) else f"{_BASE}{path}"
-        status, body, tries = self._exchange(method, place, payload, headers, what, seconds)
+        status, found, tries = self._exchange(method, place, payload, headers, what, seconds)
         decoded: Any = None
-        if body:
-            try:
-                decoded = json.loads(body)
-            except ValueError:
-                decoded = body.decode("utf-8", "replace")
+        if found:
+            # A proxy may answer an error by a page.
+            with nullcontext() if 200 <= status < 300 else suppress(BackendError):
+                decoded = read_answer(found, f"{what}: {self.url}")
         return Answer(status, decoded, tries)
 
     def _exchange(
@@ -142,10 +153,12 @@ class HttpApi:
         headers: Mapping[str, str],
         what: str,
         seconds: float,
+        *,
+        follow: bool = True,
     ) -> tuple[int, bytes, int]:
         connection = self._pooled()
         fresh = connection is None
-        url, tries = self.url, 1
+        url, tries, until = self.url, 1, monotonic() + seconds
         for _ in range(_REDIRECTS + 1):
             try:
                 if connection is None:
@@ -154,7 +167,7 @@ class HttpApi:
                     connection.sock.settimeout(seconds)
                 connection.request(method, path, body=payload, headers=dict(headers))
                 answer = connection.getresponse()
-                body, status = answer.read(), answer.status
+                body, status = read_body(answer, until, f"{what}: {url}"), answer.status
                 if _is_cut(answer):
                     raise http.client.IncompleteRead(body)
             except TimeoutError as error:
@@ -162,7 +175,10 @@ class HttpApi:
                 raise OperationTimeout(
                     f"{what}: {url} did not answer within {self._settings.request_timeout:g} seconds", native=error
                 ) from error
-            except (OSError, http.client.HTTPException) as error:
+            except BrokerError:
+                _close(connection)
+                raise
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 _close(connection)
                 connection = None
                 if not fresh:
@@ -174,17 +190,56 @@ class HttpApi:
                     advice="Check that the broker runs and that admin_url names its web service",
                 ) from error
             location = answer.headers.get("Location", "")
-            if status not in (301, 302, 307, 308) or not location:
+            if status not in (301, 302, 307, 308) or not location or not follow:
                 if url == self.url and not self._closing.is_set():
                     self._idle.append(connection)
                 else:
                     connection.close()
                 return status, body, tries
-            place = urlsplit(location)
             connection.close()
-            connection, url = None, f"{place.scheme}://{place.netloc}"
-            path = f"{place.path}?{place.query}" if place.query else place.path
+            connection, (url, path) = None, self._redirected(f"{url}{path}", location, headers, what, seconds)
         raise ConnectionFailed(f"{what}: {self.url} redirects endlessly")
+
+    def _redirected(
+        self, origin: str, location: str, headers: Mapping[str, str], what: str, seconds: float
+    ) -> tuple[str, str]:
+        """The server and path that a redirect leads to.
+
+        :raises ConnectionFailed: it is no address of HTTP, leaves TLS, or leads to a host that must not get the token.
+        """
+        try:
+            place = urlsplit(urljoin(origin, location))
+            host, port = place.hostname or "", place.port
+        except ValueError as error:
+            raise _bad_redirect(what, origin, "an invalid address", native=error) from error
+        shown = f"[{host}]" if ":" in host else host
+        url = f"{place.scheme}://{shown}{'' if port is None else f':{port}'}"
+        if place.scheme not in ("http", "https") or not host:
+            raise _bad_redirect(what, origin, "an address that is not one of HTTP")
+        if place.scheme == "http" and urlsplit(origin).scheme == "https":
+            raise _bad_redirect(what, origin, f"{url}, without TLS", "Have the brokers advertise their TLS address")
+        if "Authorization" in headers and not self._is_trusted(host, headers, seconds):
+            raise _bad_redirect(
+                what,
+                origin,
+                f"{url}, which is no host of the settings and no broker that the cluster lists, so it must not get "
+                "the token",
+                f"If {host} is a broker of this cluster, add it to the URL or to admin_hosts",
+            )
+        return url, f"{place.path or '/'}?{place.query}" if place.query else place.path or "/"
+
+    def _is_trusted(self, host: str, headers: Mapping[str, str], seconds: float) -> bool:
+        domains = self._settings.admin_hosts
+        if host in self._trusted or any(each.startswith(".") and host.endswith(each.lower()) for each in domains):
+            return True
+        with suppress(BrokerError):
+            status, body, _ = self._exchange(
+                "GET", _BROKERS, None, headers, "Listing the brokers", seconds, follow=False
+            )
+            brokers: Any = read_answer(body, self.url) if status == 200 else ()
+            if isinstance(brokers, list):
+                self._trusted.update(_host_of(each) for each in brokers)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return host in self._trusted
 
     def _pooled(self) -> http.client.HTTPConnection | None:
         # Another thread may take the last one.
@@ -200,6 +255,20 @@ class HttpApi:
         if self._context is None:
             self._context = ssl_context(self._settings)
         return http.client.HTTPSConnection(host, place.port or 443, timeout=timeout, context=self._context)
+
+
+def _host_of(broker: object) -> str:
+    """The host of `host:port`, in lower case."""
+    with suppress(ValueError):
+        return urlsplit(f"//{broker}").hostname or ""
+    return ""
+
+
+def _bad_redirect(
+    what: str, origin: str, where: str, advice: str = "Check admin_url", *, native: Exception | None = None
+) -> ConnectionFailed:
+    server = origin.partition("://")[2].partition("/")[0]
+    return ConnectionFailed(f"{what}: {server} redirects to {where}", native=native, retriable=False, advice=advice)
 
 
 def _is_cut(answer: http.client.HTTPResponse) -> bool:

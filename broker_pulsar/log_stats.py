@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from broker import Bounds
-from broker.driver import Span
+from broker.driver import Span, reads_answer
 from broker_pulsar.connection import Connection
 from broker_pulsar.message_ids import LARGEST, PER_ENTRY, PER_LEDGER, pack
 from broker_pulsar.names import TopicPath
@@ -25,6 +25,9 @@ __all__ = [
     "subscription_stats",
     "topic_bounds",
 ]
+
+
+_STATS: Final = "The statistics of a log"
 
 
 async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bounds]:
@@ -47,6 +50,11 @@ async def read_bounds(connection: Connection, log: TopicPath) -> tuple[Bounds, M
     last, stats = await asyncio.gather(
         connection.http.get(f"{log.path}/lastMessageId", f"Topic {log.url!r}"), connection.internal_stats(log)
     )
+    return _bounds(last, stats), stats
+
+
+@reads_answer(_STATS)
+def _bounds(last: Mapping[str, Any], stats: Mapping[str, Any]) -> Bounds:
     ledgers: Sequence[Mapping[str, Any]] = stats.get("ledgers") or ()
     entry = int(last["entryId"])
     if entry >= 0:
@@ -56,9 +64,10 @@ async def read_bounds(connection: Connection, log: TopicPath) -> tuple[Bounds, M
     # Retention removes whole ledgers; the current one is listed even if empty.
     kept = [int(each["ledgerId"]) for each in ledgers]
     first = pack(min(kept), 0, 0) if kept else end
-    return Bounds(first, max(first, end)), stats
+    return Bounds(first, max(first, end))
 
 
+@reads_answer(_STATS)
 def removed(before: Mapping[str, Any], now: Mapping[str, Any], start: int, stop: int) -> bool:
     """Whether records between two positions were removed, or may have been.
 
@@ -74,6 +83,7 @@ def removed(before: Mapping[str, Any], now: Mapping[str, Any], start: int, stop:
     return not known or not kept or max(known) < min(kept) or bool(entry_spans(before, start, min(first, stop)))
 
 
+@reads_answer(_STATS)
 def entry_spans(stats: Mapping[str, Any], start: int, stop: int) -> list[Span]:
     """The ranges of a log between two positions that contain entries."""
     ledgers: Sequence[Mapping[str, Any]] = stats.get("ledgers") or ()
@@ -106,6 +116,7 @@ def committed_position(stats: Mapping[str, Any], group: str) -> int | None:
     return position if position % PER_LEDGER else None
 
 
+@reads_answer(_STATS)
 def cursor_position(stats: Mapping[str, Any], group: str) -> int:
     """The position of a group's cursor, at which its deliveries start."""
     cursors: Mapping[str, Any] = stats.get("cursors") or {}
@@ -114,12 +125,14 @@ def cursor_position(stats: Mapping[str, Any], group: str) -> int:
     return pack(int(ledger), int(entry) + 1, 0)
 
 
+@reads_answer(_STATS)
 def subscription_stats(stats: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """The statistics of a subscription in those of a partition; None if it does not exist."""
     subscriptions: Mapping[str, Any] = stats.get("subscriptions") or {}
     return subscriptions.get(name)
 
 
+@reads_answer(_STATS)
 def backlog(stats: Mapping[str, Any], group: str) -> int:
     """The number of uncommitted batches in the statistics of a partition."""
     return int((subscription_stats(stats, group) or {}).get("msgBacklog") or 0)

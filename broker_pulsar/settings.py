@@ -24,6 +24,7 @@ LONGEST_SECONDS: Final = 2_000_000.0
 LARGEST_BYTES: Final = 2**31 - 1
 """The client counts the bytes of a message so."""
 
+_LOGINS: Final = ("token", "token_file", "oauth2_issuer")
 _NAME: Final = Form(r"[A-Za-z0-9._=:-]+", "letters, digits and any of ._=:-")
 
 
@@ -40,6 +41,11 @@ class PulsarSettings(BackendSettings):
         default=None,
         description="URL of a broker's HTTP API; if not set, port 8080 (8443 with TLS) of the first host",
     )
+    admin_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Further host names that may get the token when the HTTP API redirects to them, besides those of "
+        "the URL and, for superusers, the brokers of the cluster; .example.com for all of a domain",
+    )
     tenant: Annotated[str, _NAME] = Field(default="public", description="Tenant; the first part of the URL's path")
     namespace: Annotated[str, _NAME] = Field(
         default="default", description="Namespace of the topics; the rest of the URL's path"
@@ -54,6 +60,9 @@ class PulsarSettings(BackendSettings):
     oauth2_client_secret: SecretStr | None = Field(default=None, description="Client secret for OAuth 2.0")
     oauth2_audience: str | None = Field(default=None, description="Audience of the requested OAuth 2.0 token")
     oauth2_scope: str | None = Field(default=None, description="Scope of the requested OAuth 2.0 token")
+    oauth2_allow_http: bool = Field(
+        default=False, description="Accept an issuer without TLS, to which the client secret goes in clear"
+    )
     tls_ca: Path | None = Field(
         default=None, description="PEM file of the CA certificates that verify the brokers' certificates"
     )
@@ -164,19 +173,20 @@ class PulsarSettings(BackendSettings):
             raise ValueError(
                 f"service_url {mask_url(self.service_url)!r} does not begin with pulsar:// or pulsar+ssl://"
             )
+        if "@" in self.service_url:
+            raise ValueError(
+                f"service_url {mask_url(self.service_url)!r} has a user; give token, token_file or oauth2_issuer"
+            )
         if self.admin_url is not None:
             _check_address("admin_url", self.admin_url, has_path=False)
         if self.oauth2_issuer is not None:
             _check_address("oauth2_issuer", self.oauth2_issuer, has_path=True)
-        ways = [
-            name
-            for name, given in {
-                "token": self.token is not None,
-                "token_file": self.token_file is not None,
-                "oauth2_issuer": self.oauth2_issuer is not None,
-            }.items()
-            if given
-        ]
+            if urlsplit(self.oauth2_issuer).scheme != "https" and not self.oauth2_allow_http:
+                raise ValueError(
+                    f"oauth2_issuer {self.oauth2_issuer!r} is not https, so the client secret would go there in clear; "
+                    "use https://, or set oauth2_allow_http=true"
+                )
+        ways = [name for name in _LOGINS if getattr(self, name) is not None]
         if len(ways) > 1:
             raise ValueError(f"{' and '.join(ways)} are given; give one way to authenticate")
         oauth2 = (self.oauth2_issuer, self.oauth2_client_id, self.oauth2_client_secret)
@@ -195,6 +205,11 @@ class PulsarSettings(BackendSettings):
         if self.chunking and self.batching != "off":
             raise ValueError("chunking needs batching=off: Pulsar does not split batches")
         return self
+
+    @property
+    def login(self) -> str | None:
+        """The setting that gives the token, if there is one."""
+        return next((name for name in _LOGINS if getattr(self, name) is not None), None)
 
     @property
     def uses_tls(self) -> bool:
@@ -224,8 +239,15 @@ class PulsarSettings(BackendSettings):
 
 def _check_address(name: str, address: str, *, has_path: bool) -> None:
     """:raises ValueError: not an HTTP address, or one with a path, query or user."""
-    place = urlsplit(address)
-    if place.scheme not in {"http", "https"} or not place.hostname:
-        raise ValueError(f"{name} {mask_url(address)!r} does not begin with http:// or https:// and a host")
-    if place.username is not None or place.query or (place.path.strip("/") and not has_path):
-        raise ValueError(f"{name} {mask_url(address)!r} must have only scheme, host and port")
+    shown = repr(mask_url(address))
+    try:
+        place = urlsplit(address)
+        port = place.port
+    except ValueError:
+        # Its text may quote the password.
+        raise ValueError(f"{name} {shown} is no address; write http:// or https://, a host and a port") from None
+    if place.scheme not in {"http", "https"} or not place.hostname or port == 0:
+        raise ValueError(f"{name} {shown} does not begin with http:// or https:// and a host")
+    # With a '/' in its password, a user is no user of `urlsplit`.
+    if "@" in address or place.query or place.fragment or (place.path.strip("/") and not has_path):
+        raise ValueError(f"{name} {shown} must have only scheme, host and port")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from broker import BrokerError, SubscriptionNotFound
-from broker.driver import Start
+from broker.driver import Start, reads_answer
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import EPHEMERAL, READERS, TopicPath, subscription_path
 
@@ -59,7 +59,8 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
     http, path = connection.http, subscription_path(log, name)
     if name not in await _names(connection, log, what):
         found = await http.get(f"{log.path}/messageid/{milliseconds(start)}", what)
-        place = {**_LATEST, "ledgerId": found["ledgerId"], "entryId": found["entryId"]}
+        with reads_answer(what):
+            place = {**_LATEST, "ledgerId": int(found["ledgerId"]), "entryId": int(found["entryId"])}
         mark = f"{place['ledgerId']}:{place['entryId']}"
         answer = await http.request("PUT", path, what, {**place, "properties": {_MARK: mark}}, allow=(409,))
         if answer.status != 409:
@@ -68,10 +69,11 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
     place = None
     for _ in range(_MARK_CHECKS):
         properties: Mapping[str, str] = await http.get(f"{path}/properties", what) or {}
-        if _MARK not in properties:
-            return
-        ledger, _, entry = properties[_MARK].partition(":")
-        place = {**_LATEST, "ledgerId": int(ledger), "entryId": int(entry)}
+        with reads_answer(what):
+            if _MARK not in properties:
+                return
+            ledger, _, entry = properties[_MARK].partition(":")
+            place = {**_LATEST, "ledgerId": int(ledger), "entryId": int(entry)}
         await asyncio.sleep(_MARK_PAUSE)
     await http.request("POST", f"{path}/resetcursor", what, place)
     await http.request("PUT", f"{path}/properties", what, {})
@@ -136,4 +138,5 @@ def milliseconds(moment: datetime) -> int:
 
 async def _names(connection: Connection, path: TopicPath, what: str, *, once: bool = False) -> Sequence[str]:
     found = await connection.http.get(f"{path.path}/subscriptions", what, once=once)
-    return [str(name) for name in found or ()]
+    with reads_answer(what):
+        return [str(name) for name in found or ()]

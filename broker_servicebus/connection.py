@@ -31,7 +31,7 @@ from broker import (
     OperationTimeout,
     TopicNotFound,
 )
-from broker.driver import Backoff, Connected, Disconnected, Hooks, logger
+from broker.driver import Backoff, Connected, Disconnected, Hooks, logger, warn_of_clear_text
 from broker_servicebus import private_api
 from broker_servicebus.errors import translate
 from broker_servicebus.settings import ServiceBusSettings
@@ -104,6 +104,8 @@ class Connection:
         :raises InvalidSetting: `connection_string` or `tls_ca` cannot be used.
         """
         self._create_clients()
+        if self.settings.is_emulator:
+            self._warn_of_clear_text()
         await self._probe()
         # A user without administration rights may still send and receive.
         with contextlib.suppress(NotAuthorized):
@@ -126,6 +128,8 @@ class Connection:
             "retry_total": 0,
             "connection_timeout": settings.connect_timeout,
             "read_timeout": settings.request_timeout,
+            # The service sends none, and the client would sign the request to any host again.
+            "permit_redirects": False,
         }
         if settings.proxy is not None:
             name, _, port = settings.proxy.rpartition(":")
@@ -159,6 +163,14 @@ class Connection:
         self._credential = _default_credential()
         self._client = ServiceBusClient(self.host, self._credential, **options)
         self._admin = ServiceBusAdministrationClient(where, self._credential, **admin)
+
+    def _warn_of_clear_text(self) -> None:
+        settings = self.settings
+        login = next(name for name in ("key", "sas_token", "connection_string") if getattr(settings, name) is not None)
+        servers = [self.host]
+        if settings.admin_endpoint is not None and settings.admin_endpoint.startswith("http:"):
+            servers.append(urlsplit(settings.admin_endpoint).netloc)
+        warn_of_clear_text(self.hooks, login, servers, "reach emulators over the loopback or a private network only")
 
     def _connection_string(self, host: str) -> str | None:
         settings = self.settings

@@ -18,6 +18,8 @@ from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["SHORTEST_LOCK", "ServiceBusSettings"]
 
+_EMULATOR: Final = "usedevelopmentemulator"
+"""In a connection string."""
 _SHORTEST_WINDOW: Final = 20.0
 SHORTEST_LOCK: Final = 5.0
 """Seconds; the service's shortest lock. An emulator accepts less, for tests."""
@@ -190,13 +192,19 @@ class ServiceBusSettings(BackendSettings):
             raise ValueError(
                 f"admin_endpoint {self.admin_endpoint!r} has no port of 1 to 65535; write http://host:port"
             )
+        if not self.is_emulator and (self.admin_endpoint or "").startswith("http:"):
+            raise ValueError(
+                f"admin_endpoint is {self.admin_endpoint!r}, where the credentials would go in clear; use https://, or "
+                "emulator=true for an emulator"
+            )
         return self
 
     @property
     def is_emulator(self) -> bool:
-        """Whether `emulator` or the connection string names an emulator."""
+        """Whether `emulator` or the connection string names an emulator, which the client then uses without TLS."""
         given = self.connection_string.get_secret_value() if self.connection_string is not None else ""
-        return self.emulator or "UseDevelopmentEmulator=true" in given
+        pairs = [part.partition("=") for part in given.strip().rstrip(";").split(";")]
+        return self.emulator or any(name.lower() == _EMULATOR and value == "true" for name, _, value in pairs)
 
     @property
     def lock_seconds(self) -> float:

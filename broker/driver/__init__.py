@@ -5,8 +5,10 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 """
 
 from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
+from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
+from broker.driver.clear_text import warn_of_clear_text
 from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
@@ -169,7 +171,11 @@ __all__ = [
     "narrow_mode",
     "not_assigned",
     "pause",
+    "read_answer",
+    "read_body",
+    "reads_answer",
     "refused",
     "take_from",
     "undecodable",
+    "warn_of_clear_text",
 ]

@@ -22,11 +22,11 @@ from confluent_kafka.admin import AdminClient
 from typing_extensions import TypeVar
 
 from broker import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
-from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, TaskSet, Warned, logger
+from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, TaskSet, Warned, logger, warn_of_clear_text
 from broker_kafka.client.thread import AdminThread
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import Role
-from broker_kafka.config.security import protocol_of
+from broker_kafka.config.security import login_of, protocol_of
 from broker_kafka.errors import translate
 from broker_kafka.settings import KafkaSettings
 
@@ -105,6 +105,9 @@ class Connection:
         :raises ConfigurationError: librdkafka rejects the settings.
         """
         self._loop = asyncio.get_running_loop()
+        login = login_of(self.settings)
+        if self.settings.protocol == "SASL_PLAINTEXT" and login is not None:
+            warn_of_clear_text(self._hooks, login, self.settings.servers, "use security_protocol=SASL_SSL")
         self._admin = AdminThread(self.client_config("admin"))
         await self._admin.start()
         await self._admin.call(self._first_contact)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final, Literal, Protocol, Self
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
+from broker.driver import mask_url
 from broker.driver.settings import BackendSettings, Form, Origin
 
-__all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "protocol_of"]
+__all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "login_of", "protocol_of"]
 
 _SHELL_SAFE: Final = Form(
     r"[\w./@:,=+][\w./@:,=+-]*",
@@ -62,6 +63,11 @@ class SecuritySettings(BackendSettings):
     )
     sasl_oauthbearer_token_endpoint_url: str | None = Field(
         default=None, description="OAUTHBEARER with oidc: URL of the token endpoint"
+    )
+    sasl_oauthbearer_allow_http: bool = Field(
+        default=False,
+        description="OAUTHBEARER with oidc: accept a token endpoint without TLS, to which the client secret goes in "
+        "clear",
     )
     sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: requested scope")
     sasl_oauthbearer_extensions: str | None = Field(
@@ -153,6 +159,7 @@ MECHANISMS: Final = {
                 "client_id",
                 "client_secret",
                 "token_endpoint_url",
+                "allow_http",
                 "scope",
                 "extensions",
                 "config",
@@ -186,6 +193,8 @@ class Secured(Protocol):
     @property
     def sasl_oauthbearer_token_endpoint_url(self) -> str | None: ...
     @property
+    def sasl_oauthbearer_allow_http(self) -> bool: ...
+    @property
     def enable_sasl_oauthbearer_unsecure_jwt(self) -> bool: ...
     @property
     def oauth_cb(self) -> Callable[[str], tuple[str, float]] | None: ...
@@ -203,6 +212,19 @@ def protocol_of(settings: Secured) -> str:
     if settings.sasl_username is not None or settings.sasl_mechanism is not None:
         return "SASL_SSL"
     return "PLAINTEXT" if all(getattr(settings, name) is None for name in _TLS) else "SSL"
+
+
+def login_of(settings: Secured) -> str | None:
+    """The setting of the credentials that a listener without TLS would show to others; None if there is none."""
+    match settings.sasl_mechanism:
+        case "OAUTHBEARER":
+            if settings.oauth_cb is not None:
+                return "oauth_cb"
+            return "sasl_oauthbearer_method" if settings.sasl_oauthbearer_method == "oidc" else None
+        case "GSSAPI":
+            return None
+        case _:
+            return None if settings.sasl_username is None else "sasl_password"
 
 
 def check_security(settings: Secured) -> None:
@@ -241,10 +263,19 @@ def _check_no_tls(settings: Secured) -> None:
 
 def _check_tokens(settings: Secured) -> None:
     if settings.sasl_oauthbearer_method == "oidc":
-        if settings.sasl_oauthbearer_token_endpoint_url is None and _METADATA_AUTHENTICATION not in settings.properties:
+        endpoint = settings.sasl_oauthbearer_token_endpoint_url
+        if _METADATA_AUTHENTICATION in settings.properties:
+            return
+        if endpoint is None:
             raise InvalidSetting(
                 "sasl_oauthbearer_method is oidc, and no token endpoint is given",
                 advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_METADATA_AUTHENTICATION}",
+            )
+        if not endpoint.lower().startswith("https://") and not settings.sasl_oauthbearer_allow_http:
+            raise InvalidSetting(
+                f"Setting 'sasl_oauthbearer_token_endpoint_url' is {mask_url(endpoint)!r}, which is not https, so the "
+                "client secret would go there in clear",
+                advice="Use https://, or set sasl_oauthbearer_allow_http=true",
             )
     elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
         raise InvalidSetting(

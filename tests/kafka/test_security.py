@@ -226,6 +226,7 @@ def with_endpoint(secure: SecureBroker, user: str = "ann", **values: Any) -> Kaf
         "sasl_mechanism": "OAUTHBEARER",
         "sasl_oauthbearer_method": "oidc",
         "sasl_oauthbearer_token_endpoint_url": secure.tokens.url(),
+        "sasl_oauthbearer_allow_http": True,
         "sasl_oauthbearer_client_id": user,
         "sasl_oauthbearer_client_secret": USERS[user],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -17,9 +18,13 @@ from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import pytest
+from pydantic import SecretStr
 
 import broker
 from broker.errors import AuthenticationFailed, ConnectionFailed, InvalidSetting, NotAuthorized, OperationTimeout
+from broker_pulsar.credentials import Credentials
+from broker_pulsar.http_api import HttpApi
+from broker_pulsar.settings import PulsarSettings
 from tests.servers.certificates import Authority
 from tests.servers.pulsar import PulsarServer
 
@@ -207,6 +212,22 @@ async def test_an_unknown_authority_is_reported(guarded: Guarded) -> None:
     assert not caught.value.retriable
 
 
+async def test_the_cluster_lists_its_brokers_for_a_superuser(guarded: Guarded) -> None:
+    """So redirects may lead to them with the token; for others, `admin_hosts` names them."""
+    web = guarded.server.ports["web"]
+    for role, listed in (("admin", True), ("guest", False)):
+        settings = PulsarSettings(
+            service_url="pulsar://elsewhere.example", admin_url=f"http://localhost:{web}", token=SecretStr(token(role))
+        )
+        http = HttpApi(settings, Credentials(settings))
+        headers = {"Authorization": f"Bearer {token(role)}"}
+        try:
+            trusted = await asyncio.to_thread(http._is_trusted, "127.0.0.1", headers, 10)
+            assert trusted is listed
+        finally:
+            http.close()
+
+
 class Issuer(ThreadingHTTPServer):
     """Issues OAuth 2.0 tokens for the secret of one client."""
 
@@ -253,13 +274,13 @@ def issuer() -> Iterator[Issuer]:
 
 
 async def test_oauth2_authenticates(guarded: Guarded, issuer: Issuer) -> None:
-    client = "oauth2_client_id=shop&oauth2_client_secret=right&oauth2_audience=pulsar"
+    client = "oauth2_allow_http=true&oauth2_client_id=shop&oauth2_client_secret=right&oauth2_audience=pulsar"
     await passes(f"{guarded.plain}&oauth2_issuer={issuer.url}&{client}")
     assert issuer.requests == 1
 
 
 async def test_a_wrong_oauth2_secret_is_reported(guarded: Guarded, issuer: Issuer) -> None:
-    client = "oauth2_client_id=shop&oauth2_client_secret=wrong&oauth2_audience=pulsar"
+    client = "oauth2_allow_http=true&oauth2_client_id=shop&oauth2_client_secret=wrong&oauth2_audience=pulsar"
     with pytest.raises(AuthenticationFailed, match="OAuth"):
         async with broker.connect(f"{guarded.plain}&oauth2_issuer={issuer.url}&{client}"):
             pass

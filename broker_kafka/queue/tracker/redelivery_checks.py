@@ -12,6 +12,7 @@ missing for long, hold back their messages, with one warning until the brokers a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from time import monotonic
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ _WARNED: Final = -1.0
 ALWAYS: Final = -2
 """A time before any at which a log was read."""
 _KEPT_ANSWERS: Final = 8
+_MOST_KEPT: Final = 100_000
+"""Groups, partitions and topics."""
 
 _TOPIC_AGE: Final = 5.0
 """Seconds for which the rights on a topic are kept."""
@@ -52,6 +55,7 @@ class GroupPositions:
         self._connection = connection
         self._subscription = subscription
         self._warn = warn
+        # The names come from markers, which a foreign producer may forge: each of these is trimmed.
         self._failing: dict[str, float] = {}
         """Groups whose positions cannot be read, and the monotonic time since when, or `_WARNED`."""
         self._known: dict[tuple[str, TopicPartition], _KnownPositions] = {}
@@ -78,6 +82,8 @@ class GroupPositions:
             for place, requested in places.items():
                 known = self._known[group, place]
                 found |= {each: since for each in requested if (since := known.since(each.offset)) is not None}
+        _trim(self._known)
+        _trim(self._failing)
         return found
 
     def _place(self, message: MessageId) -> tuple[str, TopicPartition]:
@@ -88,7 +94,9 @@ class GroupPositions:
         answer = await committed_offsets(self._connection, group, [NativePartition(*place) for place in places])
         now = monotonic()
         for place in places:
-            self._known.setdefault((group, place), _KnownPositions()).until = now + _POSITION_AGE
+            known = self._known.pop((group, place), None) or _KnownPositions()
+            known.until = now + _POSITION_AGE
+            self._known[group, place] = known
         errors = [answer] if isinstance(answer, BrokerError) else []
         for each in () if isinstance(answer, BrokerError) else answer:
             if each.error is None:
@@ -114,6 +122,12 @@ class GroupPositions:
             )
         else:
             logger.info("The positions of group %r are looked up again: %s", group, errors[0])
+
+
+def _trim(kept: dict[Any, Any]) -> None:
+    """Forget the entries that were put in first; they are looked up again."""
+    for name in list(islice(kept, max(0, len(kept) - _MOST_KEPT))):
+        del kept[name]
 
 
 class _KnownPositions:
@@ -149,7 +163,7 @@ class TopicChecks:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._known: dict[str, tuple[BrokerError | None, float]] = {}
-        self._reported: set[str] = set()
+        self._reported: dict[str, None] = {}
 
     async def unwritable(self, topics: Iterable[str]) -> dict[str, BrokerError]:
         """Those of the topics that take no writes, and why; `TopicNotFound` if one does not exist."""
@@ -158,17 +172,20 @@ class TopicChecks:
             error, until = self._known.get(topic, (None, 0.0))
             if until < monotonic():
                 error = await self._look_up(topic)
+                self._known.pop(topic, None)
                 self._known[topic] = error, monotonic() + _TOPIC_AGE
             if error is None:
-                self._reported.discard(topic)
+                self._reported.pop(topic, None)
             else:
                 found[topic] = error
+        _trim(self._known)
         return found
 
     def is_news(self, topic: str) -> bool:
         """Whether this topic was not reported yet: once for all marker partitions, until it takes writes again."""
         is_news = topic not in self._reported
-        self._reported.add(topic)
+        self._reported[topic] = None
+        _trim(self._reported)
         return is_news
 
     async def _look_up(self, topic: str) -> BrokerError | None:

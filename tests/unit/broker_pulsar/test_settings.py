@@ -32,7 +32,7 @@ def test_tls_has_its_own_default_ports() -> None:
     ("url", "message"),
     [
         ("pulsar://h?token=a&token_file=b", "one way to authenticate"),
-        ("pulsar://h?oauth2_issuer=http://i", "belong together"),
+        ("pulsar://h?oauth2_issuer=https://i", "belong together"),
         ("pulsar://h?oauth2_audience=a", "oauth2_audience needs oauth2_issuer"),
         ("pulsar://h?oauth2_scope=a", "oauth2_scope needs oauth2_issuer"),
         ("pulsar://h?tls_cert=a.pem", "belong together"),
@@ -48,6 +48,7 @@ def test_tls_has_its_own_default_ports() -> None:
         ("pulsar://h?batching_max_bytes=99999999999999999999", "2147483647"),
         ("pulsar://h?max_message_bytes=8192", "at least 16384"),
         ("pulsar://user:secret@h", "takes no"),
+        ("pulsar:?service_url=pulsar://me:secret@h", "has a user"),
         ("pulsar://h?linger=0", "linger"),
     ],
 )
