@@ -6,7 +6,6 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import nats.errors
 
 from broker import (
@@ -22,6 +21,8 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
+from broker.driver import read_answer as read_json
+from broker.driver import reads_answer
 
 __all__ = ["STREAM_IN_USE", "NoTls", "api_error", "connect_error", "read_answer", "translate"]
 
@@ -59,17 +60,16 @@ class NoTls(nats.errors.Error):
 
 
 def read_answer(data: bytes, what: str) -> dict[str, Any]:
-    """The JSON of an answer of the server.
+    """The JSON object of an answer of the server, in which `error`, if present, is an object too.
 
     :param what: the object of the call: "Topic 'orders'".
-    :raises BackendError: it is no JSON object; `error`, if present, is one too.
+    :raises BackendError: the answer is something else.
     """
-    try:
-        answer = msgspec.json.decode(data, type=dict[str, Any])
-        msgspec.convert(answer.get("error"), dict[str, Any] | None)
-    except (ValueError, RecursionError) as error:
-        raise BackendError(f"{what}: the server's answer cannot be read", native=error) from None
-    return answer
+    with reads_answer(what):
+        answer = {**read_json(data, what)}
+        if answer.get("error"):
+            answer["error"] = {**answer["error"]}
+        return answer
 
 
 def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
