@@ -46,6 +46,7 @@ from broker.driver.optional import (
     RedeliversInOrder,
     ReportsIdle,
     ReportsLeaseLeft,
+    ReportsOrigins,
     ReportsSpans,
     Span,
     StoresAttempts,
@@ -53,7 +54,16 @@ from broker.driver.optional import (
 )
 from broker.driver.private_files import create_private_file, make_private_directory, narrow_mode
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, UNSET, Place, is_letter
+from broker.envelopes import (
+    DEAD_LETTER_PREFIX,
+    NO_ATTRIBUTES,
+    RESERVED_PREFIX,
+    RESERVED_PREFIXES,
+    UNSET,
+    Place,
+    is_letter,
+    shown_attributes,
+)
 from broker.hooks import (
     Connected,
     Disconnected,
@@ -77,6 +87,7 @@ __all__ = [
     "NO_ATTRIBUTES",
     "REDRIVE_SUBSCRIPTION",
     "RESERVED_PREFIX",
+    "RESERVED_PREFIXES",
     "UNSET",
     "AdminSpi",
     "Backend",
@@ -128,6 +139,7 @@ __all__ = [
     "RedeliversInOrder",
     "ReportsIdle",
     "ReportsLeaseLeft",
+    "ReportsOrigins",
     "ReportsSpans",
     "RetryTopic",
     "Settlement",
@@ -175,6 +187,7 @@ __all__ = [
     "read_body",
     "reads_answer",
     "refused",
+    "shown_attributes",
     "take_from",
     "undecodable",
     "warn_of_clear_text",

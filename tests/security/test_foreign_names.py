@@ -2,49 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import pytest
-
 from broker.hooks import Hooks
 from broker_jetstream import codec
 from broker_jetstream.connection import Connection
 from broker_jetstream.membership import Membership
 from broker_jetstream.settings import JetStreamSettings
 from broker_kafka.codec.headers import RecordView
-from broker_kafka.queue.markers.wire import MessageId
-from broker_kafka.queue.tracker import redelivery_checks
-from broker_kafka.queue.tracker.redelivery_checks import GroupPositions, TopicChecks
-
-MOST = 100
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_offsets(*_: object) -> list[Any]:
-        return []
-
-    monkeypatch.setattr(redelivery_checks, "_MOST_KEPT", MOST)
-    monkeypatch.setattr(redelivery_checks, "committed_offsets", no_offsets)
-
-
-@pytest.mark.usefixtures("few")
-async def test_topics_of_forged_markers() -> None:
-    checks = TopicChecks(cast("Any", None))
-    for number in range(5):
-        names = [f"no topic {number} {each}" for each in range(2 * MOST)]
-        assert (await checks.unwritable(names)).keys() == set(names)
-        assert all(checks.is_news(name) for name in names)
-    assert len(checks._known) == len(checks._reported) == MOST
-
-
-@pytest.mark.usefixtures("few")
-async def test_queues_and_partitions_of_forged_markers() -> None:
-    positions = GroupPositions(cast("Any", None), "billing", lambda _: None)
-    for number in range(5):
-        await positions.passed(MessageId("orders", each, 0, f"queue-{number}") for each in range(2 * MOST))
-        await positions.passed(MessageId("orders", 0, 0, f"queue-{number}-{each}") for each in range(MOST))
-    assert len(positions._known) == MOST
 
 
 def test_header_names_of_foreign_records() -> None:
