@@ -198,6 +198,10 @@ def _key_line(key: bytes) -> bytes:
     return b"NATS/1.0\r\nanybroker-key-64: %b\r\n" % b64encode(key)
 
 
+_LONGEST_CACHED_NAME: Final = 200
+"""The names of a foreign message that is forwarded may have a megabyte each."""
+
+
 @lru_cache(4096)
 def _plain_name(name: str) -> bytes | None:
     """The name as the start of a header line; None if it is invalid or reserved."""
@@ -210,7 +214,7 @@ def _attribute_lines(attributes: Mapping[str, str]) -> bytes:
     lines: list[bytes] = []
     escaped: list[str] = []
     for name, value in attributes.items():
-        start = _plain_name(name)
+        start = _plain_name(name) if len(name) <= _LONGEST_CACHED_NAME else _plain_name.__wrapped__(name)
         if start is not None and is_plain(value):
             lines.append(b"%b%b\r\n" % (start, value.encode()))
         else:

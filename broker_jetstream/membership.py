@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from secrets import token_hex
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from broker import BrokerError
 from broker_jetstream.connection import Connection, Listener
+from broker_jetstream.streams import MOST_PARTITIONS
 from broker_jetstream.transport import Outgoing
 
 __all__ = ["Membership", "Plan", "plan"]
@@ -37,6 +38,9 @@ class _Announcement(msgspec.Struct):
     bye: bool = False
 
 
+_MOST_PEERS: Final = 2048
+"""More members than a group has partitions. Any client of the account may announce others."""
+_LONGEST_ID: Final = 64
 _decode = msgspec.json.Decoder(_Announcement).decode
 
 
@@ -127,6 +131,13 @@ class Membership:
                 self._changed()
             return
         known = self._peers.get(announcement.id)
+        if (
+            max(len(announcement.claims), len(announcement.pinned)) > MOST_PARTITIONS
+            or len(announcement.id) > _LONGEST_ID
+        ):
+            return
+        if known is None and len(self._peers) >= _MOST_PEERS and len(self.others()) >= _MOST_PEERS:
+            return
         peer = known or self._peers.setdefault(announcement.id, _Peer())
         claims, pinned = frozenset(announcement.claims), frozenset(announcement.pinned)
         changed = known is None or claims != peer.claims or pinned != peer.pinned or announcement.hello

@@ -135,6 +135,7 @@ _FIRST: Final = _EPOCH + timedelta(milliseconds=1)
 """The earliest timestamp of a record: brokers take none below 0, and 0 makes the client use its clock."""
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _MOST_KNOWN_NAMES: Final = 1000
+_LONGEST_KNOWN_NAME: Final = 200
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
 """Milliseconds below which seconds as a float are exact to the microsecond: until 2106."""
 
@@ -285,7 +286,8 @@ class RecordView:
             return False
         if len(self._attribute_names) >= _MOST_KNOWN_NAMES:
             self._attribute_names.clear()
-        self._attribute_names.add(name)
+        if len(name) <= _LONGEST_KNOWN_NAME:
+            self._attribute_names.add(name)
         return True
 
     def _time(self, milliseconds: int) -> datetime | None:
