@@ -228,8 +228,15 @@ class PulsarSettings(BackendSettings):
 
 def _check_address(name: str, address: str, *, has_path: bool) -> None:
     """:raises ValueError: not an HTTP address, or one with a path, query or user."""
-    place = urlsplit(address)
-    if place.scheme not in {"http", "https"} or not place.hostname:
-        raise ValueError(f"{name} {mask_url(address)!r} does not begin with http:// or https:// and a host")
-    if place.username is not None or place.query or (place.path.strip("/") and not has_path):
-        raise ValueError(f"{name} {mask_url(address)!r} must have only scheme, host and port")
+    shown = repr(mask_url(address))
+    try:
+        place = urlsplit(address)
+        port = place.port
+    except ValueError:
+        # Its text may quote the password.
+        raise ValueError(f"{name} {shown} is no address; write http:// or https://, a host and a port") from None
+    if place.scheme not in {"http", "https"} or not place.hostname or port == 0:
+        raise ValueError(f"{name} {shown} does not begin with http:// or https:// and a host")
+    # With a '/' in its password, a user is no user of `urlsplit`.
+    if "@" in address or place.query or place.fragment or (place.path.strip("/") and not has_path):
+        raise ValueError(f"{name} {shown} must have only scheme, host and port")
