@@ -186,6 +186,8 @@ _ADVICE: Final = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "Grant this user the operations Read and Describe on the group",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this user the operations Write and Describe on the "
     "transactional id",
+    KafkaError._BAD_COMPRESSION: "The batch is damaged, or expands beyond receive.message.max.bytes: raise that, or "
+    "move the group behind the batch",
     KafkaError.UNKNOWN: "The broker had an internal error, such as a full disk; see its log",
     KafkaError.INVALID_SESSION_TIMEOUT: "Set session_timeout_ms within the brokers' group.min.session.timeout.ms and "
     "group.max.session.timeout.ms",
