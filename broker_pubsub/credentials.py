@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import google.auth
 import google.auth.exceptions
@@ -19,7 +20,7 @@ from google.auth.transport.grpc import AuthMetadataPlugin
 from google.auth.transport.requests import Request
 
 from broker import AuthenticationFailed, BackendError, InvalidSetting
-from broker.driver import read_answer, reads_answer
+from broker.driver import is_loopback, mask_url, read_answer, reads_answer
 from broker_pubsub.errors import NO_TOKEN, REFUSED_TOKEN
 from broker_pubsub.settings import PubSubSettings
 
@@ -34,7 +35,7 @@ _account: Any = google.oauth2.service_account
 def load(settings: PubSubSettings) -> Any:
     """The credentials of the settings; blocks.
 
-    :raises InvalidSetting: `credentials_file` cannot be read or contains no credentials.
+    :raises InvalidSetting: `credentials_file` cannot be read, contains no credentials, or sends them without TLS.
     :raises AuthenticationFailed: there are no default credentials.
     """
     adc: Any = google.auth
@@ -51,6 +52,14 @@ def load(settings: PubSubSettings) -> Any:
                 advice="Set credentials_file, run `gcloud auth application-default login`, or set emulator_host for an "
                 "emulator",
             ) from None
+    # Private, and None where a credential has no such address.
+    address: object = getattr(found, "_token_uri", None)
+    if isinstance(address, str) and not _is_safe(address):
+        raise InvalidSetting(
+            f"The Google credentials name the token_uri {mask_url(address)!r}, which is not https, so what signs in "
+            "would go there in clear",
+            advice="Give the token_uri of the file an https:// address",
+        )
     if settings.impersonate is not None:
         found = google.auth.impersonated_credentials.Credentials(
             source_credentials=found,
@@ -61,6 +70,15 @@ def load(settings: PubSubSettings) -> Any:
     if settings.quota_project is not None and hasattr(found, "with_quota_project"):
         found = found.with_quota_project(settings.quota_project)
     return found
+
+
+def _is_safe(address: str) -> bool:
+    """Whether nobody else sees what goes to a token server: by TLS, or on the loopback."""
+    try:
+        place = urlsplit(address)
+        return place.scheme == "https" or is_loopback(place.hostname or "")
+    except ValueError:
+        return False
 
 
 def _read(path: Path) -> Any:
