@@ -57,7 +57,7 @@ async def test_a_wrong_certificate_is_refused_before_the_password(
                 sasl_username="ann",
                 sasl_password=SecretStr("s3cret"),
                 ssl_ca_location=authority.file,
-                connect_timeout=5,
+                connect_timeout=30,
             )
         )
         assert isinstance(error, AuthenticationFailed)
@@ -73,7 +73,7 @@ async def test_the_double_would_see_what_is_sent(authority: Authority) -> None:
                 sasl_username="ann",
                 sasl_password=SecretStr("s3cret"),
                 ssl_ca_location=authority.file,
-                connect_timeout=1,
+                connect_timeout=3,
             )
         )
         assert server.wait_for(1)[0] != b""
@@ -88,7 +88,7 @@ def oidc(endpoint: str, authority: Authority) -> KafkaSettings:
         sasl_oauthbearer_client_id="shop",
         sasl_oauthbearer_client_secret=SecretStr("s3cret"),
         properties={"https.ca.location": str(authority.file)},
-        connect_timeout=1,
+        connect_timeout=30,
     )
 
 

@@ -10,10 +10,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from broker.errors import InvalidSetting
+import broker
+from broker.errors import ConnectionFailed, InvalidSetting
 from broker_pubsub.credentials import _Tokens, is_transient, load
 from broker_pubsub.settings import PubSubSettings
 from tests.security.http_double import HttpDouble, answer
+from tests.security.tls_double import TlsDouble
 from tests.servers.certificates import Authority
 
 KEY = generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
@@ -59,3 +61,24 @@ def test_the_garbage_of_a_token_server_reaches_grpc_as_an_error(
         assert server.requests
     assert len(found) == 1
     assert isinstance(found[0], RuntimeError)
+
+
+@pytest.mark.parametrize("fault", ["unknown authority", "wrong host"])
+async def test_a_wrong_server_gets_no_token(
+    fault: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    authority = Authority(tmp_path)
+    other = Authority(tmp_path_factory.mktemp("other"))
+    wrong = other.certificate("127.0.0.1") if fault == "unknown authority" else authority.certificate("other.example")
+    with (
+        HttpDouble(lambda _: answer({"access_token": "t0ken", "expires_in": 60})) as tokens,
+        TlsDouble(wrong) as server,
+    ):
+        chosen = settings(tmp_path, f"{tokens.url}/token").replaced(
+            {"endpoint": f"127.0.0.1:{server.port}", "tls_ca": authority.file, "connect_timeout": 30}
+        )
+        with pytest.raises(ConnectionFailed):
+            async with broker.connect(chosen):
+                pass
+        server.wait_for(1)
+    assert not any(server.received)

@@ -47,7 +47,7 @@ def redirecting(location: str, authority: Authority | None = None, brokers: obje
 
 
 async def ask(server: HttpDouble, **settings: Any) -> object:
-    values: dict[str, Any] = {"admin_url": server.url, "request_timeout": 5, "token": TOKEN, **settings}
+    values: dict[str, Any] = {"admin_url": server.url, "request_timeout": 30, "token": TOKEN, **settings}
     chosen = PulsarSettings(**values)
     http = HttpApi(chosen, Credentials(chosen))
     try:
@@ -156,7 +156,7 @@ def oauth(issuer: str, **settings: Any) -> PulsarSettings:
         oauth2_issuer=issuer,
         oauth2_client_id="shop",
         oauth2_client_secret=SecretStr("s3cret"),
-        connect_timeout=5,
+        connect_timeout=30,
         **settings,
     )
 
@@ -370,7 +370,7 @@ async def test_what_is_no_http_is_a_broker_error(raw: bytes) -> None:
 
 async def test_an_answer_that_never_ends_times_out() -> None:
     """Each byte comes in time; only all of them do not."""
-    done = asyncio.Event()
+    done, closed = asyncio.Event(), asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -380,7 +380,8 @@ async def test_an_answer_that_never_ends_times_out() -> None:
                 writer.write(b" ")
                 await writer.drain()
                 await asyncio.sleep(0.01)
-        writer.close()
+        writer.transport.abort()
+        closed.set()
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     async with server:
@@ -390,4 +391,5 @@ async def test_an_answer_that_never_ends_times_out() -> None:
         with pytest.raises(OperationTimeout):
             await http.get("/clusters", "Asking")
         done.set()
+        await closed.wait()
         http.close()

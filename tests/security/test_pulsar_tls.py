@@ -32,14 +32,14 @@ def wrong(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Map
     }
 
 
-async def refused(server: TlsDouble, admin: HttpDouble, authority: Authority) -> BrokerError:
+async def refused(server: TlsDouble, admin: HttpDouble, authority: Authority, seconds: float = 30) -> BrokerError:
     settings = PulsarSettings(
         service_url=f"pulsar+ssl://127.0.0.1:{server.port}",
         admin_url=admin.url,
         token=SecretStr(TOKEN),
         tls_ca=authority.file,
-        connect_timeout=2,
-        request_timeout=2,
+        connect_timeout=seconds,
+        request_timeout=seconds,
     )
     with pytest.raises(BrokerError) as caught:
         async with broker.connect(settings):
@@ -107,7 +107,7 @@ async def test_the_client_verifies_without_tls_ca_too(authority: Authority, monk
 async def test_the_double_would_see_the_token(authority: Authority) -> None:
     right = authority.certificate("127.0.0.1")
     with TlsDouble(right) as server, clusters(right) as admin:
-        await refused(server, admin, authority)
+        await refused(server, admin, authority, 4)
         server.wait_for(2)
     assert any(TOKEN.encode() in found for found in server.received)
     assert admin.tokens == [f"Bearer {TOKEN}"]
