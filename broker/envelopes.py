@@ -11,6 +11,7 @@ __all__ = [
     "DEAD_LETTER_PREFIX",
     "NO_ATTRIBUTES",
     "RESERVED_PREFIX",
+    "RESERVED_PREFIXES",
     "RETRY_LETTER_PREFIX",
     "UNSET",
     "Batch",
@@ -20,6 +21,8 @@ __all__ = [
     "View",
     "brief",
     "is_letter",
+    "reserved_prefixes",
+    "shown_attributes",
 ]
 
 
@@ -30,8 +33,11 @@ DEAD_LETTER_PREFIX: Final = "dead-letter-"
 RETRY_LETTER_PREFIX: Final = "retry-letter-"
 """Prefix of the attributes of a message on a retry topic: its due time and origin. Reserved."""
 
+RESERVED_PREFIXES: Final = (RESERVED_PREFIX, DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX)
+
 _OF_DEAD_LETTERS: Final = f"{DEAD_LETTER_PREFIX}topic"
 _OF_RETRY_LETTERS: Final = f"{RETRY_LETTER_PREFIX}topic"
+_OF_LETTERS: Final = {DEAD_LETTER_PREFIX: _OF_DEAD_LETTERS, RETRY_LETTER_PREFIX: _OF_RETRY_LETTERS}
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -94,6 +100,24 @@ class HasPlace(Protocol):
 def is_letter(attributes: Mapping[str, str]) -> bool:
     """Whether the attributes are those of a dead letter or of a message on a retry topic."""
     return _OF_DEAD_LETTERS in attributes or _OF_RETRY_LETTERS in attributes
+
+
+def reserved_prefixes(attributes: Mapping[str, str]) -> tuple[str, ...]:
+    """The prefixes that no name among these attributes may have: a letter has its own, and keeps it when forwarded."""
+    return tuple([prefix for prefix in RESERVED_PREFIXES if _OF_LETTERS.get(prefix) not in attributes])
+
+
+def shown_attributes(found: dict[str, str]) -> Mapping[str, str]:
+    """The attributes that consumers see: without empty and reserved names, which any foreign producer may write.
+
+    `OutboundMessage` takes the result, so that every message can be forwarded and dead-lettered.
+    """
+    for name in found:
+        if not name or name.startswith(RESERVED_PREFIXES):
+            reserved = reserved_prefixes(found)
+            found = {name: text for name, text in found.items() if name and not name.startswith(reserved)}
+            break
+    return MappingProxyType(found) if found else NO_ATTRIBUTES
 
 
 def brief(data: bytes | None) -> str:

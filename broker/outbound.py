@@ -8,14 +8,11 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from broker.checks import is_finite
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, RETRY_LETTER_PREFIX, Envelope, brief
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIXES, Envelope, brief, reserved_prefixes
 from broker.errors import InvalidMessage
 
 __all__ = ["OutboundMessage", "check_batch"]
 
-_OF_LETTERS: Final = {prefix: f"{prefix}topic" for prefix in (DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX)}
-"""Only letters have these attributes; a forwarded letter keeps all that begin with the prefix."""
-_RESERVED: Final = (RESERVED_PREFIX, *_OF_LETTERS)
 _SHOWN: Final = 100
 """Maximum length of a value in an error."""
 
@@ -99,7 +96,8 @@ class OutboundMessage:
             data,
             message.key,
             message.attributes,
-            id=getattr(message, "id", None),
+            # A foreign producer may give an empty id.
+            id=getattr(message, "id", None) or None,
             publish_time=message.publish_time,
             native=native,
         )
@@ -154,12 +152,12 @@ def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
             _wrong(f"attributes[{name!r}]", value, "a str under a str name")
         if not name:
             raise InvalidMessage("An attribute has an empty name", advice="Give every attribute a name")
-        if name.startswith(_RESERVED):
-            prefix = next(prefix for prefix in _RESERVED if name.startswith(prefix))
-            if _OF_LETTERS.get(prefix) not in copy:
-                raise InvalidMessage(
-                    f"Attribute {name!r} begins with the reserved prefix {prefix!r}", advice="Rename the attribute"
-                )
+        if name.startswith(RESERVED_PREFIXES):
+            for prefix in reserved_prefixes(copy):
+                if name.startswith(prefix):
+                    raise InvalidMessage(
+                        f"Attribute {name!r} begins with the reserved prefix {prefix!r}", advice="Rename the attribute"
+                    )
         try:
             # ASCII is the common case and needs no encoding.
             _ = (name.isascii() and value.isascii()) or (name.encode(), value.encode())

@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from broker import MessageTooLarge, OutboundMessage
-from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
+from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIXES, Place, is_letter, shown_attributes
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
@@ -80,6 +80,7 @@ TIME_STAMP: Final = b"\r\nNats-Time-Stamp: "
 PIN: Final = b"\r\nNats-Pin-Id: "
 NUM_PENDING: Final = b"\r\nNats-Num-Pending: "
 _OURS: Final = b"anybroker-"
+_RESERVED: Final = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
 _SERVERS: Final = b"nats-"
 _NAME_CHARACTERS: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -264,10 +265,8 @@ def _attributes(block: bytes) -> Mapping[str, str]:
     if escaped is not None:
         for item in escaped.decode("utf-8", "replace").split("&"):
             name, _, value = item.partition("=")
-            name = unquote(name)
-            if name and not name.startswith(RESERVED_PREFIX):
-                found[name] = unquote(value)
-    return MappingProxyType(found) if found else NO_ATTRIBUTES
+            found[unquote(name)] = unquote(value)
+    return shown_attributes(found)
 
 
 def key_of(block: bytes) -> bytes | None:
@@ -454,7 +453,7 @@ def _read(block: bytes) -> tuple[str | None, bytes | None, dict[str, str] | None
             identity = value.decode("utf-8", "replace")
         elif name == _TIME_NAME and time is None:
             time = value
-        elif name[:10] == _OURS or name[:5].lower() == _SERVERS or not _is_attribute(name, colon, value):
+        elif name.startswith(_RESERVED) or name[:5].lower() == _SERVERS or not _is_attribute(name, colon, value):
             return None
         else:
             if attributes is None:

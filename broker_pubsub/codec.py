@@ -11,11 +11,10 @@ import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import Any, Final
 
 from broker import OutboundMessage
-from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, shown_attributes
 
 __all__ = [
     "MAX_ATTRIBUTES",
@@ -117,7 +116,8 @@ class MessageView:
             for name, value in found.items()
             if name.startswith(ESCAPE) or not name.startswith(RESERVED_PREFIX)
         }
-        return MappingProxyType(shown)
+        # A name that was escaped may begin with a reserved prefix.
+        return shown_attributes(shown)
 
     def publish_time(self, raw: Any, /) -> datetime | None:
         message = raw.message

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from broker import OutboundMessage
-from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place
+from broker.driver import Place, shown_attributes
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import wrapped
 from broker_pulsar.message_ids import offset_of
@@ -65,9 +65,12 @@ def properties_of(message: OutboundMessage) -> dict[str, str] | None:
 
 def key_of(raw: NativeMessage) -> bytes | None:
     """The key of a message."""
-    text = raw.partition_key()
+    try:
+        text = raw.partition_key()
+    except UnicodeDecodeError as error:
+        return error.object
     if not text:
-        return b"" if raw.properties().get(_KEY) == "" else None
+        return b"" if _properties(raw).get(_KEY) == "" else None
     if text.startswith(_BINARY):
         try:
             return b64decode(text[len(_BINARY) :], validate=True)
@@ -82,11 +85,19 @@ def data_of(raw: NativeMessage) -> bytes | None:
     return data if data or not raw.has_null_value() else None
 
 
+def _properties(raw: NativeMessage) -> dict[str, str]:
+    """The properties of a message; none if one is not UTF-8, because the client cannot read the others either."""
+    try:
+        return raw.properties()
+    except UnicodeDecodeError:
+        return {}
+
+
 class MessageView:
     """Reads the properties of a message."""
 
     def id(self, raw: NativeMessage, /) -> str:
-        found = raw.properties().get(_ID)
+        found = _properties(raw).get(_ID)
         if found:
             return found
         message_id = raw.message_id()
@@ -96,19 +107,19 @@ class MessageView:
         return key_of(raw)
 
     def attributes(self, raw: NativeMessage, /) -> Mapping[str, str]:
-        found: dict[str, str] = raw.properties()
-        if not found:
-            return NO_ATTRIBUTES
-        return MappingProxyType({name: value for name, value in found.items() if not name.startswith(RESERVED_PREFIX)})
+        return shown_attributes(_properties(raw))
 
     def publish_time(self, raw: NativeMessage, /) -> datetime | None:
-        text = raw.properties().get(_TIME)
+        text = _properties(raw).get(_TIME)
         if text:
             try:
                 return _EPOCH + int(text) * _MICROSECOND
             except (ValueError, OverflowError):
                 pass  # A foreign property of that name.
-        return _EPOCH + timedelta(milliseconds=raw.publish_timestamp())
+        try:
+            return _EPOCH + timedelta(milliseconds=raw.publish_timestamp())
+        except OverflowError:
+            return None  # A foreign client may send any time.
 
     def broker_time(self, raw: NativeMessage, /) -> datetime | None:
         """None: Pulsar stores only the producer's time."""

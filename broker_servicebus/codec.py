@@ -18,7 +18,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import Any, Final
 from uuid import uuid4
 
@@ -26,7 +25,7 @@ import msgspec
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from broker import OutboundMessage
-from broker.driver import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_whole
+from broker.driver import DEAD_LETTER_PREFIX, Place, is_whole, shown_attributes
 
 __all__ = ["VIEW", "Raw", "body_of", "encode", "size_of"]
 
@@ -152,7 +151,7 @@ class MessageView:
     def id(self, raw: Any, /) -> str:
         native: ServiceBusReceivedMessage = raw.native
         longer = (native.application_properties or {}).get(ID.encode())
-        if longer is not None:
+        if longer:
             return _text(longer)
         return _text(native.message_id) if native.message_id else f"#{native.sequence_number}"
 
@@ -165,7 +164,10 @@ class MessageView:
         if TIME.encode() in properties:
             return None
         foreign = native.session_id or native.partition_key
-        return foreign.encode() if foreign else None
+        if not foreign:
+            return None
+        # Text that is not UTF-8 comes as bytes.
+        return foreign if isinstance(foreign, bytes) else _text(foreign).encode()
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
         if raw.attributes is None:
@@ -204,9 +206,7 @@ def _attributes(raw: Raw) -> Mapping[str, str]:
     found: dict[str, str] = {}
     properties: Mapping[Any, Any] = raw.native.application_properties or {}
     for name, value in properties.items():
-        text = _text(name)
-        if text and not text.startswith(RESERVED_PREFIX):
-            found[text] = _text(value)
+        found[_text(name)] = _text(value)
     if raw.dead_of is not None:
         # The service's own dead letters use other names.
         found.pop(_REASON.decode(), None)
@@ -219,7 +219,7 @@ def _attributes(raw: Raw) -> Mapping[str, str]:
             "attempts": raw.native.delivery_count,
         }
         found |= {f"{DEAD_LETTER_PREFIX}{name}": _text(value) for name, value in details.items() if value is not None}
-    return MappingProxyType(found) if found else NO_ATTRIBUTES
+    return shown_attributes(found)
 
 
 def _text(value: Any) -> str:

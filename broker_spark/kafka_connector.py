@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import IntegerType
 
-from broker.envelopes import RESERVED_PREFIX
+from broker.envelopes import DEAD_LETTER_PREFIX, RESERVED_PREFIX, RESERVED_PREFIXES, RETRY_LETTER_PREFIX
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.registry import read_target
@@ -49,6 +49,7 @@ _TUNING: Final = {
 }
 _PACKED: Final = f"{RESERVED_PREFIX}attributes"
 """The header with the attributes whose names are not valid header names."""
+_RESERVED: Final = f"^({'|'.join(RESERVED_PREFIXES)})"
 _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
 """A surrogate, which Java replaces as one character, and Python byte by byte."""
 _REPLACED: Final = "%EF%BF%BD" * 3
@@ -291,7 +292,21 @@ def _attributes(frame: DataFrame) -> Column:
     )
     # A lambda recomputes every captured expression for each element, but not its arguments.
     bound = F.transform(F.array(pairs.cast("array<struct<key:string,value:string>>")), _last_of_each)
-    return F.map_from_entries(F.get(bound, 0)).cast("map<string,string>")
+    return F.map_from_entries(F.get(F.transform(bound, _shown), 0)).cast("map<string,string>")
+
+
+def _shown(pairs: Column) -> Column:
+    """The pairs without those that `shown_attributes` removes."""
+    names = pairs["key"]
+
+    def is_own(pair: Column) -> Column:
+        own = ~pair["key"].rlike(_RESERVED)
+        for prefix in (DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX):
+            own |= pair["key"].startswith(prefix) & F.array_contains(names, f"{prefix}topic")
+        return own
+
+    suspect = F.exists(names, lambda name: name.rlike(_RESERVED))
+    return F.when(suspect, uncompiled(F.filter(pairs, is_own))).otherwise(pairs)
 
 
 def _last_of_each(pairs: Column) -> Column:

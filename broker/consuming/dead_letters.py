@@ -67,19 +67,19 @@ class LetterWriter:
         :raises InvalidMessage: all shapes were refused.
         :raises BrokerError: a write failed, and `close` was called.
         """
-        letters = [shapes[0](None)]
+        letters: dict[int, OutboundMessage] = {}
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        shape = 0
+        shape, refused = 0, None
         while True:
             try:
+                # Each is made once: a second attempt has the id of the first, which may have been stored.
+                if shape not in letters:
+                    letters[shape] = _make(shapes[shape], refused)
                 await publish(letters[shape])
             except Exception as raised:
                 refused = _refusal(raised)
                 shape += 1
                 if refused is not None and shape < len(shapes):
-                    # Each is made once: a second attempt has the id of the first, which may have been stored.
-                    if shape == len(letters):
-                        letters.append(shapes[shape](refused))
                     continue
                 if refused is not None and not stubborn:
                     raise refused from None
@@ -92,6 +92,16 @@ class LetterWriter:
                 await pause(delay, self._closing)
             else:
                 return
+
+
+def _make(shape: MakeLetter, refused: InvalidMessage | None) -> OutboundMessage:
+    """:raises InvalidMessage: this shape of the letter cannot be made of the original; a smaller one may be."""
+    try:
+        return shape(refused)
+    except InvalidMessage:
+        raise
+    except Exception as error:
+        raise InvalidMessage(f"The letter cannot be made: {describe(error)}", native=error) from error
 
 
 def describe(error: BaseException) -> str:
@@ -152,7 +162,7 @@ def make_dead_letter(
     added = {DEAD_LETTER_PREFIX + name: text for name, text in details.items() if text}
     if brief:
         added = _abridge(added, limits.letter_bytes or _SHORT_ROOM)
-    kept = {} if refused else {name: text for name, text in original.attributes.items() if name not in added}
+    kept = {} if refused else _own_attributes(original)
     return OutboundMessage(
         original.data,
         original.key,
@@ -161,6 +171,11 @@ def make_dead_letter(
         publish_time=original.publish_time,
         native=None if refused else original.native,
     )
+
+
+def _own_attributes(original: Envelope) -> dict[str, str]:
+    """Without those of an earlier letter: the original may come from a dead-letter topic, or from a forger."""
+    return {name: text for name, text in original.attributes.items() if not name.startswith(DEAD_LETTER_PREFIX)}
 
 
 class DeadLetterWriter:

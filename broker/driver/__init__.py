@@ -50,7 +50,16 @@ from broker.driver.optional import (
     TransactionalAcks,
 )
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, UNSET, Place, is_letter
+from broker.envelopes import (
+    DEAD_LETTER_PREFIX,
+    NO_ATTRIBUTES,
+    RESERVED_PREFIX,
+    RESERVED_PREFIXES,
+    UNSET,
+    Place,
+    is_letter,
+    shown_attributes,
+)
 from broker.hooks import (
     Connected,
     Disconnected,
@@ -74,6 +83,7 @@ __all__ = [
     "NO_ATTRIBUTES",
     "REDRIVE_SUBSCRIPTION",
     "RESERVED_PREFIX",
+    "RESERVED_PREFIXES",
     "UNSET",
     "AdminSpi",
     "Backend",
@@ -165,6 +175,7 @@ __all__ = [
     "not_assigned",
     "pause",
     "refused",
+    "shown_attributes",
     "take_from",
     "undecodable",
 ]

@@ -35,6 +35,8 @@ __all__ = [
 _LONGEST_TEXT: Final = 256
 _LONGEST_ID: Final = 100
 _DIGITS: Final = 40
+_LARGEST_COUNT: Final = 2**31 - 2
+"""One more still fits where counts have 32 bits, as in Spark."""
 
 
 class RetryLetter(NamedTuple):
@@ -156,13 +158,18 @@ def read_retry_letter(attributes: Mapping[str, str]) -> RetryLetter | None:
             found["id"],
             {name: text for name, text in attributes.items() if not name.startswith(RETRY_LETTER_PREFIX)},
             due.timestamp(),
-            max(0, int(found["attempts"])),
-            max(0, int(found["failures"])),
-            max(0, int(found["step"])),
+            _count(found["attempts"]),
+            _count(found["failures"]),
+            _count(found["step"]),
             (found.get("partition", ""), found.get("offset", "")),
         )
     except (KeyError, ValueError, OverflowError):
         return None
+
+
+def _count(text: str) -> int:
+    """:raises ValueError: the text is no number."""
+    return min(max(0, int(text)), _LARGEST_COUNT)
 
 
 def _text(text: str) -> str:

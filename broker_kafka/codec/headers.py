@@ -31,7 +31,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as NativeRecord
 
 from broker import InvalidMessage, OutboundMessage
-from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place, logger
+from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, RESERVED_PREFIXES, Place, logger, shown_attributes
 
 __all__ = [
     "DUE",
@@ -219,15 +219,24 @@ class RecordView:
     def _attributes(self, headers: Headers) -> Mapping[str, str]:
         known = self._attribute_names
         shown: dict[str, str] = {}
+        suspect = False
         for name, value in headers:
-            if value is None or (name not in known and not self._is_attribute(name)):
-                if name == _ATTRIBUTES and value is not None:
-                    _read_escaped(value, shown)
+            if value is None:
                 continue
+            if name not in known and not self._is_attribute(name):
+                if name == _ATTRIBUTES:
+                    suspect = True
+                    _read_escaped(value, shown)
+                    continue
+                if name.startswith(RESERVED_PREFIX):
+                    continue
+                suspect = True
             try:
                 shown[name] = value.decode()
             except UnicodeDecodeError:
                 continue
+        if suspect:
+            return shown_attributes(shown)
         return MappingProxyType(shown) if shown else NO_ATTRIBUTES
 
     def publish_time(self, raw: Any, /) -> datetime | None:
@@ -280,8 +289,8 @@ class RecordView:
         return raw
 
     def _is_attribute(self, name: str) -> bool:
-        """Whether a header of this name is an attribute."""
-        if not name or name.startswith(RESERVED_PREFIX):
+        """Whether a header of this name is an attribute; those of letters need a closer look."""
+        if not name or name.startswith(RESERVED_PREFIXES):
             return False
         if len(self._attribute_names) >= _MOST_KNOWN_NAMES:
             self._attribute_names.clear()
@@ -331,8 +340,7 @@ def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
 def _read_escaped(value: bytes, shown: dict[str, str]) -> None:
     for item in value.decode("utf-8", "replace").split("&"):
         name, equals, text = item.partition("=")
-        # A foreign producer may write anything; an attribute without a name could not be forwarded.
-        if equals and name:
+        if equals:
             shown[unquote(name)] = unquote(text)
 
 

@@ -78,6 +78,8 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
             ("anybroker-attributes", b"half=%ED%A0%80%ed%bf%bf&beyond=%F4%90%80%80&cut=%F0%9F%98"),
         ],
         [("anybroker-attributes", b"raw=\xed\xa0\x80&beyond=\xf4\x90\x80\x80&cut=\xf0\x9f\x98&next=\xe2\x82A")],
+        [("anybroker-attributes", b"anybroker-x=1&dead-letter-x=2&ok=3"), ("retry-letter-x", b"4")],
+        [("dead-letter-topic", b"orders"), ("dead-letter-x", b"5"), ("retry-letter-x", b"6"), ("ok", b"7")],
     ]
     for headers in written:
         foreign.produce(topic, b"foreign", headers=headers)
@@ -88,7 +90,7 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
     assert theirs.dtypes == ours.dtypes
     assert ours.schema == spark_schema()
     rows = sorted_rows(theirs)
-    assert len(rows) == 70
+    assert len(rows) == 72
     assert rows == sorted_rows(ours)
     # Invalid UTF-8 becomes the same text in Python.
     assert sorted_rows(theirs.withColumn("id", F.hex("id"))) == sorted_rows(ours.withColumn("id", F.hex("id")))
