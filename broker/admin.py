@@ -10,13 +10,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from broker.checks import check_callable, check_count, is_whole, refused
+from broker.checks import check_callable, check_count, check_flag, is_whole, refused
 from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.driver.optional import HasTopicIdentity
 from broker.errors import ConfigurationError, Unsupported
 from broker.names import check_name, known_name
-from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
+from broker.redrive import DeadLetter, RedriveBus, Redriven, dry_redrive, list_dead_letters, redrive
 
 __all__ = ["AdminFacade"]
 
@@ -189,21 +189,40 @@ class AdminFacade:
         await self._group_spi.delete_group(check_name(name, "group"))
 
     async def redrive(
-        self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
+        self,
+        dead_letter_topic: str,
+        *,
+        to: Sequence[str] | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Redriven:
         """Publish each dead letter to the topic it came from; every subscription of that topic receives the message.
 
         A letter is settled after its message was published: an interruption may repeat messages and loses none. Letters
         that cannot be moved stay, and the report counts them. See `broker.redrive`.
 
+        :param to: the topics that letters may go back to; letters of others stay. May be left out only for a
+            dead-letter queue that the broker itself fills, as those of Service Bus.
+        :param dry_run: move nothing; report what a redrive would move by topic, of at most 10,000 letters. Without `to`
+            of all topics. `progress` is not called.
         :param limit: stop after this many letters were moved; None moves all.
         :param progress: called with the number of letters moved so far.
+        :raises ConfigurationError: `to` is missing, or an argument is invalid.
         :raises TopicNotFound: the dead-letter topic does not exist.
         """
         check_name(dead_letter_topic, "topic")
+        if to is not None:
+            if isinstance(to, str) or not _is_iterable(to) or not (to := tuple(to)):
+                raise refused("to", to, "a list of topics")
+            for name in to:
+                check_name(name, "topic")
+        check_flag("dry_run", dry_run)
         check_count("limit", limit, optional=True)
         check_callable("progress", progress, optional=True)
-        return await redrive(self._bus, dead_letter_topic, limit=limit, progress=progress)
+        if dry_run:
+            return await dry_redrive(self._bus, dead_letter_topic, to=to, limit=limit)
+        return await redrive(self._bus, dead_letter_topic, to=to, limit=limit, progress=progress)
 
     async def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
         """The oldest dead letters that `redrive` would move. None is settled or moved.

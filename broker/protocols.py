@@ -332,10 +332,13 @@ class Admin(Protocol):
         self,
         dead_letter_topic: str,
         *,
+        to: Sequence[str] | None = None,
+        dry_run: bool = False,
         limit: int | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> RedriveReport:
-        """Publish each dead letter to the topic it came from; every subscription of that topic receives the message."""
+        """Publish each dead letter to the topic it came from, if `to` names it; every subscription of that topic
+        receives the message."""
         ...
 
 

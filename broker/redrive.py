@@ -9,10 +9,14 @@ settled. Before the first redrive, listing reads the log if the broker has one, 
 Every subscription of the origin receives the message again. Its id is derived from the letter's id, so that a broker
 with deduplication does not drop the message as a copy of the original, but does drop a repetition.
 
-*Letters that stay.* Letters without an origin, letters whose publish failed, and letters of messages that failed again
-during this redrive. The redrive holds them unsettled and gives them back at its end; it ends early when it holds
-10,000. It does not wait for letters that another redrive holds, or held when it was killed: `Redriven.elsewhere` counts
-them.
+*Trust.* Whoever may write to a dead-letter topic may name any topic as the origin of a letter, and a redrive publishes
+with the rights of its caller. So letters go back only to the topics that the caller names with `to`. Only a broker that
+writes the letters itself knows their topics.
+
+*Letters that stay.* Letters without an origin, letters of topics that are not in `to`, letters whose publish failed,
+and letters of messages that failed again during this redrive. The redrive holds them unsettled and gives them back at
+its end; it ends early when it holds 10,000. It does not wait for letters that another redrive holds, or held when it
+was killed: `Redriven.elsewhere` counts them.
 """
 
 from __future__ import annotations
@@ -20,27 +24,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol, Unpack
 
 from broker.capabilities import Capabilities
 from broker.consuming.consumer import MessageConsumer
-from broker.consuming.dead_letters import confirms
+from broker.consuming.dead_letters import confirms, describe
 from broker.consuming.options import MessageOptions
 from broker.consuming.retry.policy import Retry
 from broker.driver.contract import Backend
+from broker.driver.optional import ReportsOrigins
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
-from broker.errors import BrokerError, InvalidName, PublishError, SubscriptionNotFound, Unsupported
+from broker.errors import BackendError, BrokerError, ConfigurationError, PublishError, SubscriptionNotFound, Unsupported
 from broker.messages import Message
-from broker.names import REDRIVE_SUBSCRIPTION, check_name, native_name
+from broker.names import REDRIVE_SUBSCRIPTION, known_name
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.reading.log_reader import LogReaderFacade
 from broker.records import Record
 
-__all__ = ["DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
+__all__ = ["DeadLetter", "Redriven", "dry_redrive", "list_dead_letters", "redrive", "redriven_message"]
 
 _BATCH: Final = 500
 _MOST_LEFT: Final = 10_000
@@ -53,12 +59,13 @@ _REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
 
 @dataclass(slots=True)
 class Redriven:
-    """The result of a redrive.
+    """The result of a redrive, or what a dry run expects of one.
 
     :ivar moved: letters published to the topic they came from.
     :ivar by_topic: the number of moved letters by topic.
     :ivar skipped: messages without an origin, which stay.
-    :ivar failed: letters that could not be published, or failed again during the redrive; they stay.
+    :ivar failed: letters that could not be published, may not be, or failed again during the redrive; they stay.
+    :ivar not_allowed: the number of letters that failed because `to` does not name their topic, by topic.
     :ivar errors: the last publish error by topic.
     :ivar repeatable: moved letters whose ack was not confirmed; a later redrive may move them again.
     :ivar elsewhere: letters that another redrive holds, or held when it was killed; they are redelivered when their
@@ -69,6 +76,7 @@ class Redriven:
     by_topic: dict[str, int] = field(default_factory=dict[str, int])
     skipped: int = 0
     failed: int = 0
+    not_allowed: dict[str, int] = field(default_factory=dict[str, int])
     errors: dict[str, BrokerError] = field(default_factory=dict[str, BrokerError])
     repeatable: int = 0
     elsewhere: int = 0
@@ -152,10 +160,25 @@ class RedriveBus(Protocol):
 
 
 async def redrive(
-    bus: RedriveBus, dead_letter_topic: str, *, limit: int | None, progress: Callable[[int], object] | None
+    bus: RedriveBus,
+    dead_letter_topic: str,
+    *,
+    to: Sequence[str] | None,
+    limit: int | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Redriven:
-    """Move letters until there are none, or `limit` were moved."""
-    run = _Run(bus)
+    """Move letters until there are none, or `limit` were moved.
+
+    :raises ConfigurationError: `to` is None, and the broker does not know the topics of the letters.
+    """
+    allowed = _allowed(bus, dead_letter_topic, to)
+    if allowed is None:
+        raise ConfigurationError(
+            f"A redrive of {dead_letter_topic!r} has no `to`, and {bus.capabilities.backend} does not know which "
+            "topics its letters come from",
+            advice="Name the topics that letters may go back to; a dry run counts the letters of each topic",
+        )
+    run = _Run(bus, allowed)
     async with _letters(bus, dead_letter_topic) as letters:
         while (limit is None or run.report.moved < limit) and len(run.left) < _MOST_LEFT:
             most = _BATCH if limit is None else min(_BATCH, limit - run.report.moved)
@@ -169,21 +192,72 @@ async def redrive(
     return run.report
 
 
+async def dry_redrive(
+    bus: RedriveBus, dead_letter_topic: str, *, to: Sequence[str] | None, limit: int | None = None
+) -> Redriven:
+    """Count the letters that a redrive would move, and those that would stay; looks at 10,000 letters at most.
+
+    :param to: None allows all topics, unless the broker knows those of the letters.
+    """
+    run = _Run(bus, _allowed(bus, dead_letter_topic, to))
+    report, seen = run.report, 0
+    async with aclosing(_each_letter(bus, dead_letter_topic)) as letters:
+        async for letter in letters:
+            origin = run.origin_of(letter)
+            if origin is not None:
+                run.count(origin, 1)
+            seen += 1
+            if seen == _MOST_LEFT or report.moved == limit:
+                break
+    return report
+
+
+def _allowed(bus: RedriveBus, topic: str, to: Sequence[str] | None) -> dict[str, str] | None:
+    """The topics that letters may go back to, by their names in letters; None if they are unknown."""
+    if to is not None:
+        return {str(name): name for name in to}
+    admin = bus.backend.admin()
+    origins = admin.dead_letter_origins(topic) if isinstance(admin, ReportsOrigins) else None
+    return None if origins is None else {origin: known_name(origin) for origin in origins}
+
+
 async def list_dead_letters(bus: RedriveBus, dead_letter_topic: str, *, limit: int) -> list[DeadLetter]:
     """The oldest `limit` letters that a redrive would move; nothing is settled or moved."""
-    records = bus.capabilities.records
-    before = await _redriven_before(bus, dead_letter_topic)
-    if records is not None and records.log_reader and not before:
+    if await _reads_log(bus, dead_letter_topic):
         return [DeadLetter.from_envelope(record) for record in await _read_log(bus, dead_letter_topic, limit)]
-    found: list[Message[bytes]] = []
-    async with _letters(bus, dead_letter_topic) as letters:
-        while len(found) < limit:
-            most = min(limit - len(found), _BATCH)
-            batch = await _next_letters(bus, letters, dead_letter_topic, most, held=len(found))
+    return [DeadLetter.from_envelope(letter) async for letter in _hold_letters(bus, dead_letter_topic, limit)]
+
+
+async def _each_letter(bus: RedriveBus, topic: str) -> AsyncGenerator[Envelope]:
+    """Letters that a redrive would move; nothing is settled or moved."""
+    if await _reads_log(bus, topic):
+        for partition in await bus.log.partitions(topic):
+            async for records in bus.log.read(topic, partition, max_records=_BATCH):
+                for record in records:
+                    yield record
+        return
+    async with aclosing(_hold_letters(bus, topic, _MOST_LEFT)) as letters:
+        async for letter in letters:
+            yield letter
+
+
+async def _hold_letters(bus: RedriveBus, topic: str, limit: int) -> AsyncGenerator[Message[bytes]]:
+    """At most `limit` letters through the subscription of redrives; all are released at the end."""
+    held = 0
+    async with _letters(bus, topic) as letters:
+        while held < limit:
+            batch = await _next_letters(bus, letters, topic, min(limit - held, _BATCH), held=held)
             if not batch:
                 break
-            found += batch
-    return [DeadLetter.from_envelope(letter) for letter in found]
+            held += len(batch)
+            for letter in batch:
+                yield letter
+
+
+async def _reads_log(bus: RedriveBus, topic: str) -> bool:
+    """Whether letters are listed from the log: before the first redrive, which creates its subscription."""
+    records = bus.capabilities.records
+    return records is not None and records.log_reader and not await _redriven_before(bus, topic)
 
 
 async def _redriven_before(bus: RedriveBus, topic: str) -> bool:
@@ -199,21 +273,24 @@ async def _redriven_before(bus: RedriveBus, topic: str) -> bool:
 
 
 class _Run:
-    """A running redrive."""
+    """A running redrive.
 
-    def __init__(self, bus: RedriveBus) -> None:
+    :param allowed: the topics that letters may go back to, by their names in letters; None is any.
+    """
+
+    def __init__(self, bus: RedriveBus, allowed: Mapping[str, str] | None) -> None:
         self.report = Redriven()
         self.left: list[Message[bytes]] = []
         self._bus = bus
+        self._allowed = allowed
         self._moved_ids: set[str] = set()
         self._closed_origins: set[str] = set()
 
     async def move(self, batch: Sequence[Message[bytes]]) -> None:
         by_origin: dict[str, list[Message[bytes]]] = {}
         for letter in batch:
-            origin = letter.attributes.get(f"{DEAD_LETTER_PREFIX}topic")
-            if not origin:
-                self.report.skipped += 1
+            origin = self.origin_of(letter)
+            if origin is None:
                 self.left.append(letter)
             elif origin in self._closed_origins or letter.attributes.get(f"{DEAD_LETTER_PREFIX}id") in self._moved_ids:
                 self._leave(letter)
@@ -222,10 +299,43 @@ class _Run:
         for origin, letters in by_origin.items():
             await self._publish(origin, letters)
 
-    async def _publish(self, origin: str, letters: list[Message[bytes]]) -> None:
-        messages = [redriven_message(letter) for letter in letters]
+    def origin_of(self, letter: Envelope) -> str | None:
+        """The topic that the letter may go back to; otherwise None, and the letter is counted."""
+        origin = letter.attributes.get(f"{DEAD_LETTER_PREFIX}topic")
+        if not origin:
+            self.report.skipped += 1
+            return None
+        if self._allowed is not None and origin not in self._allowed:
+            self.report.failed += 1
+            self.report.not_allowed[origin] = self.report.not_allowed.get(origin, 0) + 1
+            return None
+        return origin
+
+    def count(self, origin: str, moved: int) -> None:
+        self.report.moved += moved
+        self.report.by_topic[origin] = self.report.by_topic.get(origin, 0) + moved
+
+    def _originals(self, origin: str, letters: list[Message[bytes]]) -> dict[int, OutboundMessage]:
+        """The message of each letter, by index. A letter that is none, such as a forged one, is left."""
+        found: dict[int, OutboundMessage] = {}
+        for index, letter in enumerate(letters):
+            try:
+                found[index] = redriven_message(letter)
+            except Exception as raised:
+                error = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
+                self.report.errors[origin] = error
+                self._leave(letter)
+        return found
+
+    async def _publish(self, origin: str, all_letters: list[Message[bytes]]) -> None:
+        assert self._allowed is not None
+        originals = self._originals(origin, all_letters)
+        messages = list(originals.values())
+        letters = [all_letters[index] for index in originals]
+        if not letters:
+            return
         try:
-            topic = self._bus.topic(_topic_name(origin))
+            topic = self._bus.topic(self._allowed[origin])
             outcomes: Sequence[object] = await topic.publish_batch(messages)
         except PublishError as error:
             outcomes = error.outcomes
@@ -241,8 +351,7 @@ class _Run:
                 moved.append(letter)
                 self._moved_ids.add(message.id or "")
         if moved:
-            self.report.moved += len(moved)
-            self.report.by_topic[origin] = self.report.by_topic.get(origin, 0) + len(moved)
+            self.count(origin, len(moved))
             answers = await asyncio.gather(*(letter.ack() for letter in moved), return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BrokerError):
@@ -323,13 +432,6 @@ async def _read_log(bus: RedriveBus, topic: str, limit: int) -> list[Record[byte
 def _age(record: Record[bytes]) -> tuple[float, int, int]:
     time = record.broker_time or record.publish_time
     return (time.timestamp() if time else 0.0, record.partition, record.offset)
-
-
-def _topic_name(origin: str) -> str:
-    try:
-        return check_name(origin, "topic")
-    except InvalidName:
-        return native_name(origin)
 
 
 def _own_attributes(attributes: Mapping[str, str]) -> dict[str, str]:

@@ -183,6 +183,11 @@ class ServiceBusAdmin:
             )
         await subscriptions.delete(self._connection, topic, entity, name)
 
+    def dead_letter_origins(self, topic: str) -> Sequence[str] | None:
+        """Service Bus itself writes the letters of a dead-letter queue, whose path begins with the topic."""
+        entity, _, dead = split_path(topic)
+        return [entity] if dead else None
+
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         entity, subscription, dead = split_path(topic)
         found = await entities.require(self._connection, topic, entity)

@@ -153,18 +153,31 @@ class Admin:
         self._portal.call(self._admin.delete_group, name)
 
     def redrive(
-        self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
+        self,
+        dead_letter_topic: str,
+        *,
+        to: Sequence[str] | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Redriven:
         """Publish each dead letter to the topic it came from; every subscription of that topic receives the message.
 
         A letter is settled after its message was published: an interruption may repeat messages and loses none. Letters
         that cannot be moved stay, and the report counts them. See `broker.redrive`.
 
+        :param to: the topics that letters may go back to; letters of others stay. May be left out only for a
+            dead-letter queue that the broker itself fills, as those of Service Bus.
+        :param dry_run: move nothing; report what a redrive would move by topic, of at most 10,000 letters. Without `to`
+            of all topics. `progress` is not called.
         :param limit: stop after this many letters were moved; None moves all.
         :param progress: called on the event loop of the bus, with the number of letters moved so far.
+        :raises ConfigurationError: `to` is missing, or an argument is invalid.
         :raises TopicNotFound: the dead-letter topic does not exist.
         """
-        return self._portal.call(self._admin.redrive, dead_letter_topic, limit=limit, progress=progress)
+        return self._portal.call(
+            self._admin.redrive, dead_letter_topic, to=to, dry_run=dry_run, limit=limit, progress=progress
+        )
 
     def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
         """The oldest dead letters that `redrive` would move. None is settled or moved.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,8 @@ app = new_app("dead", "List dead letters and redrive them.")
 
 CUT = 60
 """Maximum length of an error or body in a table."""
+TOPICS = 10
+"""Most topics that one line names: any producer may invent topics."""
 
 DeadTopic = Annotated[
     str,
@@ -77,6 +80,19 @@ async def redrive(
     session: Session,
     topic: DeadTopic,
     *,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="TOPIC",
+            parser=parse_name,
+            help="A topic that letters may go back to, repeatable; letters of other topics stay.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the letters of each topic, 10,000 letters at most; move nothing.")
+    ] = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -85,30 +101,36 @@ async def redrive(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish each dead letter to the topic it came from.
+    """Publish each dead letter to the topic it came from, if --to names that topic.
 
+    Whoever may write to the dead-letter topic can name any topic in a letter: see the topics with --dry-run first.
     Every subscription of that topic receives the message again. A letter is settled after its message was published:
     an interruption may repeat messages and loses none.
 
     Letters that cannot be moved stay. The exit code is 1 if there are any, or if another redrive holds letters.
     """
     with counter("Redriven", shown=session.interactive, total=limit) as count:
-        report = await session.bus.admin.redrive(topic, limit=limit, progress=count)
+        report = await session.bus.admin.redrive(topic, to=to, dry_run=dry_run, limit=limit, progress=count)
     value = {
         "topic": topic,
+        "dry_run": dry_run,
         "moved": report.moved,
         "by_topic": report.by_topic,
         "skipped": report.skipped,
         "failed": report.failed,
+        "not_allowed": report.not_allowed,
         "repeatable": report.repeatable,
         "elsewhere": report.elsewhere,
         "errors": {name: error_json(error) for name, error in report.errors.items()},
     }
-    parts = [f"{moved} moved to {name!r}" for name, moved in sorted(report.by_topic.items())] or ["None moved"]
+    verb, stay = ("would move", "would stay") if dry_run else ("moved", "stay")
+    parts = [f"{moved} {verb} to {name!r}" for name, moved in sorted(report.by_topic.items())] or [f"None {verb}"]
     if report.skipped:
-        parts.append(f"{report.skipped} without an origin stay")
-    if report.failed:
-        parts.append(f"{report.failed} could not be moved and stay")
+        parts.append(f"{report.skipped} without an origin {stay}")
+    if refused := sum(report.not_allowed.values()):
+        parts.append(f"{refused} from topics that --to does not name {stay}: {_most(report.not_allowed)}")
+    if failed := report.failed - refused:
+        parts.append(f"{failed} could not be moved and {stay}")
     if report.repeatable:
         parts.append(f"{report.repeatable} may be moved again by the next redrive")
     if report.elsewhere:
@@ -122,6 +144,13 @@ async def redrive(
             session.note(f"broker: publishing to {name!r} failed: {error}")
     if report.failed or report.elsewhere:
         session.code = Exit.FAILED
+
+
+def _most(counts: Mapping[str, int]) -> str:
+    """The topics with the most letters."""
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+    shown = [f"{cut(escaped(name), CUT)} ({counts[name]})" for name in names[:TOPICS]]
+    return ", ".join(shown) + (f" and {len(names) - TOPICS} more" if len(names) > TOPICS else "")
 
 
 def _letter_json(letter: DeadLetter) -> dict[str, Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "RedeliversInOrder",
     "ReportsIdle",
     "ReportsLeaseLeft",
+    "ReportsOrigins",
     "ReportsSpans",
     "Span",
     "StoresAttempts",
@@ -137,6 +138,16 @@ class HasTopicIdentity(Protocol):
 
         :raises TopicNotFound: the topic does not exist.
         """
+        ...
+
+
+@runtime_checkable
+class ReportsOrigins(Protocol):
+    """An admin of a broker that writes dead letters itself, and so knows the topics that they come from."""
+
+    def dead_letter_origins(self, topic: str) -> Sequence[str] | None:
+        """The topics of all letters in this dead-letter topic, as `dead-letter-topic` names them; None if any client
+        may have written them."""
         ...
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from broker.bus import Bus
 from broker.driver.contract import RecordSubscription, Start, SubscriptionInfo, TopicInfo, TopicPartition
 from broker.records import Record
 from broker.testing.faults import Wrapped
@@ -22,6 +23,20 @@ class IgnoresRetention(BrokenAdmin):
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
         return await self.inner.ensure_topic(name, partitions=partitions, retention=None, options=options)
+
+
+class _TrustingAdmin(Wrapped):
+    async def redrive(self, dead_letter_topic: str, *, to: Sequence[str] | None = None, **options: Any) -> Any:
+        return await self.inner.redrive(dead_letter_topic, to=to and await self.inner.topics(), **options)
+
+
+@breaks("dead-letters.redrive-to-named-topics-only", healthy="dead-letters.redrive-restores-messages")
+class RedrivesToAnyTopic(Bus):
+    """A redrive publishes to whatever topic a letter names."""
+
+    @property
+    def admin(self) -> Any:
+        return _TrustingAdmin(super().admin)
 
 
 @breaks("admin.purge-keeps-subscriptions")

@@ -75,10 +75,10 @@ def test_messages_that_are_not_dead_letters_are_not_listed(cli, orders):
 
 def test_redrive_moves_each_letter_once(cli, orders):
     topic, dead = orders
-    report = cli("dead", "redrive", dead, "--limit", "1", "--json").json
+    report = cli("dead", "redrive", dead, "--to", topic, "--limit", "1", "--json").json
     assert (report["moved"], report["by_topic"], report["failed"]) == (1, {topic: 1}, 0)
-    assert f"2 moved to '{topic}'" in cli("dead", "redrive", dead).text
-    assert "None moved" in cli("dead", "redrive", dead).text
+    assert f"2 moved to '{topic}'" in cli("dead", "redrive", dead, "--to", topic).text
+    assert "None moved" in cli("dead", "redrive", dead, "--to", topic).text
     assert cli("dead", "list", dead, "--json").lines == []
     assert "no dead letters" in cli("dead", "list", dead).err
     again = cli("consume", topic, "-s", "billing", "-n", "3", "--stop-when-idle", "5", "--json").lines
@@ -89,15 +89,15 @@ def test_redrive_moves_each_letter_once(cli, orders):
 def test_letters_that_cannot_be_moved_stay(cli, orders):
     topic, dead = orders
     cli("topics", "delete", topic, "--yes")
-    result = cli("dead", "redrive", dead, code=1)
+    result = cli("dead", "redrive", dead, "--to", topic, code=1)
     assert "3 could not be moved and stay" in result.text
     assert topic in result.err
     cli("topics", "create", topic)
-    assert cli("dead", "redrive", dead, "--json").json["moved"] == 3
+    assert cli("dead", "redrive", dead, "--to", topic, "--json").json["moved"] == 3
 
 
 def test_letters_held_by_another_redrive_are_reported(cli, orders):
-    _, dead = orders
+    topic, dead = orders
 
     async def hold() -> str:
         async with (
@@ -105,7 +105,19 @@ def test_letters_held_by_another_redrive_are_reported(cli, orders):
             bus.messages(dead, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=3) as another,
         ):
             assert len(await another.next_batch(3, timeout=10)) == 3
-            return await asyncio.to_thread(lambda: cli("dead", "redrive", dead, code=1).text)
+            return await asyncio.to_thread(lambda: cli("dead", "redrive", dead, "--to", topic, code=1).text)
 
     assert "None moved, 3 are held by another redrive" in asyncio.run(hold())
-    assert cli("dead", "redrive", dead, "--json").json["moved"] == 3
+    assert cli("dead", "redrive", dead, "--to", topic, "--json").json["moved"] == 3
+
+
+def test_letters_of_topics_that_are_not_named_stay(cli, orders):
+    topic, dead = orders
+    missing = cli("dead", "redrive", dead, code=2).err
+    assert "does not know which topics its letters come from" in missing
+    assert f"3 would move to '{topic}'" in cli("dead", "redrive", dead, "--dry-run").text
+    assert cli("dead", "redrive", dead, "--dry-run", "--json").json["by_topic"] == {topic: 3}
+    refused = cli("dead", "redrive", dead, "--to", "payroll", code=1).text
+    assert f"None moved, 3 from topics that --to does not name stay: {topic} (3)" in refused
+    assert cli("dead", "redrive", dead, "--to", "payroll", "--json", code=1).json["not_allowed"] == {topic: 3}
+    assert f"3 moved to '{topic}'" in cli("dead", "redrive", dead, "--to", "payroll", "--to", topic).text

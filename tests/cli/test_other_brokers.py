@@ -56,6 +56,6 @@ def test_letters_are_listed_and_redriven(cli: Cli) -> None:
     (letter,) = cli("dead", "list", dead, "--json").lines
     assert (letter["data"], letter["key"], letter["topic"], letter["subscription"]) == ("one", "k", topic, "billing")
     assert "no price" in letter["error"]
-    assert cli("dead", "redrive", dead, "--json").json["moved"] == 1
+    assert cli("dead", "redrive", dead, "--to", topic, "--json").json["moved"] == 1
     (back,) = cli("consume", topic, "-s", "billing", "-n", "1", "--json").lines
     assert (back["data"], back["key"]) == ("one", "k")

@@ -61,7 +61,7 @@ def test_dead_letters_are_shown_and_redriven(bus: InnerCli):
     assert sorted((letter["data"], letter["reason"], letter["topic"]) for letter in letters) == [
         (body, "no such article", topic) for body in ("one", "two")
     ]
-    assert bus("dead", "redrive", dead, "--json").json["by_topic"] == {topic: 2}
+    assert bus("dead", "redrive", dead, "--to", topic, "--json").json["by_topic"] == {topic: 2}
     assert bus("lag", topic, "billing", "--json").json[0]["waiting"] == 2
 
 

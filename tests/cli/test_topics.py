@@ -75,7 +75,7 @@ def test_subscriptions_and_lag(cli):
         ("peek", "no-such-topic"),
         ("lag", "no-such-topic"),
         ("dead", "list", "no-such-topic"),
-        ("dead", "redrive", "no-such-topic"),
+        ("dead", "redrive", "no-such-topic", "--to", "orders"),
     ],
     ids=" ".join,
 )

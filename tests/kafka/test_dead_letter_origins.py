@@ -39,7 +39,7 @@ async def test_a_dead_letter_names_the_first_origin_of_its_message(
         assert letter.attributes == {}
         if queue == "offsets":
             # A redrive takes it away again.
-            assert (await bus.admin.redrive(dead)).moved == 1
+            assert (await bus.admin.redrive(dead, to=[topic])).moved == 1
             async with bus.messages(topic, subscription=group) as inbox:
                 (redriven,) = await take(inbox, 1, PATIENCE)
                 assert (redriven.data, redriven.attributes) == (b"x", {})

@@ -53,7 +53,7 @@ async def test_a_redrive_stops_at_a_letter_that_must_stay(
         await bus.topic(topic).publish_batch([b"0", b"1"])
         for message in await take(inbox, 2, PATIENCE):
             await message.reject("bad")
-    report = await bus.admin.redrive(dead)
+    report = await bus.admin.redrive(dead, to=[topic])
     assert (report.moved, report.skipped) == (2, 1)
 
 

@@ -313,7 +313,7 @@ async def test_a_redrive_leaves_other_letters_unchanged(
             for message in await take(inbox, 4, PATIENCE):
                 await message.reject("bad")
             await bus.topic(dead).publish(OutboundMessage(b"a stranger", "orders"))
-            found = [await bus.admin.redrive(dead, limit=1), await bus.admin.redrive(dead)]
+            found = [await bus.admin.redrive(dead, to=[topic], limit=limit) for limit in (1, None)]
             assert [(each.moved, each.skipped) for each in found] == [(1, 0), (3, 1)]
             assert {message.data for message in await take(inbox, 4, PATIENCE)} == {b"0", b"1", b"2", b"3"}
         assert [letter.data for letter in await bus.admin.list_dead(dead)] == [b"a stranger"]

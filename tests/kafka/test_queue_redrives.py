@@ -23,9 +23,9 @@ async def test_letters_held_by_another_redrive_are_counted(kafka: KafkaServer, m
     async with connect(f"{kafka.url}?queue=markers") as bus:
         async with bus.messages(dead, subscription=REDRIVE_SUBSCRIPTION) as another:
             await take(another, 2, PATIENCE)
-            report = await bus.admin.redrive(dead)
+            report = await bus.admin.redrive(dead, to=[topic])
             assert (report.moved, report.failed, report.elsewhere) == (0, 0, 2)
-        report = await bus.admin.redrive(dead)
+        report = await bus.admin.redrive(dead, to=[topic])
         assert (report.moved, report.elsewhere) == (2, 0)
 
 
@@ -40,14 +40,14 @@ async def test_letters_of_a_killed_redrive_are_counted_until_redelivered(
     await worker.until_holding(PATIENCE)
     await worker.kill()
     async with connect(url) as bus:
-        first = await bus.admin.redrive(dead)
+        first = await bus.admin.redrive(dead, to=[topic])
         assert first.elsewhere > 0
         assert first.moved + first.elsewhere == 5
         moved = first.moved
 
         async def all_moved() -> bool:
             nonlocal moved
-            report = await bus.admin.redrive(dead)
+            report = await bus.admin.redrive(dead, to=[topic])
             moved += report.moved
             return report.elsewhere == 0
 

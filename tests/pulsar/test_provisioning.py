@@ -197,9 +197,9 @@ async def test_redriven_letters_are_no_longer_listed(bus: Bus, topic: str) -> No
         for message in await take(inbox, 2, 20):
             await message.reject("no good")
     assert len(await bus.admin.list_dead(dead)) == 2
-    assert (await bus.admin.redrive(dead, limit=1)).moved == 1
+    assert (await bus.admin.redrive(dead, to=[topic], limit=1)).moved == 1
     assert len(await bus.admin.list_dead(dead)) == 1
-    assert (await bus.admin.redrive(dead)).moved == 1
+    assert (await bus.admin.redrive(dead, to=[topic])).moved == 1
     assert await bus.admin.list_dead(dead) == []
     await bus.admin.delete_topic(dead)
 

@@ -46,7 +46,7 @@ async def test_dead_letters_of_a_missing_subscription_raise(open_bus: Open, topi
     with pytest.raises(SubscriptionNotFound, match=name):
         await list_dead_letters(bus, dead, limit=1)
     with pytest.raises(SubscriptionNotFound, match=name):
-        await redrive(bus, dead, limit=None, progress=None)
+        await redrive(bus, dead, to=None)
     assert await bus.admin.subscriptions(topic) == []
 
 

@@ -107,7 +107,7 @@ def test_redriven_letters_are_decoded_by_the_next_run(
     ten = listed['{"number": 10}']
     assert (ten["topic"], ten["subscription"], ten["id"]) == (source, "orders", "mine")
     assert (ten["reason"], ten["key"], ten["attributes"]) == ("colour is missing or null", "ten", {"table": "3"})
-    assert f"2 moved to '{source}'".encode() in call("redrive", dead)
+    assert f"2 moved to '{source}'".encode() in call("redrive", dead, "--to", source)
     reports = []
     fixed = replace(pipeline, sources={"orders": replace(pipeline.sources["orders"], decode=Coloured)})
     run(fixed, spark=spark, on_batch=reports.append)

@@ -44,7 +44,7 @@ async def test_an_application_runs_on_every_broker(backend: str) -> None:
         assert len(letters) == len(BROKEN)
         assert (await bus.admin.lag(topic, SUBSCRIPTION)).waiting == 0
 
-        redriven = await bus.admin.redrive(f"{topic}.dead")
+        redriven = await bus.admin.redrive(f"{topic}.dead", to=[topic])
         assert redriven.moved == len(BROKEN)
         await bill_all(bus, topic, books, lambda: books.count == len(ORDERS), fixed=True)
         for customer, number in BROKEN:

@@ -225,7 +225,13 @@ class FakeAdmin:
         return Lag(waiting=0)
 
     async def redrive(
-        self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
+        self,
+        dead_letter_topic: str,
+        *,
+        to: Sequence[str] | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> protocols.RedriveReport:
         return FakeReport(0, {}, 0)
 

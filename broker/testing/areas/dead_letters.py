@@ -277,7 +277,7 @@ class DeadLetters(ConformanceCase):
             for message in await take(inbox, 10, harness.patience):
                 await message.reject("bad")
             progress: list[int] = []
-            report = await bus.admin.redrive(dead, progress=progress.append)
+            report = await bus.admin.redrive(dead, to=[topic], progress=progress.append)
             assert (report.moved, dict(report.by_topic), report.skipped) == (10, {topic: 10}, 0)
             assert report.elsewhere == 0
             assert progress
@@ -286,7 +286,7 @@ class DeadLetters(ConformanceCase):
             assert {(m.data, m.key, tuple(m.attributes.items())) for m in back} == {
                 (s.data, s.key, tuple(s.attributes.items())) for s in sent
             }
-            assert (await bus.admin.redrive(dead)).moved == 0
+            assert (await bus.admin.redrive(dead, to=[topic])).moved == 0
 
     @promise("dead-letters.redrive-limit", "`redrive(limit=n)` moves n letters; the others stay for the next redrive.")
     async def test_redrive_limit(self, harness: Harness) -> None:
@@ -295,10 +295,10 @@ class DeadLetters(ConformanceCase):
             await bus.topic(topic).publish_batch(numbered(6))
             for message in await take(inbox, 6, harness.patience):
                 await message.reject("bad")
-            assert (await bus.admin.redrive(dead, limit=2)).moved == 2
+            assert (await bus.admin.redrive(dead, to=[topic], limit=2)).moved == 2
             first = await take(inbox, 2, harness.patience)
             await nothing_more(inbox, harness.quiet)
-            assert (await bus.admin.redrive(dead)).moved == 4
+            assert (await bus.admin.redrive(dead, to=[topic])).moved == 4
             assert len(bodies([*first, *await take(inbox, 4, harness.patience)])) == 6
 
     @promise(
@@ -311,9 +311,34 @@ class DeadLetters(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await (await take(inbox, 1, harness.patience))[0].reject("bad")
             await bus.topic(dead).publish(b"stranger")
-            report = await bus.admin.redrive(dead)
+            report = await bus.admin.redrive(dead, to=[topic])
             assert (report.moved, report.skipped, report.elsewhere) == (1, 1, 0)
             await until_seen(inbox, [b"x"], harness.patience)
+
+    @promise(
+        "dead-letters.redrive-to-named-topics-only",
+        "`redrive(to=…)` publishes to these topics only: letters that name another origin stay, and are counted.",
+    )
+    async def test_redrive_to_named_topics_only(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        other = await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers", dead_letter=dead) as inbox,
+            bus.messages(other, subscription="others") as others,
+        ):
+            await bus.topic(topic).publish(b"x")
+            await (await take(inbox, 1, harness.patience))[0].reject("bad")
+            forged = {"dead-letter-topic": other, "dead-letter-reason": "forged"}
+            await bus.topic(dead).publish(OutboundMessage(b"y", attributes=forged))
+            expected = await bus.admin.redrive(dead, dry_run=True)
+            assert (dict(expected.by_topic), expected.failed) == ({topic: 1, other: 1}, 0)
+            for dry_run in (True, False):
+                report = await bus.admin.redrive(dead, to=[topic], dry_run=dry_run)
+                assert (dict(report.by_topic), report.failed, report.not_allowed) == ({topic: 1}, 1, {other: 1})
+            await until_seen(inbox, [b"x"], harness.patience)
+            await nothing_more(others, harness.quiet)
+            assert (await bus.admin.redrive(dead, to=[topic, other])).moved == 1
+            await until_seen(others, [b"y"], harness.patience)
 
     @promise(
         "dead-letters.redrive-reaches-every-subscription",
@@ -328,7 +353,7 @@ class DeadLetters(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await until_seen(second, [b"x"], harness.patience)
             await (await take(first, 1, harness.patience))[0].reject("bad")
-            await bus.admin.redrive(dead)
+            await bus.admin.redrive(dead, to=[topic])
             for inbox in (first, second):
                 await until_seen(inbox, [b"x"], harness.patience)
 

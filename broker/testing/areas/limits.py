@@ -162,7 +162,7 @@ class Limits(ConformanceCase):
                 assert letter.attributes["dead-letter-reason"]
             await inbox.close()
             await work
-        assert (await bus.admin.redrive(dead)).moved == len(largest)
+        assert (await bus.admin.redrive(dead, to=[topic])).moved == len(largest)
         async with bus.messages(topic, subscription="billing", dead_letter=dead) as inbox:
             back = await take(inbox, len(largest), 2 * harness.patience)
             assert sorted((m.data or b"", m.key or b"", sorted(m.attributes.items())) for m in back) == sorted(

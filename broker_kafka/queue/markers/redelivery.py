@@ -94,7 +94,9 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Replacement:
         if name == _ID and value is not None:
             known["id"] = value.decode("utf-8", "replace")
     added = {DEAD_LETTER_PREFIX + name: text.encode() for name, text in known.items() if text}
-    headers = _timed(_without(content.headers, {ATTEMPTS, ORIGIN, QUEUE, DUE, _ID, *added}), origin)
+    # The record may come from a dead-letter topic, or from a forger.
+    own = tuple([header for header in content.headers if not header[0].startswith(DEAD_LETTER_PREFIX)])
+    headers = _timed(_without(own, {ATTEMPTS, ORIGIN, QUEUE, DUE, _ID}), origin)
     headers += tuple(added.items())
     return Replacement(content.dead_letter, content.key, content.value, headers)
 

@@ -45,7 +45,7 @@ async def test_missing_topics_and_subscriptions_raise(broker_bus: Bus) -> None:
         admin.ensure_subscription("missing", "billing"),
         admin.purge("missing"),
         admin.lag("missing", "billing"),
-        admin.redrive("missing"),
+        admin.redrive("missing", to=["orders"]),
         admin.list_dead("missing"),
     ):
         with pytest.raises(TopicNotFound, match="missing"):
@@ -69,7 +69,7 @@ async def test_missing_topics_and_subscriptions_raise(broker_bus: Bus) -> None:
         lambda admin: admin.describe_subscription("orders", ""),
         lambda admin: admin.purge("ä" * 5),
         lambda admin: admin.lag("orders", "x" * 201),
-        lambda admin: admin.redrive("no topic"),
+        lambda admin: admin.redrive("no topic", to=["orders"]),
         lambda admin: admin.list_dead("no topic"),
     ],
 )
@@ -96,6 +96,11 @@ async def test_names_that_are_not_portable_are_refused(
         (lambda admin: admin.ensure_topic("orders", retention=60), "retention is 60. It takes a timedelta"),
         (lambda admin: admin.redrive("orders.dead", limit="5"), "limit is '5'. It takes an int"),
         (lambda admin: admin.redrive("orders.dead", limit=0), "limit is 0"),
+        (lambda admin: admin.redrive("orders.dead"), "no `to`, and inmem does not know"),
+        (lambda admin: admin.redrive("orders.dead", to="orders"), "to is 'orders'. It takes a list of topics"),
+        (lambda admin: admin.redrive("orders.dead", to=[]), r"to is \(\). It takes a list of topics"),
+        (lambda admin: admin.redrive("orders.dead", to=["no topic"]), "topic name 'no topic' is not portable"),
+        (lambda admin: admin.redrive("orders.dead", dry_run=1), "dry_run is 1"),
         (lambda admin: admin.list_dead("orders.dead", limit=-1), "limit is -1"),
     ],
 )

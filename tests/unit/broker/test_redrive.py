@@ -17,6 +17,7 @@ from broker.redrive import DeadLetter
 from broker_inmem import Broker
 
 DEAD = "orders.dead"
+TO = ("orders", "invoices", "gone.topic")
 
 
 @pytest.fixture
@@ -51,10 +52,10 @@ async def test_letters_held_by_another_redrive_are_counted(bus: Bus) -> None:
     await dead_letter(bus, "orders", *(OutboundMessage(b"", id=f"order-{number}") for number in range(3)))
     async with bus.messages(DEAD, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=2) as another:
         assert len(await another.next_batch(2, timeout=5)) == 2
-        report = await bus.admin.redrive(DEAD)
+        report = await bus.admin.redrive(DEAD, to=TO)
         assert (report.moved, report.failed, report.elsewhere) == (1, 0, 2)
-        assert (await bus.admin.redrive(DEAD, limit=1)).elsewhere == 2
-    report = await bus.admin.redrive(DEAD)
+        assert (await bus.admin.redrive(DEAD, to=TO, limit=1)).elsewhere == 2
+    report = await bus.admin.redrive(DEAD, to=TO)
     assert (report.moved, report.elsewhere) == (2, 0)
 
 
@@ -67,7 +68,7 @@ async def test_letters_return_unchanged_to_every_subscription(bus: Bus) -> None:
     )
     await bus.admin.ensure_subscription("orders", "archive", start="latest")
     seen: list[int] = []
-    report = await bus.admin.redrive(DEAD, progress=seen.append)
+    report = await bus.admin.redrive(DEAD, to=TO, progress=seen.append)
     assert (report.moved, report.skipped, report.failed, report.repeatable) == (3, 0, 0, 0)
     assert report.by_topic == {"orders": 1, "invoices": 2}
     assert seen[-1] == 3
@@ -76,14 +77,14 @@ async def test_letters_return_unchanged_to_every_subscription(bus: Bus) -> None:
         assert (message.data, message.key, dict(message.attributes)) == (b"body", b"key", {"type": "created", "ü": ""})
         assert message.publish_time == sent
         assert message.id.startswith("order-1-r")
-    assert (await bus.admin.redrive(DEAD)).moved == 0
+    assert (await bus.admin.redrive(DEAD, to=TO)).moved == 0
 
 
 async def test_a_repeated_redrive_of_a_message_uses_a_new_id(bus: Bus) -> None:
     await dead_letter(bus, "orders", OutboundMessage(b"body", id="order-1"))
     ids: set[str] = set()
     for _ in range(3):
-        assert (await bus.admin.redrive(DEAD)).moved == 1
+        assert (await bus.admin.redrive(DEAD, to=TO)).moved == 1
         async with bus.messages("orders", subscription="billing", dead_letter=DEAD) as inbox:
             message = await inbox.next_message(timeout=5)
             assert message is not None
@@ -97,16 +98,16 @@ async def test_the_repetition_of_an_interrupted_redrive_is_deduplicated(bus: Bus
     await dead_letter(bus, "orders", OutboundMessage(b"body", id="order-1"))
     assert bus.capabilities.publish.deduplication
     await bus.admin.ensure_subscription("orders", "archive", start="latest")
-    assert (await bus.admin.redrive(DEAD)).moved == 1
+    assert (await bus.admin.redrive(DEAD, to=TO)).moved == 1
     await bus.admin.delete_subscription(DEAD, REDRIVE_SUBSCRIPTION)
-    assert (await bus.admin.redrive(DEAD)).moved == 1
+    assert (await bus.admin.redrive(DEAD, to=TO)).moved == 1
     assert (await bus.admin.lag("orders", "archive")).waiting == 1
 
 
 async def test_limit_bounds_the_moved_letters(bus: Bus) -> None:
     await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(5)))
-    assert (await bus.admin.redrive(DEAD, limit=2)).moved == 2
-    assert (await bus.admin.redrive(DEAD, limit=10)).moved == 3
+    assert (await bus.admin.redrive(DEAD, to=TO, limit=2)).moved == 2
+    assert (await bus.admin.redrive(DEAD, to=TO, limit=10)).moved == 3
     assert len(await take(bus, "orders", "billing", 5)) == 5
 
 
@@ -114,7 +115,7 @@ async def test_messages_without_an_origin_stay_and_are_counted(bus: Bus) -> None
     await bus.topic(DEAD).publish(b"foreign", attributes={"reason": "mine"})
     await dead_letter(bus, "orders", OutboundMessage(b"1"))
     for moved in (1, 0):
-        report = await bus.admin.redrive(DEAD)
+        report = await bus.admin.redrive(DEAD, to=TO)
         assert (report.moved, report.skipped, report.failed) == (moved, 1, 0)
     (letter,) = await bus.admin.list_dead(DEAD)
     assert letter.data == b"foreign"
@@ -124,12 +125,12 @@ async def test_messages_without_an_origin_stay_and_are_counted(bus: Bus) -> None
 async def test_letter_whose_publish_fails_stays(bus: Bus, inmem_broker: Broker) -> None:
     await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(3)))
     await bus.topic(DEAD).publish(OutboundMessage(b"lost", None, {f"{DEAD_LETTER_PREFIX}topic": "gone.topic"}))
-    report = await bus.admin.redrive(DEAD)
+    report = await bus.admin.redrive(DEAD, to=TO)
     assert (report.moved, report.failed, report.skipped) == (3, 1, 0)
     assert "gone.topic" in report.errors["gone.topic"].message
     assert [letter.data for letter in await bus.admin.list_dead(DEAD)] == [b"lost"]
     await bus.admin.ensure_topic("gone.topic")
-    assert (await bus.admin.redrive(DEAD)).by_topic == {"gone.topic": 1}
+    assert (await bus.admin.redrive(DEAD, to=TO)).by_topic == {"gone.topic": 1}
     assert await bus.admin.list_dead(DEAD) == []
 
 
@@ -143,10 +144,10 @@ async def test_redrive_that_is_cancelled_loses_nothing(bus: Bus) -> None:
         redriving.cancel()
 
     for limit in (3, 4):
-        redriving = asyncio.create_task(bus.admin.redrive(DEAD, limit=limit, progress=interrupt))
+        redriving = asyncio.create_task(bus.admin.redrive(DEAD, to=TO, limit=limit, progress=interrupt))
         with pytest.raises(asyncio.CancelledError):
             await redriving
-    await bus.admin.redrive(DEAD)
+    await bus.admin.redrive(DEAD, to=TO)
     bodies = [message.data for message in await take(bus, "orders", "archive", 20)]
     assert sorted(bodies, key=lambda body: int(body or b"")) == [b"%d" % n for n in range(20)]
 
@@ -166,7 +167,7 @@ async def test_letters_written_during_the_redrive_stay(bus: Bus) -> None:
     inbox = bus.messages("orders", subscription="billing", dead_letter=DEAD, retry=Retry(max_attempts=1))
     async with inbox:
         handling = asyncio.create_task(inbox.receive(fail))
-        report = await bus.admin.redrive(DEAD)
+        report = await bus.admin.redrive(DEAD, to=TO)
         await again.wait()
         await inbox.close()
         await handling
@@ -187,14 +188,14 @@ async def test_listing_shows_reason_and_origin_and_changes_nothing(bus: Bus) -> 
             assert letter.time.tzinfo is not None
         assert await bus.admin.subscriptions(DEAD) == subscriptions
         await bus.admin.ensure_subscription(DEAD, REDRIVE_SUBSCRIPTION)
-    assert (await bus.admin.redrive(DEAD)).moved == 1
+    assert (await bus.admin.redrive(DEAD, to=TO)).moved == 1
     assert await bus.admin.list_dead(DEAD) == []
 
 
 @pytest.mark.parametrize("redriven_before", [False, True])
 async def test_listing_is_bounded_and_begins_with_the_oldest(bus: Bus, redriven_before: bool) -> None:
     if redriven_before:
-        await bus.admin.redrive(DEAD)
+        await bus.admin.redrive(DEAD, to=TO)
     await dead_letter(bus, "orders", *(OutboundMessage(b"%d" % n, "key") for n in range(7)))
     assert [letter.data for letter in await bus.admin.list_dead(DEAD, limit=3)] == [b"0", b"1", b"2"]
     assert len(await bus.admin.list_dead(DEAD)) == 7

@@ -245,6 +245,6 @@ async def test_a_reason_to_reject(broker_bus: Bus, reason: Any) -> None:
 
 async def test_the_limit_of_a_redrive(broker_bus: Bus) -> None:
     with pytest.raises(ConfigurationError, match="progress is 5"):
-        await broker_bus.admin.redrive("letters", progress=5)  # type: ignore[arg-type]
+        await broker_bus.admin.redrive("letters", to=["orders"], progress=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="limit is None"):
         await broker_bus.admin.list_dead("letters", limit=None)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_messages_one_by_one_with_every_way_to_settle(bus: broker.blocking.Bus) 
     assert waiting(bus) == (0, 0)
     (letter,) = bus.admin.list_dead("orders.dead")
     assert letter.reason == "no use"
-    assert bus.admin.redrive("orders.dead").moved == 1
+    assert bus.admin.redrive("orders.dead", to=["orders"]).moved == 1
 
 
 def test_iterating_with_blocks_acks_and_retries(bus: broker.blocking.Bus) -> None:
