@@ -45,6 +45,10 @@ _LONGEST: Final = 100 * 366 * 24 * 3600 * 1000
 """Milliseconds, a hundred years: a longer delay is a mistake, and would overflow a time."""
 
 
+_MOST_SHARED_BYTES: Final = 8 << 20
+"""What the messages of one START share, once each has a START of its own; 200 of ours take a fraction of it."""
+
+
 class Kind(IntEnum):
     """The kind of a marker; the numbers are those of the wire."""
 
@@ -133,6 +137,7 @@ TIME_MARKER: Final = Marker(kind=Kind.END, id=MessageId("", 0, -1))
 _KINDS: Final = {START: Kind.START, END: Kind.END, KEEPALIVE: Kind.KEEPALIVE}
 _TYPES: Final = {kind: number for number, kind in _KINDS.items()}
 _START: Final = Kind.START
+_END: Final = Kind.END
 """Attributes of an enum class cost a slow look-up each; this is read per message."""
 _VERSIONS: Final = frozenset({V1, V2, V3})
 
@@ -165,6 +170,10 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
     message = _read_id(raw.message_id)
     if not _are_names(message.topic, message.queue):
         return None  # requests for such a topic or group fail, or are never answered
+    # The END at -1 is the time marker, and the head of a packed record.
+    least = -1 if kind is _END else 0
+    if message.partition < 0 or message.offset < least:
+        return None  # no message has such a place
     after_ms = raw.redeliver_after_ms
     if after_ms > _LONGEST:
         after_ms = _LONGEST
@@ -173,6 +182,9 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
     if version == V3:
         return _read_starts(raw, kind, message, after_ms)
     starts = kind is _START
+    more = () if starts else tuple(raw.more_offsets)
+    if more and min(more) < 0:
+        return None
     renewal = raw.renewal if starts and raw.HasField("renewal") else None
     return Marker(
         kind=kind,
@@ -182,7 +194,7 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
         released=raw.released,
         renews=None if renewal is None else renewal.of,
         as_of=0 if renewal is None else renewal.as_of,
-        more=() if starts else tuple(raw.more_offsets),
+        more=more,
         reason=raw.reason,
     )
 
@@ -194,11 +206,12 @@ def _are_names(topic: str, queue: str) -> bool:
 
 
 def _read_starts(raw: _Marker, kind: Kind, first: MessageId, after_ms: int) -> Marker | None:
-    """A START of several messages; None if a column is incomplete."""
+    """A START of several messages; None if a column is incomplete, or what they share would fill the memory."""
     more = tuple(raw.more_offsets)
     count = 1 + len(more)
     complete = len(raw.values) == len(raw.times) == count and {len(raw.keys), len(raw.headers_of)} <= {0, count}
-    if kind is not _START or not more or not complete:
+    shared = len(first.topic) + len(first.queue) + len(raw.dead_letter) + len(raw.holder)
+    if kind is not _START or not more or not complete or min(more) < 0 or shared * count > _MOST_SHARED_BYTES:
         return None
     attempt = raw.attempt if raw.HasField("attempt") else None
     return Marker(kind=kind, id=first, after_ms=after_ms, attempt=attempt, more=more)

@@ -131,8 +131,19 @@ class Redeliverer:
         contents = {lease.id: read_content(lease.data) for lease in due}
         # A released message was handed over before, so the position has passed it.
         passed = await self._positions.passed([lease.id for lease in due if _may_be_ahead(lease)])
-        topics = {topic for lease in due for topic in (lease.id.topic, contents[lease.id].dead_letter) if topic}
-        unwritable = await self._topics.unwritable(topics)
+        waiting = self._positions.unchecked
+        unwritable = await self._topics.unwritable({lease.id.topic for lease in due if lease.id.topic})
+        unchecked = self._topics.unchecked
+        ready = [
+            lease
+            for lease in due
+            if not _may_be_ahead(lease) or lease.id in passed or _is_gone(unwritable.get(lease.id.topic))
+        ]
+        letters = (
+            {topic for lease in ready if (topic := contents[lease.id].dead_letter)} - unwritable.keys() - unchecked
+        )
+        unwritable |= await self._topics.unwritable(letters)
+        unchecked |= self._topics.unchecked
         now = 1000 * monotonic()
         for lease in due:
             if lease.state != LeaseState.SENDING:
@@ -144,6 +155,8 @@ class Redeliverer:
                 # Another consumer has started it.
                 partition.failed(lease, lease.after_ms)
                 lease.due_since = -1
+            elif lease.id in waiting and not _is_gone(unwritable.get(lease.id.topic)):
+                partition.failed(lease, _LEAST_WAIT_MS)
             elif _may_be_ahead(lease) and lease.id not in passed and not _is_gone(unwritable.get(lease.id.topic)):
                 # The worker wrote the START and did not commit: the next reader of the partition gets the message.
                 self._counts.waiting_for_readers += 1
@@ -152,6 +165,8 @@ class Redeliverer:
             elif passed.get(lease.id, ALWAYS) >= partition.read_at:
                 # Another consumer may have written a START before it committed, which must be read first.
                 _put_back(partition, lease)
+            elif topic in unchecked:
+                partition.failed(lease, _LEAST_WAIT_MS)
             elif refused is not None and refused.retry_at > now:
                 partition.failed(lease, int(refused.retry_at - now) + 1)
             elif topic in unwritable:

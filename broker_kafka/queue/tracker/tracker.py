@@ -70,8 +70,9 @@ class Tracker:
         self._thread: ConsumerThread | None = None
         self._store: ThreadOffsetStore
         self._committer: OffsetCommitter
-        self._positions = GroupPositions(connection, subscription, self.warn)
-        self._topics = TopicChecks(connection)
+        topics = {topic for topic in (*self._options.topics, self._options.topic) if topic}
+        self._positions = GroupPositions(connection, subscription, self.warn, topics=topics)
+        self._topics = TopicChecks(connection, topics=topics)
         self._rate = RedeliveryRate(connection.settings.redelivery_rate)
         self._tracked: dict[TopicPartition, TrackedPartition] = {}
         self._claims: dict[TopicPartition, PartitionClaim] = {}
