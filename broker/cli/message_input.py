@@ -145,7 +145,14 @@ def parse_json(line: bytes, number: int, common: Common) -> OutboundMessage:
     :raises BadLine: the line is not a JSON object, or a field is invalid.
     """
     try:
-        parsed: object = json.loads(line)
+        return _parse(line, number, common)
+    except RecursionError:
+        raise BadLine(number, None, "nested too deeply", "Publish such a body with --whole, or as data") from None
+
+
+def _parse(line: bytes, number: int, common: Common) -> OutboundMessage:
+    try:
+        parsed: object = json.loads(line, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise BadLine(
             number,
@@ -160,9 +167,17 @@ def parse_json(line: bytes, number: int, common: Common) -> OutboundMessage:
             f"not JSON: {error.msg} at column {error.colno}",
             'Write one object per line, such as {"data": "hello"}',
         ) from None
+    except ValueError as error:
+        raise BadLine(
+            number, None, f"not JSON: {error}", "Write shorter numbers, or the body as data, which is text"
+        ) from None
     if not isinstance(parsed, dict):
         raise BadLine(number, None, f"{_kind(parsed)}, not an object", 'Write {"payload": VALUE}')
     return _Reader(parsed, number).message(common)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
 
 
 class _Reader:
@@ -214,7 +229,11 @@ class _Reader:
         name = there[0]
         value = self._fields[name]
         if name == "payload":
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+            try:
+                text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            except ValueError:
+                raise self._bad(name, "contains a number beyond the range", "Write numbers below 1e308") from None
+            return text.encode("utf-8", "surrogatepass")
         if value is None:
             return None
         text = self._text(name)
@@ -261,7 +280,10 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             shown = json.dumps(value, ensure_ascii=False)
             raise self._bad(name, f"{shown} is not a number of seconds above 0", "Write it like 60 or 1.5")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self._bad(name, "has too many digits", "Write it like 60 or 1.5") from None
 
 
 def _kind(value: object) -> str:
