@@ -23,6 +23,7 @@ EPHEMERAL: Final = "anybroker-ephemeral-"
 """Prefix of ephemeral subscriptions."""
 READERS: Final = "anybroker-log"
 """Prefix of the subscriptions of log readers, which Pulsar lists while they read."""
+_DOTS: Final = frozenset({".", ".."})
 _PARTITION: Final = re.compile(r"^.*-partition-\d+$")
 
 
@@ -51,7 +52,7 @@ class TopicPath(NamedTuple):
 def topic_path(name: str, tenant: str, namespace: str) -> TopicPath:
     """The full name of a topic; a native name may be `persistent://tenant/namespace/topic` or `tenant/namespace/topic`.
 
-    :raises InvalidName: neither form, or the name of a partition.
+    :raises InvalidName: neither form, the name of a partition, or another path in the HTTP API.
     """
     if not isinstance(name, NativeName):
         if _PARTITION.match(name):
@@ -62,6 +63,11 @@ def topic_path(name: str, tenant: str, namespace: str) -> TopicPath:
         return TopicPath("persistent", tenant, namespace, name)
     domain, mark, rest = name.partition("://")
     parts = (rest if mark else name).split("/")
+    if not _DOTS.isdisjoint(parts):
+        raise InvalidName(
+            f"native topic name {str(name)!r} has a part that is '.' or '..'",
+            advice="Pulsar's HTTP API would take it for another path; choose another name",
+        )
     if len(parts) == 1 and not mark:
         return TopicPath("persistent", tenant, namespace, name)
     if len(parts) != 3 or not all(parts) or (mark and domain != "persistent"):
@@ -82,6 +88,11 @@ def subscription_path(path: TopicPath, name: str) -> str:
 
     :raises InvalidName: the HTTP API would change the name.
     """
+    if name in _DOTS:
+        raise InvalidName(
+            f"native subscription name is {str(name)!r}",
+            advice="Pulsar's HTTP API would take it for another path; choose another name",
+        )
     if "%" in name or "+" in name:
         raise InvalidName(
             f"native subscription name {str(name)!r} contains '%' or '+'",

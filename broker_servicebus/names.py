@@ -52,9 +52,14 @@ class EntityPath(NamedTuple):
 def entity_name(topic: str) -> str:
     """The entity of a topic.
 
-    :raises InvalidName: the name is neither portable nor native.
+    :raises InvalidName: the name is neither portable nor native, or a path with dots.
     """
     check_name(topic, "topic")
+    if isinstance(topic, NativeName) and not {".", ".."}.isdisjoint(topic.split("/")):
+        raise InvalidName(
+            f"native topic name {str(topic)!r} has a part that is '.' or '..'",
+            advice="The administration endpoint would take it for another path; write the path of the entity",
+        )
     if isinstance(topic, NativeName) or (topic[-1].isalnum() and topic.islower()):
         return str(topic)
     upper = sum(1 << index for index, letter in enumerate(topic) if letter.isupper())
