@@ -118,7 +118,7 @@ class Membership:
     def _on_announcement(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         try:
             announcement = _decode(data)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             return
         if announcement.id == self.id:
             return

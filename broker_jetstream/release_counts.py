@@ -160,7 +160,7 @@ class ReleaseCounts:
         self._revision = int(message["seq"])
         try:
             stored = msgspec.json.decode(b64decode(message.get("data") or ""), type=_Stored)
-        except ValueError:
+        except (ValueError, RecursionError):
             logger.debug("The release counts of %s cannot be read", self._what)
         else:
             self._counts = counts_from_runs(stored.runs) if stored.of == self._created else {}

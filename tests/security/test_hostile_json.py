@@ -14,6 +14,7 @@ from broker.bus import Bus
 from broker.cli.message_input import BadLine, Common, parse_json
 from broker.codecs import Json
 from broker.errors import DecodeError, InvalidMessage
+from broker_jetstream.membership import Membership
 
 DEEP = 100_000
 BODIES = {
@@ -69,6 +70,12 @@ async def test_hostile_payloads_are_dead_letters_and_the_next_message_is_handled
             await message.ack()
     assert seen == [{"a": 1}]
     assert len(await broker_bus.admin.list_dead("orders.dead")) == len(BODIES)
+
+
+@pytest.mark.parametrize("body", [b'{"x":' + b"[" * DEEP, b'{"id":"\xff"}', b"[]", b"", b'{"id":1}'])
+def test_an_announcement_that_cannot_be_read_is_ignored(body: bytes) -> None:
+    member = Membership.__new__(Membership)
+    member._on_announcement(b"", b"", body, b"")
 
 
 HUGE = b"9" * 5000
