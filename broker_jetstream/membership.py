@@ -120,7 +120,7 @@ class Membership:
     def _on_announcement(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         try:
             announcement = _decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return  # any client of the account may publish here
         if announcement.id == self.id:
             return

@@ -89,7 +89,7 @@ async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, 
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
         client = pulsar.Client(pulsar_server.service_url, logger=logger)
         producer = client.create_producer(f"persistent://public/default/{topic}")
-        odd = {"": "no name", "anybroker-time": "soon", "anybroker-future": "1"}
+        odd = {"": "no name", "anybroker-time": "soon", "anybroker-future": "1", "fine": "yes"}
         producer.send(b"x", properties=odd, partition_key="anybroker-64:!!", ordering_key="o", event_timestamp=12)
         client.close()
 
@@ -97,7 +97,7 @@ async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, 
     async with bus.messages(topic, subscription="billing") as inbox:
         message = await inbox.next_message(timeout=10)
         assert message is not None
-        assert (message.key, dict(message.attributes)) == (b"anybroker-64:!!", {"": "no name"})
+        assert (message.key, dict(message.attributes)) == (b"anybroker-64:!!", {"fine": "yes"})
         assert message.publish_time is not None
         assert message.native.event_timestamp() == 12
         await message.ack()
