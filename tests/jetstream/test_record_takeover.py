@@ -27,10 +27,12 @@ def messages(number: int) -> list[broker.OutboundMessage]:
     return [broker.OutboundMessage(b"%d" % n, partition=0) for n in range(number)]
 
 
-async def die(open_backend: Open, server: NatsServer, *topics: str, read_first: int) -> Proxy:
+async def die(
+    open_backend: Open, server: NatsServer, *topics: str, read_first: int, owner_timeout: float = 1.0
+) -> Proxy:
     """A member reads some records, and then stays silent, though its connection stays open."""
     proxy = Proxy(server.port).__enter__()
-    doomed = await open_backend(servers=(proxy.url,), owner_timeout=1.0)
+    doomed = await open_backend(servers=(proxy.url,), owner_timeout=owner_timeout)
     source = await join(doomed, topics)
     assert len(await read(source, read_first)) == read_first
     proxy.hold()
@@ -57,10 +59,11 @@ async def test_a_job_reads_the_partitions_of_a_dead_member_before_it_is_idle(
 async def test_partitions_of_a_dead_member_are_assigned_once_they_can_be_read(
     open_backend: Open, nats_server: NatsServer, topic: str
 ) -> None:
-    backend = await open_backend(owner_timeout=1.0)
+    # Long enough for the second member to join on a busy machine while the first still owns its partition.
+    backend = await open_backend(owner_timeout=4.0)
     await make_topic(backend, topic, partitions=2)
     await publish(backend, topic, *messages(3))
-    proxy = await die(open_backend, nats_server, topic, read_first=3)
+    proxy = await die(open_backend, nats_server, topic, read_first=3, owner_timeout=4.0)
     try:
         listener = GroupListener()
         source = await join(backend, (topic,), listener)
