@@ -162,12 +162,16 @@ class Limits(ConformanceCase):
                 assert letter.attributes["dead-letter-reason"]
             await inbox.close()
             await work
-        assert (await bus.admin.redrive(dead, to=[topic])).moved == len(largest)
+        # A letter may be written twice.
+        moved = (await bus.admin.redrive(dead, to=[topic])).moved
+        assert moved >= len(largest)
         async with bus.messages(topic, subscription="billing", dead_letter=dead) as inbox:
-            back = await take(inbox, len(largest), 2 * harness.patience)
-            assert sorted((m.data or b"", m.key or b"", sorted(m.attributes.items())) for m in back) == sorted(
-                (m.data or b"", m.key or b"", sorted(m.attributes.items())) for m in largest
-            )
+            back = await take(inbox, moved, 2 * harness.patience)
+            assert {_content(message) for message in back} == {_content(message) for message in largest}
+
+
+def _content(message: Message[bytes] | OutboundMessage) -> tuple[bytes, bytes, tuple[tuple[str, str], ...]]:
+    return message.data or b"", message.key or b"", tuple(sorted(message.attributes.items()))
 
 
 async def _largest_and_more(harness: Harness, largest: OutboundMessage, more: OutboundMessage) -> None:
