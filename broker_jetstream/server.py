@@ -36,7 +36,7 @@ from secrets import token_hex, token_urlsafe
 from typing import Any, Final, NamedTuple
 
 from broker import ConnectionFailed, InvalidSetting, MissingClient, Unsupported
-from broker.driver import make_private_directory
+from broker.driver import create_private_file, make_private_directory
 
 __all__ = ["DirectoryLock", "EmbeddedServer", "ServerAddress", "server_binary"]
 
@@ -359,10 +359,10 @@ def _read_own(path: Path) -> str:
 def _write_private(path: Path, text: str) -> None:
     """Replace a file, or a link in its place, by one that only we can read."""
     beside = path.with_name(f".{path.name}.{token_hex(8)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    file = create_private_file(beside)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with file:
+            file.write(text.encode())
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)

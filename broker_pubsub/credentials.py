@@ -73,7 +73,7 @@ def load(settings: PubSubSettings) -> Any:
 
 
 def _is_safe(address: str) -> bool:
-    """Whether nobody else sees what goes to a token server: by TLS, or on the loopback."""
+    """Whether the connection to a token server is private: TLS, or the loopback."""
     try:
         place = urlsplit(address)
         return place.scheme == "https" or is_loopback(place.hostname or "")

@@ -67,8 +67,8 @@ def narrow_mode(path: Path) -> None:
             if found.st_uid != os.geteuid() or not found.st_mode & _OTHERS or found.st_mode & stat.S_ISVTX:
                 return
             was = stat.S_IMODE(found.st_mode)
-            os.fchmod(descriptor, was & ~_OTHERS)
+            now = was & ~_OTHERS
+            os.fchmod(descriptor, now)
         finally:
             os.close(descriptor)
-        now = was & ~_OTHERS
         logger.warning("%s had the mode %03o, which gave other users access; it has %03o now", path, was, now)

@@ -1,4 +1,4 @@
-"""The directory of an embedded server: what another user made is not used, and nobody else reads or writes there."""
+"""The directory of an embedded server: files of other users are refused, and ours are closed to other users."""
 
 from __future__ import annotations
 

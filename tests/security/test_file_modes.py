@@ -159,7 +159,7 @@ def test_the_checkpoint_of_a_pipeline(tmp_path: Path, umask: int) -> None:
 
 
 def test_the_sockets_of_spark_are_ours(umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spark lets whoever connects to one run code.
+    # Any process that connects to such a socket can run code.
     with tempfile.TemporaryDirectory(prefix="sockets-") as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
         Path(short).chmod(0o1777)

@@ -15,6 +15,7 @@ from broker_jetstream.connection import Connection
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.streams import Layouts
+from tests.security.admin_calls import admin_calls
 
 WRONG: tuple[object, ...] = (
     {},
@@ -44,17 +45,8 @@ def calls(connection: Connection) -> list[Callable[[], Awaitable[object]]]:
     admin, log = JetStreamAdmin(connection, layouts), JetStreamLogReader(connection, layouts)
     start = datetime(2026, 1, 1, tzinfo=UTC)
     return [
-        lambda: admin.ensure_topic("orders", partitions=1, retention=None, options={}),
-        lambda: admin.delete_topic("orders"),
-        admin.list_topics,
-        lambda: admin.describe_topic("orders"),
-        lambda: admin.purge("orders"),
-        lambda: admin.ensure_subscription("orders", "billing", start=start, options={}),
+        *admin_calls(admin, start),
         lambda: admin.ensure_subscription("orders", "billing", start="latest", options={}),
-        lambda: admin.delete_subscription("orders", "billing"),
-        lambda: admin.list_subscriptions("orders"),
-        lambda: admin.describe_subscription("orders", "billing"),
-        lambda: admin.lag("orders", "billing"),
         lambda: log.partitions("orders"),
         lambda: log.bounds("orders"),
         lambda: log.position_at("orders", start),

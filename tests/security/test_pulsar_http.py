@@ -19,16 +19,12 @@ from broker_pulsar.credentials import Credentials
 from broker_pulsar.http_api import HttpApi
 from broker_pulsar.log_stats import topic_bounds
 from broker_pulsar.settings import PulsarSettings
+from tests.security.admin_calls import admin_calls
 from tests.security.http_double import HttpDouble, Request, answer
 from tests.servers.certificates import Authority
 
 TOKEN = "t0ken"
 BEARER = f"Bearer {TOKEN}"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 def serving(body: object = b"[]") -> HttpDouble:
@@ -314,16 +310,7 @@ def calls(connection: Connection) -> list[Callable[[], Awaitable[object]]]:
     admin = PulsarAdmin(connection)
     start = datetime(2026, 1, 1, tzinfo=UTC)
     return [
-        lambda: admin.ensure_topic("orders", partitions=1, retention=None, options={}),
-        lambda: admin.delete_topic("orders"),
-        admin.list_topics,
-        lambda: admin.describe_topic("orders"),
-        lambda: admin.purge("orders"),
-        lambda: admin.ensure_subscription("orders", "billing", start=start, options={}),
-        lambda: admin.delete_subscription("orders", "billing"),
-        lambda: admin.list_subscriptions("orders"),
-        lambda: admin.describe_subscription("orders", "billing"),
-        lambda: admin.lag("orders", "billing"),
+        *admin_calls(admin, start),
         lambda: topic_bounds(connection, "orders"),
         lambda: connection.cleanup._check("orders"),
         connection._check_credentials,

@@ -18,20 +18,6 @@ from tests.servers.certificates import Authority, Issued
 TOKEN = "t0ken"
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def wrong(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Issued]:
-    """Certificates that a client must refuse."""
-    return {
-        "unknown authority": Authority(tmp_path_factory.mktemp("other")).certificate("127.0.0.1"),
-        "wrong host": authority.certificate("other.example"),
-    }
-
-
 async def refused(server: TlsDouble, admin: HttpDouble, authority: Authority, seconds: float = 30) -> BrokerError:
     settings = PulsarSettings(
         service_url=f"pulsar+ssl://127.0.0.1:{server.port}",

@@ -13,11 +13,6 @@ from tests.security.http_double import HttpDouble, answer
 from tests.servers.certificates import Authority
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 async def ask(server: HttpDouble, authority: Authority) -> object:
     connection = Connection(
         ServiceBusSettings(
