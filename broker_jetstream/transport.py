@@ -171,8 +171,8 @@ def _checked_greeting(line: bytes, *, tls_only: bool) -> bytes:
     if not line.startswith(b"INFO "):
         return b""  # nats-py reports the missing greeting
     try:
-        greeting = msgspec.json.decode(line[5:], type=_Greeting)
         info = msgspec.json.decode(line[5:], type=dict[str, Any])
+        greeting = msgspec.convert(info, _Greeting)
     except (ValueError, RecursionError) as error:
         raise ProtocolError from error
     if tls_only and not greeting.tls_required:
