@@ -76,21 +76,23 @@ class Amqp(Handler):
             for entity in list(self._namespace.entities.values()):
                 for session in list(entity.tick()):
                     self._end_session(entity, session)
-            self._apply_faults()
+            self._faults.apply_drops(self._drop_clients)
+            self._end_deleted()
             self._accept_waiting()
             self._pump()
 
-    def _apply_faults(self) -> None:
-        for kind, address in self._faults.take_drops():
-            if kind in ("connections", "closed"):
-                for connection in list(self._connections.values()):
-                    drop(connection, politely=kind == "closed")
-                    # For the service the link has ended, although the client has not answered: nothing is delivered.
-                    self._gone(connection)
-            else:
-                for link, where in list(self._links.values()):
-                    if where.lower() == address.lower() and link.state & Endpoint.LOCAL_ACTIVE:
-                        self._end(link, "amqp:link:detach-forced", "The link is forced to detach.")
+    def _drop_clients(self, kind: str, address: str) -> None:
+        if kind in ("connections", "closed"):
+            for connection in list(self._connections.values()):
+                drop(connection, politely=kind == "closed")
+                # For the service the link has ended, although the client has not answered: nothing is delivered.
+                self._gone(connection)
+        else:
+            for link, where in list(self._links.values()):
+                if where.lower() == address.lower() and link.state & Endpoint.LOCAL_ACTIVE:
+                    self._end(link, "amqp:link:detach-forced", "The link is forced to detach.")
+
+    def _end_deleted(self) -> None:
         for entity in [entity for entity in self._namespace.dirty if entity.deleted]:
             self._namespace.dirty.discard(entity)
             for consumer in list(self._consumers.pop(entity.path.lower(), ())):

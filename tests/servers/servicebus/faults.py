@@ -6,6 +6,7 @@ Tests set it through the administration endpoint, `POST /$double/faults`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from tests.servers.servicebus.entities import Refused
@@ -18,6 +19,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._dropped = threading.Condition(self._lock)
         self._refusals: list[dict[str, Any]] = []
         self._drops: list[tuple[str, str]] = []
         self._swallowed: dict[str, int] = {}
@@ -27,7 +29,7 @@ class Faults:
     def add(self, fault: dict[str, Any]) -> None:
         """One of `{"refuse": "send|open|settle|<operation>", "times", "condition", "text", "code"}`,
         `{"drop": "connections"}`, `{"drop": "closed"}` with an AMQP close, `{"drop": "links", "address"}` and
-        `{"swallow": operation, "times"}`."""
+        `{"swallow": operation, "times"}`. Returns after the drop."""
         with self._lock:
             if "refuse" in fault:
                 self._refusals.append({"times": 1, **fault})
@@ -35,6 +37,7 @@ class Faults:
                 self._swallowed[fault["swallow"]] = int(fault.get("times", 1))
             else:
                 self._drops.append((fault["drop"], fault.get("address", "")))
+                self._dropped.wait_for(lambda: not self._drops)
 
     def clear(self) -> None:
         with self._lock:
@@ -64,7 +67,10 @@ class Faults:
                 self._swallowed[operation] = left - 1
             return left > 0
 
-    def take_drops(self) -> list[tuple[str, str]]:
+    def apply_drops(self, drop: Callable[[str, str], None]) -> None:
+        """Call `drop` with the kind and address of each."""
         with self._lock:
-            drops, self._drops = self._drops, []
-            return drops
+            for kind, address in self._drops:
+                drop(kind, address)
+            self._drops.clear()
+            self._dropped.notify_all()
