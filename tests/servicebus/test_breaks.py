@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from broker.driver.contract import MessageSubscription, Settlement
 from broker.hooks import Disconnected, Event
+from broker.messages import Message, Outcome
 from broker.testing.waiting import eventually, take
 from tests.servers.servicebus import ServiceBusDouble
-from tests.servicebus.conftest import Open
+from tests.servicebus.conftest import Listener, Open
 
 SECONDS = 30.0
 
@@ -28,6 +30,24 @@ async def test_an_ended_management_link_loses_no_ack(open_bus: Open, topic: str,
         assert message.data == b"b"
         await message.ack()
         assert (await bus.admin.lag(topic, "billing")).waiting == 0
+
+
+async def test_an_ack_that_crosses_the_end_of_its_link_is_retried(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    source = await bus.backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), Listener())
+    await bus.topic(topic).publish_batch([b"a", b"b"])
+    messages: list[Message[bytes]] = []
+    while len(messages) < 2:
+        messages += await source.fetch(2, 1_000_000, 1.0)
+    first, second = (Settlement(message, Outcome.ACK) for message in messages)
+    assert await source.settle([first]) == [None]
+    # No fetch is running, so the client sends the ack before it reads that the link has ended.
+    double.fault(drop="links", address=f"{topic}/Subscriptions/billing/$management")
+    assert await source.settle([second]) == [None]
+    assert (await bus.admin.lag(topic, "billing")).waiting == 0
+    await source.close()
 
 
 @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])

@@ -327,6 +327,9 @@ class Amqp(Handler):
     def _received(self, link: Link, delivery: Delivery) -> None:
         raw = bytes(link.recv(delivery.pending))
         link.advance()
+        if not link.state & Endpoint.LOCAL_ACTIVE:
+            # The client sent it before it read our detach: AMQP accepts no input of an ended link.
+            return
         number = number_of(link.connection)
         address = self._addresses.get((number, link.name, True), "")
         if address == "$cbs" or address.lower().endswith("$management"):
