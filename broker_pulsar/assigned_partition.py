@@ -101,11 +101,10 @@ class AssignedPartition:
         """The position at which the delivery must start, until it has."""
         self._last_seen = -1
         """The last position that arrived before that; -1 if none did."""
-        self.requested_at: int | None = None
-        """The broker's count of sent messages when the redelivery was requested; None after a seek or reconnect, when
-        the broker sends without a request."""
+        self._sent = 0
+        """The broker's count of sent messages at the last check."""
         self._idle_checks = 0
-        """Checks since the last restart that saw a backlog while nothing arrived."""
+        """Checks since the last restart at which the redelivery had not started and the broker sent nothing."""
         self._ids: deque[tuple[int, Any]] = deque()
 
     def arrived(self, messages: Sequence[NativeMessage]) -> bool:
@@ -130,24 +129,31 @@ class AssignedPartition:
         return len(self.buffer) > before
 
     @property
+    def awaits_redelivery(self) -> bool:
+        """Whether the client delivered uncommitted records before the last restart that have not come again.
+
+        All others come without a request. If one makes the broker send the first chunk of a message twice, the client
+        drops both copies of the message.
+        """
+        return self._expected is not None
+
+    @property
     def misaligned(self) -> bool:
         """Whether records arrived that do not start the expected delivery."""
         return self._expected is not None and self._last_seen >= 0
 
-    def needs_redelivery_request(self, backlog: int, sent: int) -> bool:
+    def needs_redelivery_request(self, sent: int) -> bool:
         """Whether the redelivery must be requested again; called at each check of the assignment.
 
-        True if the delivery is misaligned, or if the broker sends nothing: it may drop a request that coincides with a
-        read of its own. In the latter case at the second, fourth, eighth check, and never after it has sent something:
-        the client drops both copies of a chunked message whose first chunk comes twice.
+        True at each check while the delivery is misaligned. While nothing arrives, at the second, fourth, eighth check
+        at which the broker sent nothing more: it may drop a request that coincides with a read of its own.
 
-        :param backlog: the broker's count of uncommitted batches.
         :param sent: the broker's count of sent messages, as in `PartitionState`.
         """
         if self.misaligned:
             return True
-        if self.has_received or not backlog or sent != self.requested_at:
-            self._idle_checks = 0
+        if not self.awaits_redelivery or sent != self._sent:
+            self._sent = sent
             return False
         self._idle_checks += 1
         return self._idle_checks > 1 and self._idle_checks.bit_count() == 1
@@ -168,11 +174,11 @@ class AssignedPartition:
         self._idle_checks = 0
 
     async def request_redelivery(self) -> None:
-        """Request redelivery of uncommitted records, unless the partition was lost or moved meanwhile.
+        """Request redelivery of uncommitted records, unless it started, or the partition was lost or moved meanwhile.
 
         :raises BrokerError: the client's error.
         """
-        if self.owned and not self.changing and (self.misaligned or self.requested_at is not None):
+        if self.owned and not self.changing and self.awaits_redelivery:
             await self.receiver.call(self.receiver.consumer.redeliver_unacknowledged_messages)
 
     def detect_change(self, state: PartitionState) -> Change:
@@ -182,11 +188,6 @@ class AssignedPartition:
         if not self.owned or not state.active:
             return Change.NONE
         return Change.REVOKED if state.connection == self.connection else Change.LOST
-
-    def confirm_ownership(self, connection: str) -> None:
-        """The partition is still ours, over this connection."""
-        if connection != self.connection:
-            self.connection, self.requested_at = connection, None
 
     def release(self) -> None:
         """The partition is no longer ours."""

@@ -179,7 +179,7 @@ class PulsarRecordSource(ReceivingSource):
         try:
             target = await start_id(self._connection, partition.topic_partition, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
-            partition.cursor, partition.acked, partition.requested_at = position, 0, None
+            partition.cursor, partition.acked = position, 0
             restart, expected = position, None
         except BrokerError:
             # The position is unknown; have all uncommitted records redelivered.
@@ -287,8 +287,8 @@ class PulsarRecordSource(ReceivingSource):
                 change = partition.detect_change(state)
                 changes[change].append((partition, state))
                 if change is Change.NONE and partition.owned and state.active:
-                    partition.confirm_ownership(state.connection)
-                    if partition.needs_redelivery_request(backlog(each, self.group), state.sent):
+                    partition.connection = state.connection
+                    if partition.needs_redelivery_request(state.sent):
                         stalled.append(partition)
         if self._closed:
             return
@@ -323,7 +323,7 @@ class PulsarRecordSource(ReceivingSource):
         if any(state.others for _, state in found):
             # The former owner notices as late as we do, and may still commit.
             await asyncio.sleep(2 * self._connection.settings.rebalance_interval)
-        await asyncio.gather(*(self._rewind(partition, state.sent) for partition, state in found))
+        await asyncio.gather(*(self._rewind(partition) for partition, _ in found))
         if self._closed:
             return
         for partition, state in found:
@@ -332,7 +332,7 @@ class PulsarRecordSource(ReceivingSource):
         for partition, _ in found:
             self._refill(partition)
 
-    async def _rewind(self, partition: AssignedPartition, sent: int) -> None:
+    async def _rewind(self, partition: AssignedPartition) -> None:
         receiver = partition.receiver
         # Wait for a running receive, so the statistics below include its records.
         await receiver.call(lambda: None)
@@ -341,9 +341,10 @@ class PulsarRecordSource(ReceivingSource):
         if partition.was_rewound(found := cursor_position(stats, self.group)):
             await self._seek_partition(partition, found)
             return
-        partition.requested_at = sent
-        await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
-        partition.restart(partition.committed or 0, expected=first_entry(stats, partition.committed or 0))
+        position = partition.committed or 0
+        partition.restart(position, expected=first_entry(stats, position))
+        if partition.awaits_redelivery:
+            await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
 
     # Closing.
 

@@ -16,7 +16,7 @@ from broker.errors import OperationTimeout
 from broker.testing.waiting import eventually
 from broker_pulsar import chunked_messages, log_reader
 from broker_pulsar.assigned_partition import AssignedPartition
-from broker_pulsar.client import open_reader
+from broker_pulsar.client import open_reader, pulsar
 from broker_pulsar.message_ids import PER_ENTRY
 from tests.pulsar.chunk_writer import ChunkWriter
 from tests.pulsar.test_log_reader import PATIENCE, shorten, unload
@@ -188,57 +188,36 @@ async def test_a_group_can_seek_to_a_message_with_interleaved_chunks(bus: Bus, t
             assert record.offset == first + end * PER_ENTRY
 
 
+@pytest.mark.parametrize("seeks", [False, True])
 async def test_a_message_whose_chunks_arrive_slowly_is_complete(
-    pulsar_server: PulsarServer, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch
+    pulsar_server: PulsarServer, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch, seeks: bool
 ) -> None:
-    """No redelivery is requested while chunks are in flight: the client would drop them."""
-    waiting: list[int] = []
+    """No redelivery is requested: the client would drop a message whose first chunk comes twice."""
+    checks = requests = 0
     judge = AssignedPartition.needs_redelivery_request
 
-    def look(part: AssignedPartition, backlog: int, sent: int) -> bool:
-        waiting.extend([backlog] if backlog else [])
-        return judge(part, backlog, sent)
+    def check(part: AssignedPartition, sent: int) -> bool:
+        nonlocal checks
+        checks += 1
+        return judge(part, sent)
 
-    monkeypatch.setattr(AssignedPartition, "needs_redelivery_request", look)
+    def request(_consumer: Any) -> None:
+        nonlocal requests
+        requests += 1
+
+    monkeypatch.setattr(AssignedPartition, "needs_redelivery_request", check)
+    monkeypatch.setattr(pulsar.Consumer, "redeliver_unacknowledged_messages", request)
     async with (
         broker.connect(f"{pulsar_server.url}&rebalance_interval=0.1") as own,
         own.records(topic, group="billing") as log,
     ):
-        await eventually(log.assignment, 15, "the assignment")
+        await eventually(log.assignment, PATIENCE, "the assignment")
+        if seeks:
+            await log.seek({(topic, 0): (await log_bounds(own, topic)).first})
         await asyncio.to_thread(write, "aa.", 0, 1)
-        await eventually(lambda: len(waiting) >= 5, 15, "looks that see a part of it")
+        checks = 0
+        await eventually(lambda: checks >= 5, PATIENCE, "checks while a part of it has arrived")
         await asyncio.to_thread(write, "aa.", 1)
-        records = [await log.next_record(timeout=15) for _ in range(2)]
+        records = [await log.next_record(timeout=PATIENCE) for _ in range(2)]
         assert [None if record is None else record.data for record in records] == [b"aa", b"."]
-
-
-async def test_no_redelivery_is_requested_after_a_seek_or_a_reconnect(
-    pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker sends to a new consumer by itself, and may start slowly with chunked messages."""
-    requested: list[bool] = []
-    judge = AssignedPartition.needs_redelivery_request
-
-    def look(part: AssignedPartition, backlog: int, sent: int) -> bool:
-        requested.append(part.requested_at is not None)
-        return judge(part, backlog, sent)
-
-    async def looks(expected: bool) -> None:
-        requested.clear()
-        await eventually(lambda: expected in requested, PATIENCE, f"a check with a request: {expected}")
-
-    monkeypatch.setattr(AssignedPartition, "needs_redelivery_request", look)
-    for change in ("seek", "reconnect"):
-        async with (
-            broker.connect(f"{pulsar_server.url}&rebalance_interval=0.1") as own,
-            own.records(topic, group=change) as log,
-        ):
-            await eventually(log.assignment, PATIENCE, "the assignment")
-            await looks(True)
-            if change == "seek":
-                await log.seek({(topic, 0): (await log_bounds(own, topic)).first})
-            else:
-                await unload(own, topic)
-            await looks(False)
-            await own.topic(topic).publish(b"a")
-            assert await log.next_record(timeout=PATIENCE) is not None
+        assert requests == 0

@@ -14,7 +14,7 @@ from broker.bus import Bus
 from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, numbered
-from broker_pulsar.assigned_partition import AssignedPartition, PartitionState, partition_state
+from broker_pulsar.assigned_partition import AssignedPartition
 from broker_pulsar.client import pulsar
 from tests.servers.pulsar import PulsarServer
 
@@ -113,10 +113,6 @@ async def test_a_dropped_redelivery_request_is_repeated(
     def arrive(part: AssignedPartition, messages: Sequence[Any]) -> bool:
         return arrived(part, messages) if requests != 1 else False
 
-    def look(*arguments: Any) -> PartitionState:
-        return partition_state(*arguments)._replace(sent=0)
-
-    monkeypatch.setattr("broker_pulsar.records.partition_state", look)
     bodies = numbered(5)
     async with (
         broker.connect(f"{pulsar_server.url}&rebalance_interval=0.2") as first,

@@ -45,7 +45,7 @@ def reassigned(received: Sequence[tuple[int, int]], *, committed: int, first: in
     partition = AssignedPartition(TopicPartition("t", 0), "member", NO_RECEIVER, None)
     partition.arrived([NativeMessage(*place) for place in received])
     partition.restart(pack(LEDGER, committed, 0), expected=None if first is None else pack(LEDGER, first, 0))
-    partition.owned, partition.requested_at = True, 0
+    partition.owned = True
     return partition
 
 
@@ -91,36 +91,37 @@ def test_a_new_member_accepts_the_first_delivery() -> None:
 
 def test_redelivery_is_requested_less_and_less_often() -> None:
     partition = reassigned([(4, 1)], committed=4, first=4)
-    assert [check for check in range(1, 20) if partition.needs_redelivery_request(1, 0)] == [2, 4, 8, 16]
+    assert [check for check in range(1, 20) if partition.needs_redelivery_request(0)] == [2, 4, 8, 16]
     assert buffered_after(partition, (4, 0), (4, 1)) == [(4, 0), (4, 1)]
-    assert not any(partition.needs_redelivery_request(1, 0) for _ in range(4)), "the backlog is uncommitted, not lost"
+    assert not any(partition.needs_redelivery_request(0) for _ in range(9)), "the backlog is uncommitted, not lost"
 
 
-def test_redelivery_is_not_requested_without_a_backlog() -> None:
-    partition = reassigned([], committed=4, first=None)
-    assert not any(partition.needs_redelivery_request(0, 0) for _ in range(4))
-    assert [partition.needs_redelivery_request(1, 0) for _ in range(2)] == [False, True], "published just now"
-
-
-def test_redelivery_is_not_requested_once_the_broker_sends() -> None:
-    """The client would drop both copies of a message whose chunks are in flight."""
+def test_redelivery_is_not_requested_while_the_broker_sends() -> None:
     partition = reassigned([(4, 1)], committed=4, first=4)
-    partition.requested_at = 7
-    assert not any(partition.needs_redelivery_request(1, 8) for _ in range(9))
-    assert [partition.needs_redelivery_request(1, 7) for _ in range(2)] == [False, True]
+    assert not any(partition.needs_redelivery_request(sent) for sent in range(1, 9))
+    assert [partition.needs_redelivery_request(8) for _ in range(2)] == [False, True], "the client dropped a message"
 
 
-def test_redelivery_is_not_requested_after_a_reconnect() -> None:
-    """The broker sends to a new consumer by itself, and may be slow."""
+@pytest.mark.parametrize("received", [[], [(3, 0)]], ids=["new member", "all committed"])
+@pytest.mark.parametrize("first", [None, 4])
+def test_redelivery_is_not_requested_of_what_never_arrived(received: list[tuple[int, int]], first: int | None) -> None:
+    """The broker may be slow to send the chunks of a message, and the client drops it if the first one comes twice."""
+    partition = reassigned(received, committed=4, first=first)
+    assert not partition.awaits_redelivery
+    assert not any(partition.needs_redelivery_request(0) for _ in range(9))
+
+
+def test_redelivery_is_not_requested_after_a_seek() -> None:
+    """The broker sends to the consumer of a seek by itself, and may be slow."""
     partition = reassigned([(4, 1)], committed=4, first=4)
-    partition.confirm_ownership("another connection")
-    assert not any(partition.needs_redelivery_request(1, 0) for _ in range(9))
+    partition.restart(pack(LEDGER, 2, 0))
+    assert not any(partition.needs_redelivery_request(0) for _ in range(9))
 
 
 def test_redelivery_is_requested_at_each_check_while_misaligned() -> None:
     partition = reassigned([(4, 3)], committed=4, first=4)
     buffered_after(partition, (4, 4))
-    assert all(partition.needs_redelivery_request(1, 9) for _ in range(4))
+    assert all(partition.needs_redelivery_request(check) for check in range(4))
 
 
 @pytest.mark.parametrize(
