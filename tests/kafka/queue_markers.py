@@ -155,7 +155,7 @@ def prepared_queue(server: KafkaServer) -> Queue:
 @asynccontextmanager
 async def connected(server: KafkaServer, **values: Any) -> AsyncGenerator[Connection]:
     """A connection whose groups find out quickly that a member is gone."""
-    quick: dict[str, Any] = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 300}
+    quick: dict[str, Any] = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 300}
     given: dict[str, Any] = {"servers": (server.bootstrap,), **quick, **values}
     connection = Connection(KafkaSettings(**given), Hooks())
     await connection.open()

@@ -22,7 +22,7 @@ from tests.servers.kafka import KafkaServer
 
 LEASE = 1.0
 PATIENCE = 30.0
-QUICK = f"session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers&lease_seconds={LEASE:g}"
+QUICK = f"session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers&lease_seconds={LEASE:g}"
 
 
 async def killed(url: str, topic: str, group: str, *delays: float) -> list[tuple[str, float]]:

@@ -30,7 +30,7 @@ PATIENCE = 30.0
 LEASE = 1.0
 LASTING = 2.5 * LEASE
 """Seconds until a lease that is not renewed has ended and its message is redelivered."""
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 OPTIONS = f"{QUICK}&queue=markers&lease_seconds={LEASE:g}"
 
 

@@ -28,7 +28,7 @@ from tests.servers.kafka_client import RawAdmin, produce
 
 PATIENCE = 60.0
 QUICK: dict[str, Any] = {
-    "session_timeout_ms": 2000,
+    "session_timeout_ms": 6000,
     "heartbeat_interval_ms": 300,
     "topic_metadata_refresh_interval_ms": 500,
 }

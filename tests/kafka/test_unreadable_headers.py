@@ -25,7 +25,7 @@ from tests.servers.kafka_raw_headers import produce_raw_headers
 BAD = [(b"color", b"red"), (b"caf\xe9", b"1"), (b"size", b"2")]
 MANY = 40
 """Enough that the interpreter has specialised the calls."""
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 QUEUES = ["offsets", "markers", "markers&queue_transactions=true", "markers&marker_format=v1", "share&share_lock=30"]
 
 
