@@ -87,7 +87,7 @@ def test_a_tracker_with_a_settings_file(queue: Queue, tmp_path: Path) -> None:
             # Text in markers is escaped for the terminal.
             assert r"me\x1b7" in cli.inner("queue", "inspect", queue.subscription).text
             process.send_signal(signal.SIGTERM)
-            _, reported = process.communicate(timeout=20)
+            _, reported = process.communicate(timeout=60)
             assert process.returncode == 143
             assert b"Tracking" in reported
             assert b"tracks partitions 0" in reported

@@ -175,7 +175,7 @@ async def tracking(
     tracker = Tracker(connection, queue.subscription, hooks or Hooks(), options=given)
     await tracker.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(tracker.state().partitions) < queue.partitions:
                 await asyncio.sleep(0.02)
         yield tracker

@@ -69,7 +69,7 @@ async def test_names_in_the_brokers_own_form(kafka: KafkaServer, name: str):
         await bus.admin.ensure_topic(topic, partitions=1)
         await bus.topic(topic).publish(b"x")
         async with bus.messages(topic, subscription=group) as inbox:
-            message = await inbox.next_message(timeout=15)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             await message.ack()
         await bus.admin.ensure_topic(topic, partitions=2, retention=timedelta(hours=1))

@@ -28,7 +28,7 @@ async def killed_at(url: str, *names: str) -> bytes:
     command = (sys.executable, "-m", "tests.kafka.queue_poison_process", url, *names)
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:
