@@ -164,7 +164,8 @@ async def test_a_handler_may_exceed_the_poll_interval(
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(20_000))
     interval = 2.0
-    bus = await open_bus(group_protocol=protocol, max_poll_interval_ms=int(interval * 1000))
+    milliseconds = int(interval * 1000)
+    bus = await open_bus(group_protocol=protocol, max_poll_interval_ms=milliseconds, session_timeout_ms=milliseconds)
     events: list[Event] = []
     bus.hooks.listen(events.append)
     async with bus.records(topic, group=group, max_buffered=100) as log:
