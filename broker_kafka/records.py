@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from broker import BrokerError, Closed, Record, TopicPartition
+from broker import BrokerError, Closed, Record, TopicNotFound, TopicPartition
 from broker.driver import Ephemeral, PositionReset, Progress, RecordListener, RecordSubscription, Waker, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.group_requests import delete_ephemeral_group
@@ -74,6 +74,7 @@ class KafkaRecordSource(Member[Assignment]):
                 lambda: self.claims.owner,
                 group=self.group,
                 timeout=connection.settings.request_timeout,
+                missing=self._topic_ids.missing,
             ),
             self.thread,
             self.assignments,
@@ -292,6 +293,8 @@ class KafkaRecordSource(Member[Assignment]):
     def failed(self, error: BrokerError) -> None:
         if self._closed or (self._failures and error.retriable):
             return
+        if isinstance(error, TopicNotFound):
+            self._topic_ids.missing({each.topic for each in self.assignments})
         self._failures.append(error)
         self._waker.wake()
 

@@ -36,7 +36,7 @@ class Promise:
 
 
 def promise(
-    name: str, text: str, *, seconds: float = 60.0
+    name: str, text: str, *, seconds: float = 120.0
 ) -> Callable[[Callable[Concatenate[S, P], Awaitable[None]]], Callable[Concatenate[S, P], Awaitable[None]]]:
     """Attach a promise to a test.
 

@@ -61,17 +61,33 @@ class CommitAttempts:
 
     :param owner: the member in its present generation.
     :param timeout: seconds for one answer of the store.
+    :param missing: called with the topics that the store did not find.
     """
 
-    def __init__(self, store: OffsetStore, owner: Callable[[], GroupMember], *, group: str, timeout: float) -> None:
+    def __init__(
+        self,
+        store: OffsetStore,
+        owner: Callable[[], GroupMember],
+        *,
+        group: str,
+        timeout: float,
+        missing: Callable[[set[str]], object] = lambda topics: None,
+    ) -> None:
         self._store = store
         self._owner = owner
         self._group = group
         self._timeout = timeout
+        self._missing = missing
         self._loop = asyncio.get_running_loop()
 
     async def attempt(self, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False) -> CommitResults:
         """Store positions once, of whatever partitions. A process that was suspended waits a second time."""
+        results = await self._attempt(positions, rewind)
+        if missing := {place.topic for place, error in results.items() if isinstance(error, TopicNotFound)}:
+            self._missing(missing)
+        return results
+
+    async def _attempt(self, positions: Mapping[TopicPartition, StoredOffset], rewind: bool) -> CommitResults:
         answer = asyncio.ensure_future(self._store.commit(self._owner(), positions, rewind=rewind))
         try:
             for _ in range(2):
@@ -264,7 +280,6 @@ class MarkCommits:
     :param every: offsets after which they are; None is never.
     :param report: called with the errors of background commits.
     :param bounds: reads the bounds of partitions.
-    :param topic_missing: called when a commit was refused because its topic does not exist.
     """
 
     def __init__(
@@ -276,7 +291,6 @@ class MarkCommits:
         every: int | None,
         report: Callable[[TopicPartition, BrokerError], None],
         bounds: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
-        topic_missing: Callable[[], None],
     ) -> None:
         self._attempts = attempts
         self._assignments = assignments
@@ -284,7 +298,6 @@ class MarkCommits:
         self._every = every
         self._report = report
         self._bounds = bounds
-        self._topic_missing = topic_missing
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
         self._grown = 0
@@ -361,9 +374,6 @@ class MarkCommits:
             for partition, error in results.items():
                 if error is None:
                     committing[partition].marks.stored({**forward, **backward}[partition])
-            if any(isinstance(error, TopicNotFound) for error in results.values()):
-                # The client of a classic group finds out only when its metadata is due.
-                self._topic_missing()
             return {**results, **refused}
 
     async def _attempt(

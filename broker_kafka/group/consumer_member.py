@@ -89,13 +89,13 @@ class ConsumerMember(Member[AssignedPartition]):
                 lambda: self.claims.owner,
                 group=self.group,
                 timeout=options.settings.request_timeout,
+                missing=self._missing,
             ),
             self.assignments,
             interval=options.commit_interval,
             every=options.commit_every,
             report=lambda place, error: self._warn(f"{place.topic!r}[{place.partition}] is not committed: {error}"),
             bounds=lambda places: bounds_of(connection, places, committed=False),
-            topic_missing=lambda: self._watch.check_soon(),
         )
         refresh = options.settings.topic_metadata_refresh_interval_ms
         self._watch = TopicWatch(
@@ -300,13 +300,18 @@ class ConsumerMember(Member[AssignedPartition]):
 
     def failed(self, error: BrokerError) -> None:
         if isinstance(error, TopicNotFound):
-            self._watch.check_soon()
+            self._missing({each.topic for each in self.assignments})
         elif not error.retriable:
             self.readers.fail(error)
         else:
             logger.info("Group %r: %s", self.group, error)
             if self._hooks.listening:
                 self._hooks.emit(FetchFailed(topic=self.group, error=error, pause=0.0))
+
+    def _missing(self, topics: Collection[str]) -> None:
+        self._topic_ids.missing(topics)
+        # The client of a classic group finds out only when its metadata is due.
+        self._watch.check_soon()
 
     def _fail(self, error: BrokerError) -> None:
         self.readers.fail(error)

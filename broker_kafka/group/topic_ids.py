@@ -2,8 +2,8 @@
 
 `TopicIds` detects it while a member reads the topic: the client of a classic group reads the new topic from the old
 position and reports nothing. It requests topic ids from the brokers before a claim, before a release, and a few seconds
-after a fetch; it sends nothing while no records come. `TopicIdStore` detects it between two members: a store outside
-Kafka keeps the positions of a deleted topic, which would skip records of the new one.
+after a fetch or a commit to a missing topic; it sends nothing else. `TopicIdStore` detects it between two members: a
+store outside Kafka keeps the positions of a deleted topic, which would skip records of the new one.
 
 *Concurrency.* Used on the loop, one check at a time. *Failure.* A check without an answer within a second is logged,
 and repeated with the next one.
@@ -71,6 +71,10 @@ class TopicIds:
         if self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_AFTER, self._due)
 
+    def missing(self, topics: Iterable[str]) -> None:
+        """The brokers do not know these: a later commit may reach a recreated topic."""
+        self.fetched(topics)
+
     async def assigning(self, partitions: Collection[TopicPartition]) -> None:
         """These are about to be claimed; a topic without an assigned partition may have been recreated unnoticed."""
         topics = {each.topic for each in partitions}
@@ -108,10 +112,11 @@ class TopicIds:
             return client.describe_topics(TopicCollection(list(map(plain_str, topics))), request_timeout=_TIMEOUT)
 
         recreated: list[str] = []
+        assigned = {each.topic for each in self._assigned()}
         for topic, found in (await self._connection.outcomes(describe, "Topics")).items():
             if isinstance(found, BrokerError):
-                # A missing topic is reported elsewhere, and may come back.
-                if found.retriable and not isinstance(found, TopicNotFound):
+                # A missing topic is reported elsewhere, and may be recreated.
+                if topic in assigned if isinstance(found, TopicNotFound) else found.retriable:
                     self._unchecked.add(topic)
                 continue
             identity = str(found.topic_id)

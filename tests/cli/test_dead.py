@@ -25,7 +25,7 @@ def orders(cli):
             bus.messages(topic, subscription="billing", retry=Retry(max_attempts=1), dead_letter=dead) as inbox,
         ):
             for _ in range(3):
-                message = await inbox.next_message(timeout=10)
+                message = await inbox.next_message(timeout=60)
                 assert message is not None
                 async with message:
                     raise ValueError(f"no price for {message.data!r}")
@@ -104,7 +104,7 @@ def test_letters_held_by_another_redrive_are_reported(cli, orders):
             connect(cli.url) as bus,
             bus.messages(dead, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=3) as another,
         ):
-            assert len(await another.next_batch(3, timeout=10)) == 3
+            assert len(await another.next_batch(3, timeout=60)) == 3
             return await asyncio.to_thread(lambda: cli("dead", "redrive", dead, "--to", topic, code=1).text)
 
     assert "None moved, 3 are held by another redrive" in asyncio.run(hold())

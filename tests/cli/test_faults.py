@@ -34,7 +34,7 @@ def test_an_interrupted_consume_releases_unprinted_messages(process, number, cod
     child = process.start("consume", topic, "-s", "s-1", "--json")
     first = child.stdout.readline()
     child.send_signal(number)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == code, err
     assert err == b""
     printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
@@ -52,7 +52,7 @@ def test_ctrl_c_for_the_whole_process_group_still_settles(tmp_path, process):
     child = alone.start("consume", topic, "-s", "s-1", "--json", start_new_session=True)
     printed = [json.loads(child.stdout.readline())["data"] for _ in range(5)]
     os.killpg(child.pid, signal.SIGINT)
-    _, err = child.communicate(timeout=20)
+    _, err = child.communicate(timeout=60)
     assert (child.returncode, err) == (130, b"")
     assert sorted(printed) == list("abcde")
     assert rest(alone, topic) == []
@@ -95,7 +95,7 @@ def test_only_printed_records_are_committed(process):
     child = process.start(*options)
     first = child.stdout.readline()
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
     printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
     again = [line["data"] for line in process.inner(*options, "--stop-when-idle", "3").lines]
@@ -206,7 +206,7 @@ def test_an_unexpected_error_is_one_line(memory, monkeypatch):
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_missing_libraries_are_reported_with_pip_line(missing):
     code = f"import sys; sys.modules[{missing!r}] = None; from broker.cli import main; sys.exit(main(['--help']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == f"broker: The command line needs {missing}. Run: pip install 'anybroker[cli]'\n"
 
@@ -277,7 +277,7 @@ def test_a_killed_server_loses_no_message():
         while len(set(seen)) < 6:
             seen.append(json.loads(child.stdout.readline())["data"])
         child.send_signal(signal.SIGINT)
-        child.communicate(timeout=20)
+        child.communicate(timeout=60)
         assert child.returncode == 130
         assert set(seen) == set("abcdef")
         assert rest(process, topic) == []

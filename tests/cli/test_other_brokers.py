@@ -47,7 +47,7 @@ def test_letters_are_listed_and_redriven(cli: Cli) -> None:
             bus.messages(topic, subscription="billing", retry=Retry(max_attempts=1), dead_letter=dead) as inbox,
         ):
             await bus.topic(topic).publish(b"one", key="k")
-            message = await inbox.next_message(timeout=20)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             async with message:
                 raise ValueError("no price")

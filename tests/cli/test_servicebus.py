@@ -52,7 +52,7 @@ def test_dead_letters_are_shown_and_redriven(bus: InnerCli):
         async with connect(bus.url) as own, own.messages(topic, subscription="billing", dead_letter=dead) as inbox:
             await own.topic(topic).publish_batch([b"one", b"two"])
             for _ in range(2):
-                message = await inbox.next_message(timeout=10)
+                message = await inbox.next_message(timeout=60)
                 assert message is not None
                 await message.reject("no such article")
 
@@ -71,7 +71,7 @@ def test_a_dead_letter_queue_is_a_topic(bus: InnerCli):
     async def bury() -> None:
         async with connect(bus.url) as own, own.messages(topic, subscription="billing", dead_letter=DROP) as inbox:
             await own.topic(topic).publish(b"one")
-            message = await inbox.next_message(timeout=10)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             await message.reject("worthless")
 

@@ -50,7 +50,7 @@ def test_a_tracker_with_a_settings_file(queue: Queue, tmp_path: Path) -> None:
     """`tests/chaos` runs it with a URL."""
     server, file = shared_server(), tmp_path / "tracker.toml"
     file.write_text(
-        f'[kafka]\nservers = ["{server.bootstrap}"]\nsession_timeout_ms = 2000\nheartbeat_interval_ms = 300\n'
+        f'[kafka]\nservers = ["{server.bootstrap}"]\nsession_timeout_ms = 6000\nheartbeat_interval_ms = 300\n'
     )
     cli = ProcessCli(server.url)
     first, second, third = queue.send(3)
@@ -87,7 +87,7 @@ def test_a_tracker_with_a_settings_file(queue: Queue, tmp_path: Path) -> None:
             # Text in markers is escaped for the terminal.
             assert r"me\x1b7" in cli.inner("queue", "inspect", queue.subscription).text
             process.send_signal(signal.SIGTERM)
-            _, reported = process.communicate(timeout=20)
+            _, reported = process.communicate(timeout=60)
             assert process.returncode == 143
             assert b"Tracking" in reported
             assert b"tracks partitions 0" in reported

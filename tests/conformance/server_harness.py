@@ -29,7 +29,7 @@ class ServerHarness(Harness, Generic[S]):
     """Restarts, kills and pauses the server; cuts the connections in `behind`."""
 
     # Below the usual limit of a promise: a test that waits in vain says for what.
-    patience = 30.0
+    patience = 60.0
     lease_seconds = 2.0
 
     def __init__(self, server: S) -> None:

@@ -209,7 +209,7 @@ def run_pytest(tests: list[Block], places: Mapping[str, str], directory: Path) -
     if paths:
         options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(directory)]
         command = [sys.executable, "-m", "pytest", *options, *paths]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, f"{tests[0].place} and those below:\n{done.stdout}{done.stderr}"
 
 
@@ -265,7 +265,7 @@ def run_by_shell(text: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     return done.returncode, done.stdout
 

@@ -52,7 +52,7 @@ async def test_a_message_with_full_headers_keeps_its_attributes(nats_server: Nat
         ):
             work = asyncio.create_task(inbox.receive(fail))
             await bus.topic(topic).publish(original)
-            letter = await letters.next_message(timeout=20)
+            letter = await letters.next_message(timeout=60)
             assert letter is not None
             await inbox.close()
             await work

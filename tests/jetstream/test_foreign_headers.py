@@ -162,7 +162,7 @@ async def test_a_message_with_malformed_headers_blocks_no_consumer(
             dead_letter=f"{topic}.dead",
             retry=broker.Retry(max_attempts=1),
         ) as inbox:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await inbox.receive(handle)
         assert sorted(seen, key=str) == sorted([b"first", b"", b"last"], key=str)
         assert (await bus.admin.describe_topic(f"{topic}.dead")).messages == 1

@@ -116,7 +116,7 @@ async def test_bounds_come_from_the_leader(backend: JetStreamBackend, topic: str
 
 
 async def test_a_replica_that_stays_behind_raises(open_backend: Open, topic: str) -> None:
-    writer, backend = await open_backend(), await open_backend(request_timeout=1.0)
+    writer, backend = await open_backend(), await open_backend(request_timeout=3.0)
     await make_topic(writer, topic)
     await publish(writer, topic, *(OutboundMessage(b"x") for _ in range(3)))
     with pytest.raises(OperationTimeout, match="stays behind its leader"):

@@ -118,7 +118,7 @@ async def test_a_pull_requests_no_more_bytes_than_the_fetch(both_ways: JetStream
     await publish(both_ways, topic, *numbered(0, 20), OutboundMessage(b"21".rjust(9000)), OutboundMessage(b"22"))
     found: list[Message[bytes]] = []
     while len(found) < 22:
-        batch = await source.fetch(100, 5000, 2)
+        batch = await source.fetch(100, 5000, 30)
         assert 1 <= len(batch) <= 4
         found += batch
         lag = await both_ways.admin().lag(topic, "billing")

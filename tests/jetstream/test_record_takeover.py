@@ -132,7 +132,7 @@ async def test_a_late_owner_check_still_reports_lost_partitions(
 
 
 async def test_a_member_that_leaves_at_once_is_unpinned(open_backend: Open, topic: str) -> None:
-    backend = await open_backend(owner_timeout=30.0)
+    backend = await open_backend(owner_timeout=90.0)
     await make_topic(backend, topic)
     await publish(backend, topic, *messages(3))
     for _ in range(20):
@@ -140,8 +140,8 @@ async def test_a_member_that_leaves_at_once_is_unpinned(open_backend: Open, topi
         await source.close()
     source = await join(backend, (topic,))
     begun = time.monotonic()
-    assert len(await read(source, 3, 15)) == 3
-    assert time.monotonic() - begun < 15
+    assert len(await read(source, 3, 60)) == 3
+    assert time.monotonic() - begun < 60
 
 
 async def test_partitions_are_assigned_when_the_consumer_is_open(both_ways: JetStreamBackend, topic: str) -> None:

@@ -10,7 +10,7 @@ from broker_jetstream.messages import GATHER_STEP, in_stream_order
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, subscribe
 
-LEASE = 1.0
+LEASE = 3.0
 
 
 async def test_redelivered_messages_come_in_order_whenever_their_leases_ended(open_backend: Open, topic: str) -> None:
@@ -35,7 +35,7 @@ async def test_unsettled_messages_of_a_live_consumer_do_not_delay_a_fetch(open_b
     await receive(await subscribe(living, topic, ordered_by_key=True), 10)
     await publish(living, topic, *(OutboundMessage(b"%d" % number) for number in range(10, 10 + 2 * GATHER_STEP)))
     source = await subscribe(second, topic, ordered_by_key=True)
-    found = await source.fetch(1000, 1 << 24, 5.0)
+    found = await source.fetch(1000, 1 << 24, 30.0)
     assert [int(message.data or b"") for message in found] == list(range(10, 10 + len(found)))
     assert 0 < len(found) <= GATHER_STEP
 

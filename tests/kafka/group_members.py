@@ -76,7 +76,7 @@ def bare(found: FetchResults) -> dict[TopicPartition, Any]:
 async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:
     """The next records, at least so many."""
     taken: list[Record[bytes]] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for batch in consumer.batches():
             taken += batch
             if len(taken) >= count:
@@ -84,7 +84,7 @@ async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:
     return taken
 
 
-async def eventually(look: Callable[[], Any], seconds: float = 2 * SECONDS) -> Any:
+async def eventually(look: Callable[[], Any], seconds: float = 4 * SECONDS) -> Any:
     """What `look` finds, once that is true."""
     until = asyncio.get_running_loop().time() + seconds
     while not (found := look()):

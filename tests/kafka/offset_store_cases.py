@@ -97,7 +97,7 @@ def join(server: KafkaServer, group: str, topics: list[str], partitions: int) ->
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             # So that a frozen one is replaced soon.
-            "session.timeout.ms": 3000,
+            "session.timeout.ms": 6000,
             "heartbeat.interval.ms": 300,
             "log_level": 3,
         }

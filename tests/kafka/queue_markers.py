@@ -155,7 +155,7 @@ def prepared_queue(server: KafkaServer) -> Queue:
 @asynccontextmanager
 async def connected(server: KafkaServer, **values: Any) -> AsyncGenerator[Connection]:
     """A connection whose groups find out quickly that a member is gone."""
-    quick: dict[str, Any] = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 300}
+    quick: dict[str, Any] = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 300}
     given: dict[str, Any] = {"servers": (server.bootstrap,), **quick, **values}
     connection = Connection(KafkaSettings(**given), Hooks())
     await connection.open()
@@ -175,7 +175,7 @@ async def tracking(
     tracker = Tracker(connection, queue.subscription, hooks or Hooks(), options=given)
     await tracker.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(tracker.state().partitions) < queue.partitions:
                 await asyncio.sleep(0.02)
         yield tracker

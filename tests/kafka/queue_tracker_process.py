@@ -51,7 +51,7 @@ class Freezing(FencedWriter):
 async def run(bootstrap: str, subscription: str, where: str) -> None:
     Freezing.where = where
     partition_claim.FencedWriter = Freezing
-    settings = KafkaSettings(servers=(bootstrap,), session_timeout_ms=2000, heartbeat_interval_ms=300)
+    settings = KafkaSettings(servers=(bootstrap,), session_timeout_ms=6000, heartbeat_interval_ms=300)
     connection = Connection(settings, Hooks())
     await connection.open()
     tracker = Tracker(connection, subscription, Hooks(), options=TrackerOptions(commit_after=0.1))

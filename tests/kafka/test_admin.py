@@ -65,11 +65,11 @@ async def test_a_topic_from_creation_to_deletion(spi: KafkaAdmin, kafka: KafkaSe
 
 async def test_names_in_the_brokers_own_form(kafka: KafkaServer, name: str):
     topic, group = native_name(f"9.{name}"), native_name(f"for {name}/é")
-    async with connect(f"{kafka.url}?session_timeout_ms=2000&heartbeat_interval_ms=300") as bus:
+    async with connect(f"{kafka.url}?session_timeout_ms=6000&heartbeat_interval_ms=300") as bus:
         await bus.admin.ensure_topic(topic, partitions=1)
         await bus.topic(topic).publish(b"x")
         async with bus.messages(topic, subscription=group) as inbox:
-            message = await inbox.next_message(timeout=15)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             await message.ack()
         await bus.admin.ensure_topic(topic, partitions=2, retention=timedelta(hours=1))

@@ -241,7 +241,7 @@ async def test_the_first_group_of_a_new_cluster():
         connection = Connection(KafkaSettings(servers=(server.bootstrap,), request_timeout=40.0), Hooks())
         await connection.open()
         spi = KafkaAdmin(connection)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await spi.ensure_topic("orders", partitions=None, retention=None, options={})
             assert await spi.list_subscriptions("orders") == []
             await spi.ensure_subscription("orders", "billing", start="earliest", options={})

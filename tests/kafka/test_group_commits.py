@@ -96,7 +96,7 @@ async def test_a_mark_beyond_the_end_is_a_warning_of_a_background_commit(kafka: 
         async with GroupConsumer(bus, topic, group=group, commit_interval=0.01) as consumer:
             await take(consumer, 2)
             consumer.mark_position(topic, 0, 50)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert "Position 50" in await warnings.get()
             assert consumer.positions() == {TopicPartition(topic, 0): None}
 

@@ -121,7 +121,7 @@ async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, m
     read = 0
     async with opened(kafka, topic, group, max_buffered=100) as consumer:
         streams = {stream.partition: stream async for stream in first(consumer.partitions(), 2)}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for batch in streams[1].batches(200):
                 read += len(batch)
                 if read == 5000:
@@ -180,7 +180,7 @@ async def test_a_cancelled_step_takes_nothing(kafka: KafkaServer, topic: str, gr
             step.cancel()
             await asyncio.wait((step,))
         await fill(kafka, topic, 1, 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert [(await anext(records)).offset for _ in range(2)] == [0, 1]
 
 

@@ -16,7 +16,7 @@ from tests.servers.kafka import KafkaServer
 
 async def refused(kafka: KafkaServer, topic: str, group: str, **options: Any) -> str:
     with pytest.raises(InvalidSetting) as raised:
-        async with opened(kafka, topic, group, **options) as consumer, asyncio.timeout(20):
+        async with opened(kafka, topic, group, **options) as consumer, asyncio.timeout(60):
             await take(consumer, 1)
     return str(raised.value)
 
@@ -33,7 +33,7 @@ async def test_a_duplicate_instance_id_is_reported(kafka: KafkaServer, topic: st
             async with opened(kafka, topic, group, **options) as second:
                 await take(second, 3)
                 with pytest.raises(InvalidSetting) as raised:
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(60):
                         await take(first, 1)
                 text = str(raised.value)
     assert "Give each member of a group its own group_instance_id" in text

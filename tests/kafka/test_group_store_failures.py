@@ -182,7 +182,7 @@ async def test_a_database_without_the_table_ends_the_reading(
     engine = make(f"{driver}:///{tmp_path / 'offsets.db'}")
     store = SqlOffsetStore(engine)
     with pytest.raises(SettleError, match=r"no such table.*create_table\(\)"):
-        async with opened(kafka, topic, group, store=store) as consumer, asyncio.timeout(20):
+        async with opened(kafka, topic, group, store=store) as consumer, asyncio.timeout(60):
             await take(consumer, 1)
     await store.create_table()
     async with opened(kafka, topic, group, store=store) as consumer:
@@ -222,7 +222,7 @@ async def test_an_invalid_position_from_a_store_ends_the_reading(
     await fill(kafka, topic, 1, 3)
     async with opened(kafka, topic, group, store=TellingStore(answer)) as consumer:
         with pytest.raises(BackendError, match=f"The offset store returned .* for '{topic}'"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await take(consumer, 1)
 
 
@@ -230,7 +230,7 @@ async def test_an_invalid_commit_result_is_reported(
     kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
 ) -> None:
     await fill(kafka, topic, 1, 3)
-    async with asyncio.timeout(20), opened(kafka, topic, group, store=TellingStore(None, True)) as consumer:
+    async with asyncio.timeout(60), opened(kafka, topic, group, store=TellingStore(None, True)) as consumer:
         for record in await take(consumer, 3):
             consumer.mark(record)
         (error,) = (await consumer.commit()).values()

@@ -240,7 +240,7 @@ async def test_a_pause_keeps_buffered_records_and_ends_with_the_assignment(
         await eventually(lambda: len(consumer.assignment()) == 2)
         consumer.resume()
         places: set[tuple[int, int]] = {(seen[0].partition, seen[0].offset)}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(places) < 60:
                 record = await anext(records)
                 places.add((record.partition, record.offset))

@@ -68,7 +68,7 @@ def small_fetches(kafka: KafkaServer, **values: Any) -> KafkaSettings:
 async def read_all(reader: KafkaLogReader, topic: str, *, partition: int = 0, most: int = 100) -> list[Record[Any]]:
     """From bound to bound, which has to end by itself."""
     bounds = (await reader.bounds(topic))[partition]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [
             record async for batch in reader.read(topic, partition, bounds.first, bounds.next, most) for record in batch
         ]
@@ -159,7 +159,7 @@ async def test_ends_at_a_compacted_tail(
     records = await read_all(reader, topic)
     assert len(records) < bounds.next - bounds.first
     # Ranges that hold nothing end at once.
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for start, stop in ((0, 1), (0, 30), (5, 29), (29, 33)):
             assert [batch async for batch in reader.read(topic, 0, start, stop, 10)] == []
 
@@ -207,7 +207,7 @@ async def test_deleting_a_topic_during_a_read_is_an_error(kafka: KafkaServer, ad
     produce({"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 20}, topic, [b"x" * 10_000] * 400)
     seen: list[int] = []
     with pytest.raises(BrokerError) as caught:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for batch in reader.read(topic, 0, 0, 400, 10):
                 if not seen:
                     await asyncio.to_thread(admin.delete_topic, topic)
@@ -342,7 +342,7 @@ async def test_a_read_survives_a_broker_restart():
         assert 0 < len(seen) < 400
         await asyncio.to_thread(server.start)
         await asyncio.to_thread(admin.wait_for_leaders, topic, 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for batch in reader.read(topic, 0, seen[-1] + 1, 400, 10):
                 seen += [record.offset for record in batch]
         assert seen == list(range(400))

@@ -61,7 +61,7 @@ async def test_a_read_abandoned_before_its_start_frees_its_client(kafka: KafkaSe
         await asyncio.sleep(0)
         thread.abandon()
         busy.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(Closed):
                 await reading
     finally:

@@ -44,7 +44,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def offsets(
     reader: KafkaLogReader, topic: str, start: int, stop: int, most: int = 100, *, partition: int = 0
 ) -> list[int]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [record.offset async for batch in reader.read(topic, partition, start, stop, most) for record in batch]
 
 
@@ -113,7 +113,7 @@ async def test_a_recreated_topic_returns_its_new_records(
     admin.delete_topic(topic)
     await KafkaTopics(reader._connection).ensure_topic(topic, partitions=1, retention=None, options={})
     produce(kafka.bootstrap, topic, numbered(20, "new-"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         found = [record.data async for batch in reader.read(topic, 0, 10, 20, 100) for record in batch]
     assert found == numbered(20, "new-")[10:]
 
@@ -127,7 +127,7 @@ async def test_a_read_after_a_recreation_returns_new_records(
     admin.delete_topic(topic)
     await KafkaTopics(reader._connection).ensure_topic(topic, partitions=1, retention=None, options={})
     produce(kafka.bootstrap, topic, numbered(20, "new-"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for _ in reading:
             pass
         found = [record.data async for batch in reader.read(topic, 0, 10, 20, 100) for record in batch]

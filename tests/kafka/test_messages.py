@@ -20,7 +20,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
 PATIENCE = 60.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 
 
 @pytest.fixture

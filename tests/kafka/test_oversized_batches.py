@@ -11,7 +11,15 @@ import pytest
 
 import broker
 from broker.bus import Bus
-from broker.errors import BackendError, BrokerError, Closed, MessageTooLarge, PublishError, TransactionAborted
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    MessageTooLarge,
+    OperationTimeout,
+    PublishError,
+    TransactionAborted,
+)
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from tests.kafka.conftest import MakeTopic
@@ -19,12 +27,14 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import read_all
 
 LIMIT = 20_000
+# The messages of a rejected batch wait for each other's round trips.
+PATIENT = "message_timeout_ms=240000"
 BIG = os.urandom(50_000)
 
 
 @pytest.fixture
 async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
-    async with broker.connect(kafka.url) as bus:
+    async with broker.connect(f"{kafka.url}?{PATIENT}") as bus:
         yield bus
 
 
@@ -49,8 +59,9 @@ async def test_messages_batched_with_an_oversized_one_are_published(bus: Bus, ka
     outcomes = await outcomes_of(bus, small_topic, [b"a", BIG, b"c"])
     assert [type(outcome) for outcome in outcomes] == [Receipt, MessageTooLarge, Receipt]
     assert not outcomes[1].retriable
-    assert values_in(kafka, small_topic) == [b"a", b"c"]
-    assert [outcomes[0].offset, outcomes[2].offset] == [0, 1]
+    found = values_in(kafka, small_topic)
+    assert [found[outcomes[0].offset], found[outcomes[2].offset]] == [b"a", b"c"]
+    assert len(found) == 2
 
 
 async def test_an_oversized_message_fails_only_its_own_call(bus: Bus, kafka: KafkaServer, small_topic: str):
@@ -97,16 +108,17 @@ async def test_failures_without_receipts_belong_to_the_right_messages(bus: Bus, 
     failed = {index for index, outcome in enumerate(raised.value.outcomes) if isinstance(outcome, BrokerError)}
     assert failed == set(range(5, 50, 10))
     assert all(isinstance(raised.value.outcomes[index], MessageTooLarge) for index in failed)
-    assert values_in(kafka, small_topic) == [message for message in messages if message is not BIG]
+    # A busy machine may fill two batches, and messages without a key have no order.
+    assert sorted(value or b"" for value in values_in(kafka, small_topic)) == sorted(set(messages) - {BIG})
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first-refusal", "later"])
 async def test_rejections_keep_the_order_of_a_key(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, known: bool):
     topic = make_topic(partitions=3, config={"max.message.bytes": str(LIMIT)})
     if known:
-        await bus.topic(topic).publish_batch(
-            [OutboundMessage(bytes(1000), partition=n % 3) for n in range(200)], receipts=False
-        )
+        # A single message is refused however many batches the client fills.
+        with pytest.raises(MessageTooLarge):
+            await bus.topic(topic).publish(BIG)
     published: set[int] = set()
     too_large: set[int] = set()
     overtaken: set[int] = set()
@@ -156,14 +168,16 @@ async def test_each_message_has_an_outcome_when_the_bus_closes(kafka: KafkaServe
     async with broker.connect(kafka.url) as bus:
         tasks = [asyncio.create_task(outcomes_of(bus, small_topic, [BIG, *[bytes(1000)] * 50])) for _ in range(20)]
         await asyncio.sleep(0)
-    published = 0
+    published = unknown = 0
     for outcomes in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(outcomes, BaseException):
             assert isinstance(outcomes, Closed)
             continue
         assert len(outcomes) == 51
         published += sum(isinstance(outcome, Receipt) for outcome in outcomes)
-    assert len(values_in(kafka, small_topic)) == published
+        unknown += sum(isinstance(outcome, OperationTimeout) for outcome in outcomes)
+    # What was in flight when the time of the close ended may be stored.
+    assert published <= len(values_in(kafka, small_topic)) <= published + unknown
 
 
 async def test_an_oversized_message_aborts_its_transaction(kafka: KafkaServer, small_topic: str):

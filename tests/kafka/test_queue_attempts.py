@@ -21,8 +21,8 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
 LEASE = 1.0
-PATIENCE = 30.0
-QUICK = f"session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers&lease_seconds={LEASE:g}"
+PATIENCE = 60.0
+QUICK = f"session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers&lease_seconds={LEASE:g}"
 
 
 async def killed(url: str, topic: str, group: str, *delays: float) -> list[tuple[str, float]]:
@@ -30,7 +30,7 @@ async def killed(url: str, topic: str, group: str, *delays: float) -> list[tuple
     command = (sys.executable, "-m", "tests.kafka.queue_attempts_process", url, topic, group, *map(str, delays))
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:

@@ -18,7 +18,7 @@ from tests.kafka.test_queue_failures import kinds_of
 from tests.servers.kafka import KafkaServer
 
 PATIENCE = 60.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers"
 
 
 async def test_a_close_waits_for_starts_in_flight(

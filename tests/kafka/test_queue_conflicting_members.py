@@ -18,8 +18,8 @@ from broker_kafka.queue.markers.queue_filter import QueueFilter
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 40.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
+PATIENCE = 60.0
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
 MARKERS = ["queue=markers", "queue=markers&queue_transactions=true"]
 
 

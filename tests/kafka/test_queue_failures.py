@@ -28,7 +28,7 @@ from tests.servers.kafka_client import RawAdmin, produce, read_all
 from tests.servers.proxy import Proxy
 
 PATIENCE = 60.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers"
 Write = Callable[..., Coroutine[Any, Any, list[BrokerError | None]]]
 
 

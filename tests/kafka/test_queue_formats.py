@@ -23,7 +23,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce, read_all
 
 PATIENCE = 60.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers"
 
 
 def markers_of(kafka: KafkaServer, queue: str, partition: int = 0) -> list[bytes]:

@@ -24,8 +24,8 @@ from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
-PATIENCE = 30.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+PATIENCE = 60.0
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers"
 FORMATS = ["marker_format=v2", "marker_format=v2-single", "marker_format=v1", "queue_transactions=true"]
 
 

@@ -151,7 +151,7 @@ async def test_an_error_names_each_wrong_setting_and_its_fix(
 async def test_a_consumer_whose_marker_topic_is_deleted_fails(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(f"{kafka.url}?queue=markers") as bus, bus.messages(topic, subscription=group) as inbox:
         await bus.topic(topic).publish(b"x")
-        assert await inbox.next_message(timeout=20) is not None
+        assert await inbox.next_message(timeout=60) is not None
         await bus.admin.delete_topic(marker_topic_name(group))
         with pytest.raises(BackendError, match="was deleted, and with it the record of unsettled messages"):
             while True:

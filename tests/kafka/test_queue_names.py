@@ -14,8 +14,8 @@ from broker_kafka.queue.markers.marker_topic import tracker_group
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 40.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+PATIENCE = 60.0
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.kafka.queue_markers import connected
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, read_all
 
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers&lease_seconds=5"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers&lease_seconds=5"
 
 
 async def killed_at(url: str, *names: str) -> bytes:
@@ -28,7 +28,7 @@ async def killed_at(url: str, *names: str) -> bytes:
     command = (sys.executable, "-m", "tests.kafka.queue_poison_process", url, *names)
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:

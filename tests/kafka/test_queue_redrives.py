@@ -12,8 +12,8 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce
 
-PATIENCE = 30.0
-QUICK = "queue=markers&session_timeout_ms=2000&heartbeat_interval_ms=300"
+PATIENCE = 60.0
+QUICK = "queue=markers&session_timeout_ms=6000&heartbeat_interval_ms=300"
 
 
 @pytest.mark.deep

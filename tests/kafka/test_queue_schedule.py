@@ -19,7 +19,7 @@ from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 
 PATIENCE = 60.0
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers"
 
 
 @pytest.mark.deep

@@ -30,7 +30,7 @@ class TrackerProcess:
     async def wait_for(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """Its state, once the condition holds."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 line = await self.process.stdout.readline()
                 assert line, "the process has ended"

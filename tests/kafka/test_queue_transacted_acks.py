@@ -26,11 +26,11 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 LEASE = 1.0
 LASTING = 2.5 * LEASE
 """Seconds until a lease that is not renewed has ended and its message is redelivered."""
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 OPTIONS = f"{QUICK}&queue=markers&lease_seconds={LEASE:g}"
 
 

@@ -23,8 +23,8 @@ from tests.kafka.group_members import eventually
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
-PATIENCE = 30.0
-OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers&queue_transactions=true"
+PATIENCE = 60.0
+OPTIONS = "session_timeout_ms=6000&heartbeat_interval_ms=300&queue=markers&queue_transactions=true"
 
 
 def starts_of(kafka: KafkaServer, group: str) -> Counter[MessageId]:

@@ -28,7 +28,7 @@ from tests.servers.kafka_client import RawAdmin, produce
 
 PATIENCE = 60.0
 QUICK: dict[str, Any] = {
-    "session_timeout_ms": 2000,
+    "session_timeout_ms": 6000,
     "heartbeat_interval_ms": 300,
     "topic_metadata_refresh_interval_ms": 500,
 }
@@ -164,7 +164,8 @@ async def test_a_handler_may_exceed_the_poll_interval(
 ) -> None:
     produce(kafka.bootstrap, topic, bodies(20_000))
     interval = 2.0
-    bus = await open_bus(group_protocol=protocol, max_poll_interval_ms=int(interval * 1000))
+    milliseconds = int(interval * 1000)
+    bus = await open_bus(group_protocol=protocol, max_poll_interval_ms=milliseconds, session_timeout_ms=milliseconds)
     events: list[Event] = []
     bus.hooks.listen(events.append)
     async with bus.records(topic, group=group, max_buffered=100) as log:

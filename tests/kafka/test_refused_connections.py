@@ -144,7 +144,7 @@ async def test_a_later_client_without_a_token_reports_why_once(secure: SecureBro
         closed = True
         with pytest.raises(AuthenticationFailed, match="the vault is closed"):
             async with bus.records(topic, group=f"{topic}-group") as log:
-                await log.next_record(timeout=20)
+                await log.next_record(timeout=60)
         with pytest.raises(AuthenticationFailed, match="the vault is closed"):
             async with GroupConsumer(bus, topic, group=f"{topic}-group") as group:
                 await anext(aiter(group))

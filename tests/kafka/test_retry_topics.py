@@ -16,7 +16,7 @@ from broker.testing.waiting import take
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 TOPICS = RetryTopics((0.3, 0.6))
 
 

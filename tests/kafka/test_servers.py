@@ -121,11 +121,11 @@ def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
     assert owner.stdout is not None
     pid, directory = owner.stdout.readline().split()
     owner.kill()
-    owner.communicate(timeout=10)
+    owner.communicate(timeout=60)
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
     # The next test process removes what it left.
     sweep = "from tests.servers.server_process import sweep; sweep('anybroker-test-kafka-')"
-    subprocess.run([sys.executable, "-c", sweep], check=True, timeout=20, cwd=Path.cwd())
+    subprocess.run([sys.executable, "-c", sweep], check=True, timeout=60, cwd=Path.cwd())
     assert not Path(directory).exists()
 
 

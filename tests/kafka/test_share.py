@@ -240,6 +240,7 @@ async def test_without_dead_letters_the_last_delivery_causes_a_warning(
             for _ in range(10):
                 (message,) = await take(inbox, 1, PATIENCE)
                 await message.nack(delay=0)
+            await eventually(lambda: "released after delivery" in caplog.text, PATIENCE, "the warning")
             await nothing_more(inbox, 0.5)
         assert "was released after delivery 10 of 10, and the brokers drop it" in caplog.text
 

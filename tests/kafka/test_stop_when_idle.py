@@ -146,7 +146,7 @@ async def test_a_member_that_has_committed_everything_delays_nothing(
     await fill(kafka, topic, 2, PER_PARTITION)
     async with open_bus(kafka, "classic", 60_000) as bus, bus.records(topic, group=group) as first:
         for _ in range(2 * PER_PARTITION):
-            assert await first.next_record(timeout=30) is not None
+            assert await first.next_record(timeout=60) is not None
         await first.commit()
         begun = time.monotonic()
         assert await read_until_idle(bus, "records", topic, group) == 0

@@ -68,6 +68,6 @@ async def test_a_transaction_without_write_permission(secure: SecureBroker, ann:
         async with publisher.transaction() as tx:
             await tx.publish(allowed, b"done")
     async with ann.records(allowed, group=f"{group}-readers") as log:
-        record = await log.next_record(timeout=20)
+        record = await log.next_record(timeout=60)
     assert record is not None
     assert record.data == b"done"

@@ -34,7 +34,7 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
-OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+OPTIONS = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 PATIENCE = 60.0
 
 

@@ -25,7 +25,7 @@ from tests.servers.kafka_raw_headers import produce_raw_headers
 BAD = [(b"color", b"red"), (b"caf\xe9", b"1"), (b"size", b"2")]
 MANY = 40
 """Enough that the interpreter has specialised the calls."""
-QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+QUICK = "session_timeout_ms=6000&heartbeat_interval_ms=300"
 QUEUES = ["offsets", "markers", "markers&queue_transactions=true", "markers&marker_format=v1", "share&share_lock=30"]
 
 
@@ -50,7 +50,7 @@ async def test_an_unreadable_message_is_retried_and_dead_lettered(
     ):
         seen: dict[bytes | None, dict[str, str]] = {}
         while len(seen) < 3:
-            message = await inbox.next_message(timeout=20)
+            message = await inbox.next_message(timeout=60)
             assert message is not None
             seen[message.data] = dict(message.attributes)
             if message.data != b"bad":
@@ -60,7 +60,7 @@ async def test_an_unreadable_message_is_retried_and_dead_lettered(
             assert message.publish_time is not None
             assert message.native.headers() == []
             await message.nack(delay=0.1)
-        again = await inbox.next_message(timeout=20)
+        again = await inbox.next_message(timeout=60)
         assert again is not None
         assert (again.data, again.id, dict(again.attributes)) == (b"bad", f"{mixed}:0:1", {})
         await again.reject("it is bad")
@@ -72,7 +72,7 @@ async def test_an_unreadable_message_is_retried_and_dead_lettered(
 async def test_an_unreadable_message_reaches_the_queue_of_its_key(kafka: KafkaServer, mixed: str, group: str) -> None:
     url = f"{kafka.url}?queue=markers&queue_id=mail&{QUICK}"
     async with connect(url) as bus, bus.messages(mixed, subscription=group) as inbox:
-        message = await inbox.next_message(timeout=20)
+        message = await inbox.next_message(timeout=60)
         assert message is not None
         assert (message.data, dict(message.attributes)) == (b"bad", {})
         await message.ack()
@@ -81,7 +81,7 @@ async def test_an_unreadable_message_reaches_the_queue_of_its_key(kafka: KafkaSe
 async def test_an_unreadable_message_is_listed_in_its_queue(kafka: KafkaServer, mixed: str, group: str) -> None:
     async with connect(f"{kafka.url}?queue=markers&{QUICK}") as bus:
         async with bus.messages(mixed, subscription=group) as inbox:
-            first = await inbox.next_message(timeout=20)
+            first = await inbox.next_message(timeout=60)
             assert first is not None
             await first.ack()
         produce_raw_headers(kafka.bootstrap, mixed, b"bad too", BAD)
@@ -97,10 +97,10 @@ async def test_records_with_unreadable_headers_have_columns(kafka: KafkaServer, 
     async with connect(kafka.url) as bus:
         async with bus.records(mixed, group=group, start="earliest") as records:
             while len(columns) < 3:
-                batch = await records.next_batch(timeout=20)
+                batch = await records.next_batch(timeout=60)
                 assert batch is not None
                 columns += [dict(attributes) for (attributes,) in batch.rows("attributes")]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             shown = [(each.id, dict(each.attributes)) async for batch in bus.log.read(mixed, 0) for each in batch]
     assert columns == [{"color": "blue"}, {}, {"color": "blue"}]
     assert shown == [

@@ -83,7 +83,7 @@ async def test_a_revoked_impersonation_is_reported(bus: broker.Bus, topic: str, 
         with pytest.raises(errors.AuthenticationFailed, match="getAccessToken"):
             await bus.topic(topic).publish(b"x")
         with pytest.raises(errors.AuthenticationFailed, match="getAccessToken"):
-            await inbox.next_message(timeout=20)
+            await inbox.next_message(timeout=60)
 
 
 @pytest.mark.deep

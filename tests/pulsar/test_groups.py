@@ -52,7 +52,7 @@ async def more_sent(server: PulsarServer, topic: str, than: int) -> int:
 
 
 async def data_of(log: RecordConsumer[bytes], count: int) -> list[bytes | None]:
-    records = [await log.next_record(timeout=15) for _ in range(count)]
+    records = [await log.next_record(timeout=60) for _ in range(count)]
     return [None if record is None else record.data for record in records]
 
 
@@ -69,7 +69,7 @@ async def test_messages_sent_before_the_member_noticed_are_redelivered(
         slow.records(topic, group="billing") as log,
     ):
         await bus.topic(topic).publish(bodies[0])
-        first = await log.next_record(timeout=15)
+        first = await log.next_record(timeout=60)
         assert first is not None
         await first.commit()
         async with bus.records(topic, group="billing"):

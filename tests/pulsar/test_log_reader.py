@@ -26,7 +26,7 @@ PATIENCE = 60.0
 @pytest.fixture
 async def bus(pulsar_server: PulsarServer) -> AsyncIterator[Bus]:
     """Without batches, of which a reader may prefetch a hundred."""
-    async with broker.connect(f"{pulsar_server.url}&batching=off&request_timeout=5") as bus:
+    async with broker.connect(f"{pulsar_server.url}&batching=off") as bus:
         yield bus
 
 
@@ -90,7 +90,7 @@ async def test_records_removed_behind_a_read_do_not_matter(bus: Bus, topic: str)
 async def test_retention_keeps_uncommitted_records_of_a_group(bus: Bus, topic: str) -> None:
     async with bus.records(topic, group="audit") as log:
         await in_two_ledgers(bus, topic)
-        record = await log.next_record(timeout=20)
+        record = await log.next_record(timeout=60)
         assert record is not None
         await record.commit()
         connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
@@ -101,7 +101,7 @@ async def test_retention_keeps_uncommitted_records_of_a_group(bus: Bus, topic: s
         await asyncio.sleep(3)
         seen = 1
         while seen < 2 * MANY:
-            assert await log.next_record(timeout=20) is not None
+            assert await log.next_record(timeout=60) is not None
             seen += 1
 
 
@@ -144,11 +144,11 @@ async def test_a_group_can_seek_to_a_chunked_message(pulsar_server: PulsarServer
         for body in (b"a", b"x" * 12_000_000, b"b"):
             await bus.topic(topic).publish(body)
         async with bus.records(topic, group="audit") as log:
-            offsets = [record.offset for _ in range(3) if (record := await log.next_record(timeout=20)) is not None]
+            offsets = [record.offset for _ in range(3) if (record := await log.next_record(timeout=60)) is not None]
             for start in (offsets[1], offsets[1] - PER_ENTRY, offsets[2]):
                 await log.seek({(topic, 0): start})
                 expected = [offset for offset in offsets if offset >= start]
                 for offset in expected:
-                    record = await log.next_record(timeout=20)
+                    record = await log.next_record(timeout=60)
                     assert record is not None
                     assert record.offset == offset

@@ -189,7 +189,7 @@ async def test_details_of_a_forged_letter_do_not_pass_for_those_of_a_new_one() -
     source = ScriptedSource()
     source.add("1", attributes=forged)
     async with consuming(source, letters=written) as consumer:
-        message = await consumer.next_message(timeout=5)
+        message = await consumer.next_message(timeout=60)
         assert message is not None
         await message.reject("bad")
     (letter,) = written.written

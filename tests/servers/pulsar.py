@@ -77,6 +77,8 @@ TEST_OPTIONS: Mapping[str, str] = {
     "managedLedgerCursorPositionFlushSeconds": "1",
     "managedLedgerDefaultMarkDeleteRateLimit": "100",
     "delayedDeliveryTickTimeMillis": "100",
+    # Otherwise the broker delivers scheduled messages up to a tick early.
+    "isDelayedDeliveryDeliverAtTimeStrict": "true",
     # Members and connections are checked within seconds instead of minutes.
     "activeConsumerFailoverDelayTimeMillis": "500",
     "keepAliveIntervalSeconds": "1",

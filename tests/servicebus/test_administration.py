@@ -63,7 +63,7 @@ async def test_transient_errors_are_retried(open_bus: Open, topic: str, double: 
 
 async def test_throttling_that_does_not_end_is_reported(open_bus: Open, topic: str, double: ServiceBusDouble):
     await provisioned(await open_bus(), topic)
-    bus = await open_bus(request_timeout=1)
+    bus = await open_bus(request_timeout=3)
     double.fault(refuse="admin", times=1000, condition="busy", text="The server is busy.", code=429)
     with pytest.raises(BackendError, match=r"busy|429") as raised:
         async with bus.messages(topic, subscription="billing"):

@@ -185,7 +185,8 @@ async def test_acks_succeed_after_a_dropped_link(both_ways: Bus, topic: str, dou
 
 
 async def test_an_unanswered_ack_has_an_unknown_outcome(open_bus: Open, topic: str, double: ServiceBusDouble):
-    bus = await open_bus(request_timeout=1, settle_timeout=5)
+    # One request of five seconds, as other requests of this bus may take that long on a busy machine.
+    bus = await open_bus(request_timeout=5, settle_timeout=6)
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
         await bus.topic(topic).publish(b"x")
@@ -341,7 +342,7 @@ async def test_a_cancelled_close_continues(open_bus: Open, topic: str, sessions:
 
 
 async def test_messages_that_arrive_between_fetches_go_to_other_consumers(open_bus: Open, topic: str):
-    bus = await open_bus(lease_seconds=5.0)
+    bus = await open_bus(lease_seconds=60.0)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
     subscription = MessageSubscription(topic=topic, subscription="billing")
@@ -351,7 +352,7 @@ async def test_messages_that_arrive_between_fetches_go_to_other_consumers(open_b
     assert [message.data for message in await busy.fetch(10, 1_000_000, SECONDS)] == [b"one"]
     # Its link has credit for nine more messages.
     await bus.topic(topic).publish(b"two")
-    (message,) = await other.fetch(10, 1_000_000, 3.0)
+    (message,) = await other.fetch(10, 1_000_000, SECONDS)
     assert (message.data, message.delivery_attempt) == (b"two", 1)
     await busy.close()
     await other.close()

@@ -175,7 +175,7 @@ class Groups(ConformanceCase):
     @promise(
         "groups.crash-reassigns-partitions",
         "After a member crashed, the others continue at its last commit, in order and without loss.",
-        seconds=90,
+        seconds=180,
     )
     async def test_crash_reassigns_partitions(self, harness: Harness) -> None:
         doomed, bus, topic = (
@@ -206,7 +206,7 @@ class Groups(ConformanceCase):
     @promise(
         "groups.lost-partitions-are-reported",
         "A member that could not reach the server gets an event when its partitions moved to other members.",
-        seconds=90,
+        seconds=180,
     )
     async def test_lost_partitions_are_reported(self, harness: Harness) -> None:
         first, second = await harness.connect(short_lease=True), await harness.connect(short_lease=True)
@@ -231,7 +231,7 @@ class Groups(ConformanceCase):
     @promise(
         "groups.crash-delays-idle",
         "A consumer that follows a crashed member is idle only after it has read the records of that member.",
-        seconds=90,
+        seconds=180,
     )
     async def test_crash_delays_idle(self, harness: Harness) -> None:
         doomed, topic = await harness.connect(short_lease=True), await harness.topic(partitions=2)

@@ -146,7 +146,7 @@ class Reconnecting(ConformanceCase):
 
     @shares_restart
     @requires("harness.restart")
-    @promise("reconnect.disconnects-are-events", "A lost and a restored connection are events of the bus.", seconds=90)
+    @promise("reconnect.disconnects-are-events", "A lost and a restored connection are events of the bus.", seconds=180)
     async def test_disconnects_are_events(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         events: list[Event] = []
@@ -169,7 +169,7 @@ class Reconnecting(ConformanceCase):
     @promise(
         "reconnect.acks-survive",
         "Messages acked before a restart are not redelivered; unacked ones are.",
-        seconds=90,
+        seconds=180,
     )
     async def test_acks_survive(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -196,7 +196,7 @@ class Reconnecting(ConformanceCase):
     @promise(
         "reconnect.released-is-redelivered",
         "Messages released by a close right before a restart are redelivered, at the latest when their lease ends.",
-        seconds=90,
+        seconds=180,
     )
     async def test_released_is_redelivered(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
@@ -214,7 +214,7 @@ class Reconnecting(ConformanceCase):
     @promise(
         "reconnect.idle-consumer-wakes",
         "A consumer that waited through a restart receives the next message.",
-        seconds=90,
+        seconds=180,
     )
     async def test_idle_consumer_wakes(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
@@ -233,7 +233,7 @@ class Reconnecting(ConformanceCase):
     @promise(
         "reconnect.positions-survive",
         "Committed positions survive a restart; the group continues there, in order.",
-        seconds=90,
+        seconds=180,
     )
     async def test_positions_survive(self, harness: Harness) -> None:
         bus, topic, group = await harness.connect(), await harness.topic(partitions=1), unique("group")
@@ -250,7 +250,7 @@ class Reconnecting(ConformanceCase):
     @promise(
         "reconnect.records-continue",
         "A record consumer continues after a restart, with every record at least once and in order.",
-        seconds=90,
+        seconds=180,
     )
     async def test_records_continue(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic(partitions=1)
@@ -274,7 +274,7 @@ class Reconnecting(ConformanceCase):
     @promise(
         "reconnect.pipeline-continues",
         "Messages that were queued by `enqueue` during a restart are published when the server is back.",
-        seconds=90,
+        seconds=180,
     )
     async def test_pipeline_continues(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
