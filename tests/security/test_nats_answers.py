@@ -16,7 +16,7 @@ from broker.errors import BackendError, BrokerError, TopicNotFound
 from broker.hooks import Hooks
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.connection import Connection
-from broker_jetstream.names import stream_name
+from broker_jetstream.names import release_counts_subject, stream_name
 from broker_jetstream.release_counts import counts_from_runs
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import until
@@ -139,7 +139,7 @@ async def test_an_answer_of_the_api_is_refused_with_an_error_of_this_library(ans
                 pass
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), b"{}"], ids=[*ANSWERS.keys(), "an empty object"])
 async def test_a_forged_answer_to_a_publish_is_an_error_of_that_message(
     server: NatsServer, neighbour: Client, topic: str, answer: bytes
 ) -> None:
@@ -186,3 +186,24 @@ def test_forged_release_counts_take_bounded_work() -> None:
     counts = counts_from_runs([(0, half, 1), (0, half, 2), (0, half, 3), (0, -5, 4), (1 << 60, 1 << 62, 5)])
     # The runs share one budget, so that one stored message cannot occupy the event loop for hours.
     assert counts[0] == 2 and len(counts) == half
+async def test_forged_answers_about_releases_keep_no_message_from_being_released(
+    server: NatsServer, neighbour: Client, topic: str
+) -> None:
+    async def forge(message: Any) -> None:
+        await message.respond(b"{}")
+
+    async with broker.connect(server.url) as bus:
+        await bus.admin.ensure_topic(topic)
+        await bus.topic(topic).publish_batch([b"%d" % number for number in range(20)])
+        # Either the neighbour or the stream answers first.
+        await neighbour.subscribe(release_counts_subject("*", "*"), cb=forge)
+        await neighbour.flush()
+        for _ in range(3):
+            # The close releases all 20.
+            async with bus.messages(topic, subscription="billing") as inbox:
+                await inbox.next_message(timeout=10)
+        async with bus.messages(topic, subscription="billing") as inbox:
+            found = [message for _ in range(20) if (message := await inbox.next_message(timeout=10))]
+        assert len({message.data for message in found}) == 20
+
+
