@@ -40,7 +40,15 @@ from broker_jetstream.codec import status_of
 from broker_jetstream.errors import api_error, connect_error, read_answer, translate
 from broker_jetstream.inbox import Inbox
 from broker_jetstream.settings import JetStreamSettings
-from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_now, drop_socket, make_client
+from broker_jetstream.transport import (
+    LARGEST_PAYLOAD,
+    Outgoing,
+    RawHandler,
+    Transport,
+    close_now,
+    drop_socket,
+    make_client,
+)
 
 __all__ = ["Connection", "Listener"]
 
@@ -85,6 +93,7 @@ class Connection:
         self._listening: list[Listener] = []
         self._on_connected: list[Callable[[], None]] = []
         self._waiting: dict[asyncio.Future[None], None] = {}
+        self._warned_of_clear_text = False
         self._replacing: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._api = f"$JS.{settings.domain}.API." if settings.domain else "$JS.API."
@@ -93,7 +102,6 @@ class Connection:
         """Connect, with one attempt per server.
 
         :raises ConnectionFailed: no server answered within `connect_timeout`.
-        self._warned_of_clear_text = False
         :raises AuthenticationFailed: the server refused the credentials, or requires some.
         """
         self._warn_of_secrets_in_clear(self.settings.servers)
@@ -177,7 +185,7 @@ class Connection:
             where = _describe_servers(settings, ", ".join(mask_url(server) for server in servers))
             raise connect_error(reason, where, tls=tls is not None or _demands_tls(client)) from reason
         connecting = False
-        self.max_payload = client.max_payload
+        self.max_payload = min(client.max_payload, LARGEST_PAYLOAD)
         version = client.connected_server_version
         with suppress(ValueError):  # a version of another form says nothing
             self.server_version = (version.major, version.minor)

@@ -88,10 +88,28 @@ def _has_come_up(connection: Connection, epoch: int) -> bool:
     return connection.epoch == epoch
 
 
-@pytest.mark.parametrize("line", [b"INFO {\r\n", b'INFO {"connect_urls": ["["]}\r\n', b"-ERR \xff\r\n", b"MSG a\r\n"])
-async def test_a_connection_survives_a_line(line: bytes) -> None:
+LINES = {
+    "no JSON": b"INFO {\r\n",
+    "no server": b'INFO {"connect_urls": ["["]}\r\n',
+    "no text": b"-ERR \xff\r\n",
+    "no message": b"MSG a\r\n",
+    "a huge message": b"MSG a 1 99999999999\r\n",
+    "a huge message with headers": b"HMSG a 1 12 99999999999\r\n",
+    "a huge message of no subscription": b"MSG a 77 99999999999\r\n",
+    "a huge number as size": b"MSG a 1 " + b"9" * 5000 + b"\r\n",
+    "a negative size": b"MSG a 1 -19\r\n",
+    "no end": b"INFO " + b"x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "public"])
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
+async def test_a_connection_survives_a_line(line: bytes, fast: bool) -> None:
     async with HostileNats() as server:
-        settings = JetStreamSettings(servers=(f"nats://127.0.0.1:{server.port}",), reconnect_wait=0.01)
+        # No ping ends the connection.
+        settings = JetStreamSettings(
+            servers=(f"nats://127.0.0.1:{server.port}",), reconnect_wait=0.01, ping_interval=1000, fast_path=fast
+        )
         connection = Connection(settings, Hooks())
         await connection.open()
         try:
@@ -181,11 +199,6 @@ async def test_a_forged_announcement_does_not_end_the_connection(
         assert backend._connection.epoch == 1
 
 
-def test_forged_release_counts_take_bounded_work() -> None:
-    half = 1 << 17
-    counts = counts_from_runs([(0, half, 1), (0, half, 2), (0, half, 3), (0, -5, 4), (1 << 60, 1 << 62, 5)])
-    # The runs share one budget, so that one stored message cannot occupy the event loop for hours.
-    assert counts[0] == 2 and len(counts) == half
 async def test_forged_answers_about_releases_keep_no_message_from_being_released(
     server: NatsServer, neighbour: Client, topic: str
 ) -> None:
@@ -207,3 +220,8 @@ async def test_forged_answers_about_releases_keep_no_message_from_being_released
         assert len({message.data for message in found}) == 20
 
 
+def test_forged_release_counts_take_bounded_work() -> None:
+    half = 1 << 17
+    counts = counts_from_runs([(0, half, 1), (0, half, 2), (0, half, 3), (0, -5, 4), (1 << 60, 1 << 62, 5)])
+    # The runs share one budget, so that one stored message cannot occupy the event loop for hours.
+    assert counts[0] == 2 and len(counts) == half

@@ -1,7 +1,8 @@
-"""Token servers of Google's credentials that are hostile or get no TLS."""
+"""Token servers of Google's credentials that are hostile or get no TLS, and a hostile Cloud Monitoring."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import broker
-from broker.errors import ConnectionFailed, InvalidSetting
+from broker.errors import BackendError, ConnectionFailed, InvalidSetting
+from broker.hooks import Hooks
+from broker_pubsub import lag
+from broker_pubsub.connection import Connection
 from broker_pubsub.credentials import _check_addresses, _Tokens, is_transient, load
 from broker_pubsub.settings import PubSubSettings
-from tests.security.http_double import HttpDouble, answer
+from tests.security.http_double import HttpDouble, Request, answer
 from tests.security.tls_double import TlsDouble
 from tests.servers.certificates import Authority
 
@@ -130,6 +134,35 @@ def test_a_token_server_cannot_redirect(tmp_path: Path, monkeypatch: pytest.Monk
             assert server.requests
         assert not clear.requests
     assert isinstance(found[0], RuntimeError)
+
+
+BOMB = gzip.compress(b" " * (33 << 20))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        answer(b" " * (33 << 20)),
+        answer(BOMB, 200, **{"Content-Encoding": "gzip"}),
+        answer(DEEP.encode()),
+        answer(b"NaN"),
+        answer([]),
+        answer({"timeSeries": [5]}),
+        answer({"timeSeries": [{"points": [{"value": {"int64Value": "x"}}]}]}),
+    ],
+    ids=["long", "expanding", "deep", "no number", "a list", "no series", "no count"],
+)
+def test_the_garbage_of_cloud_monitoring_is_an_error(
+    raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(request: Request) -> bytes:
+        return answer({"access_token": "t0ken", "expires_in": 60}) if request.path == "/token" else raw
+
+    with HttpDouble(reply) as server:
+        monkeypatch.setattr(lag, "MONITORING", server.url)
+        connection = Connection(settings(tmp_path, f"{server.url}/token"), Hooks())
+        with pytest.raises(BackendError, match=r"Cloud Monitoring: the answer"):
+            lag._read_metric(connection, "projects/my-project/subscriptions/billing")
 
 
 @pytest.mark.parametrize(
