@@ -151,7 +151,7 @@ def status_of(block: bytes) -> tuple[int, str]:
     if block[8:9] != b" ":
         return 0, ""
     code, _, text = block[9:].partition(b"\r\n")[0].partition(b" ")
-    return (int(code), text.decode("utf-8", "replace")) if code.isdigit() else (0, "")
+    return (int(code), text.decode("utf-8", "replace")) if len(code) == 3 and code.isdigit() else (0, "")
 
 
 def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra: bytes = b"") -> bytes:

@@ -40,7 +40,15 @@ from broker_jetstream.codec import status_of
 from broker_jetstream.errors import api_error, connect_error, read_answer, translate
 from broker_jetstream.inbox import Inbox
 from broker_jetstream.settings import JetStreamSettings
-from broker_jetstream.transport import Outgoing, RawHandler, Transport, close_now, drop_socket, make_client
+from broker_jetstream.transport import (
+    LARGEST_PAYLOAD,
+    Outgoing,
+    RawHandler,
+    Transport,
+    close_now,
+    drop_socket,
+    make_client,
+)
 
 __all__ = ["Connection", "Listener"]
 
@@ -85,6 +93,7 @@ class Connection:
         self._listening: list[Listener] = []
         self._on_connected: list[Callable[[], None]] = []
         self._waiting: dict[asyncio.Future[None], None] = {}
+        self._warned_of_clear_text = False
         self._replacing: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._api = f"$JS.{settings.domain}.API." if settings.domain else "$JS.API."
@@ -95,19 +104,23 @@ class Connection:
         :raises ConnectionFailed: no server answered within `connect_timeout`.
         :raises AuthenticationFailed: the server refused the credentials, or requires some.
         """
-        self._warn_of_secrets_in_clear()
+        self._warn_of_secrets_in_clear(self.settings.servers)
         self._transport = await self._connect()
         await self.listen(self.inbox.pattern, self.inbox.handle)
         self._note_connected(again=False)
         if not self._transport.client.is_connected:
             self._disconnected(self._transport)
 
-    def _warn_of_secrets_in_clear(self) -> None:
-        found = self.settings.in_clear
-        if found is None:
+    def _warn_of_secrets_in_clear(self, servers: Sequence[str]) -> None:
+        """Warn once if a secret may go to one of these servers without TLS."""
+        secrets = ((server, self.settings.secret_in_clear(server)) for server in servers)
+        found = next(((server, setting) for server, setting in secrets if setting is not None), None)
+        if found is None or self._warned_of_clear_text:
             return
-        setting, server = found
-        text = f"Setting {setting!r} goes to {server} in clear, unless it demands TLS: use tls:// or set tls_ca"
+        self._warned_of_clear_text = True
+        server, setting = found
+        where = mask_url(server)
+        text = f"Setting {setting!r} goes to {where} in clear, unless it demands TLS: use tls:// or set tls_ca"
         logger.warning(text)
         self._emit(lambda: Warned(text=text))
 
@@ -146,7 +159,7 @@ class Connection:
             self._client_closed(transport)
 
         options: dict[str, Any] = {
-            **_options(settings, client),
+            **_options(settings, client, self._warn_of_secrets_in_clear),
             **_credentials(settings, self.token),
             "servers": list(servers),
             "tls": tls,
@@ -172,7 +185,7 @@ class Connection:
             where = _describe_servers(settings, ", ".join(mask_url(server) for server in servers))
             raise connect_error(reason, where, tls=tls is not None or _demands_tls(client)) from reason
         connecting = False
-        self.max_payload = client.max_payload
+        self.max_payload = min(client.max_payload, LARGEST_PAYLOAD)
         version = client.connected_server_version
         with suppress(ValueError):  # a version of another form says nothing
             self.server_version = (version.major, version.minor)
@@ -497,14 +510,18 @@ async def _close_client(client: Client, seconds: float = _CLOSE_SECONDS) -> None
         logger.debug("Closing a connection: %r", error)
 
 
-def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
+def _options(settings: JetStreamSettings, client: Client, chosen: Callable[[Sequence[str]], None]) -> dict[str, Any]:
+    """:param chosen: called with the server of each reconnect attempt, which another server may have named."""
+
     def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
         # nats-py leaks the socket of an attempt that failed after connecting.
         drop_socket(client)
         if settings.embedded is not None:
             return pool[0], _FOREVER  # until another client replaces this one
         # Jitter, so many clients do not reconnect at once.
-        return jitter.choice(pool), settings.reconnect_wait * jitter.uniform(0.5, 1.5)
+        server = jitter.choice(pool)
+        chosen((server.uri.geturl(),))
+        return server, settings.reconnect_wait * jitter.uniform(0.5, 1.5)
 
     return {
         "name": settings.name,

@@ -107,7 +107,8 @@ class JetStreamLogReader:
                 _check_start(layout, position, first)
                 raws = await (ahead or self._next(layout, partition, position, stop, max_records))
                 ahead = None
-                records = [record for raw in raws if (record := _record(layout, partition, raw)).offset < stop]
+                with reads_answer(f"Topic {topic!r}"):
+                    records = [record for raw in raws if (record := _record(layout, partition, raw)).offset < stop]
                 following = records[-1].offset + 1 if records else position
                 ended = len(records) < len(raws) or not raws
                 if not ended and following < stop:
@@ -144,7 +145,8 @@ class JetStreamLogReader:
     async def behind(self, layout: Layout, partition: int, position: int) -> int:
         """The number of records of a partition from a position on."""
         found = await self._get(layout, _from(layout, partition, position) | {"batch": 1})
-        return int(server_header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
+        with reads_answer(f"Topic {layout.topic!r}"):
+            return int(server_header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
 
     async def _state(self, topic: str) -> tuple[Layout, int, int]:
         """The layout, the first sequence of the stream, and the one after its last."""

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Final
 
 from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
-from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, Warned, logger
+from broker.driver import LeaseRenewer, Settlement, SourceListener, TaskSet, Waker, Warned, logger, reads_answer
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NULL, MessageView, NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
@@ -101,7 +101,9 @@ class JetStreamMessageSource:
         self._check_open()
         self._fetching = True
         try:
-            return await self._fetch(max_messages, max_bytes, wait)
+            # The numbers in ack subjects are read without a check.
+            with reads_answer(self._name):
+                return await self._fetch(max_messages, max_bytes, wait)
         finally:
             self._fetching = self._interrupted = False
             self._idle()

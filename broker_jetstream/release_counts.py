@@ -2,7 +2,8 @@
 
 The server counts a release as a delivery. One message per subscription, in a stream of our own, stores how many
 deliveries reached no handler. A write is conditional on the last revision, and precedes the release, so the next
-receiver finds the count. A write that takes too long is skipped: attempts then look higher, and nothing is lost.
+receiver finds the count. A write that takes too long is skipped: attempts then look higher, and nothing is lost. After
+a refusal or a wrong answer the counts stay in this process. Messages are settled whether or not they could be counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from broker import (
     OperationTimeout,
     TopicNotFound,
 )
-from broker.driver import SourceListener, Warned, logger
+from broker.driver import SourceListener, Warned, logger, reads_answer
 from broker_jetstream import subscriptions
 from broker_jetstream.codec import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.connection import Connection
@@ -107,7 +108,9 @@ class ReleaseCounts:
             return
         try:
             async with asyncio.timeout(PATIENCE), self._lock:
-                await work()
+                # Anyone who may subscribe to the subject of the counts may answer.
+                with reads_answer(f"The release counts of {self._what}"):
+                    await work()
         except (ConnectionFailed, OperationTimeout, NotFound, TimeoutError) as error:
             logger.debug("Counting the releases of %s failed: %r", self._what, error)
         except BrokerError as error:

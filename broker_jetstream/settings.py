@@ -211,26 +211,22 @@ class JetStreamSettings(BackendSettings):
                     advice=f"Leave {name!r} out, or use nats:// with the address of another server",
                 )
 
-    @property
-    def in_clear(self) -> tuple[str, str] | None:
-        """The setting whose secret may be sent without TLS to another machine, and that machine's address."""
+    def secret_in_clear(self, server: str) -> str | None:
+        """The setting whose secret may be sent to a server without TLS; None for a server on the loopback."""
         if self.uses_tls or self.embedded is not None:
             return None
-        for server in self.servers:
-            try:
-                parts = urlsplit(server)
-                host = parts.hostname or ""
-            except ValueError:  # nats-py reports the address
-                continue
-            if is_loopback(host):
-                continue
-            if self.password is not None:
-                return "password", mask_url(server)
-            if self.token is not None:
-                return "token", mask_url(server)
-            if parts.username is not None:
-                return "servers", mask_url(server)
-        return None
+        try:
+            parts = urlsplit(server)
+            host = parts.hostname or ""
+        except ValueError:  # nats-py reports the address
+            return None
+        if is_loopback(host):
+            return None
+        if self.password is not None:
+            return "password"
+        if self.token is not None:
+            return "token"
+        return "servers" if parts.username is not None else None
 
     @property
     def embedded_url(self) -> str:

@@ -384,4 +384,4 @@ class CommittedPosition:
 
 @reads_answer("The state of a consumer")
 def _metadata(info: dict[str, Any]) -> dict[str, str]:
-    return info["config"].get("metadata") or {}
+    return {**(info["config"].get("metadata") or {})}

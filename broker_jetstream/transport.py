@@ -29,6 +29,7 @@ from broker_jetstream.codec import header_lines
 from broker_jetstream.errors import NoTls
 
 __all__ = [
+    "LARGEST_PAYLOAD",
     "FastClient",
     "Outgoing",
     "PublicClient",
@@ -44,6 +45,12 @@ __all__ = [
 RawHandler = Callable[[bytes, bytes, bytes, bytes], None]
 """Called with subject, reply, body and header block (empty without headers)."""
 
+LARGEST_PAYLOAD: Final = 64 << 20
+"""Bytes; the largest max_payload that NATS documents."""
+_LARGEST_MESSAGE: Final = LARGEST_PAYLOAD + 65_536
+"""With its headers."""
+_LONGEST_LINE: Final = 1 << 20
+"""Bytes of a line that is not a message; one may name all servers of a cluster."""
 _MESSAGES: Final = frozenset({b"HMSG", b"MSG"})
 _PROCESS_MSG: Final = ["self", "sid", "subject", "reply", "data", "headers"]
 
@@ -189,7 +196,42 @@ def _is_address(text: str) -> bool:
         return False
 
 
-class _QuickParser(Parser):
+class _BoundedParser(Parser):
+    """nats-py's parser, with limits; the server announces the size of each message."""
+
+    _needed = 0
+
+    @property
+    def needed(self) -> int:
+        return self._needed
+
+    @needed.setter
+    def needed(self, size: int) -> None:
+        _check_size(size)
+        self._needed = size
+
+    async def parse(self, data: bytes = b"") -> None:
+        try:
+            await super().parse(data)
+        except (ProtocolError, OSError):
+            raise
+        except Exception as error:
+            # Any other exception would end nats-py's read loop for good; this one makes it reconnect.
+            logger.warning("The server sent a line that nats-py cannot read: %r", error)
+            raise ProtocolError from error
+        if self.state == AWAITING_CONTROL_LINE and len(self.buf) > _LONGEST_LINE:
+            logger.warning("The server sent a line of more than %d bytes", _LONGEST_LINE)
+            raise ProtocolError
+
+
+def _check_size(size: int) -> None:
+    """:raises ProtocolError: no message has this size."""
+    if not 0 <= size <= _LARGEST_MESSAGE:
+        logger.warning("The server announced a message of %d bytes; the limit is %d", size, _LARGEST_MESSAGE)
+        raise ProtocolError
+
+
+class _QuickParser(_BoundedParser):
     """Parses messages of raw subscriptions, and leaves everything else to nats-py's parser.
 
     The server writes control lines with single blanks: `HMSG <subject> <sid> [reply] <header bytes> <all bytes>` and
@@ -219,21 +261,13 @@ class _QuickParser(Parser):
             return
         try:
             complete = self._take()
+        except ProtocolError:
+            raise
         except Exception as error:
-            # Any other exception would end nats-py's read loop for good; this one makes it reconnect.
             logger.exception("A message from NATS could not be handled")
             raise ProtocolError from error
         if not complete:
-            await self._parse_rest()
-
-    async def _parse_rest(self) -> None:
-        try:
             await super().parse()
-        except (ProtocolError, OSError):
-            raise
-        except Exception as error:
-            logger.warning("The server sent a line that nats-py cannot read: %r", error)
-            raise ProtocolError from error
 
     def _take(self) -> bool:
         """Handle all complete messages at the front; returns False if nats-py's parser must continue."""
@@ -249,7 +283,8 @@ class _QuickParser(Parser):
                 break
             body = end + 2
             stop = body + int(fields[-1])
-            if size < stop + 2:
+            if size < stop + 2 or stop < body:
+                _check_size(stop - body)
                 self._enough = stop + 2 - position
                 break
             if fields[0] == b"HMSG":
@@ -336,6 +371,7 @@ class PublicClient:
 
     def __init__(self, *, tls_only: bool = False) -> None:
         self.client = Client()
+        self.client._ps = _BoundedParser(self.client)  # pyright: ignore[reportPrivateUsage]
         _use_checked_socket(self.client, tls_only)
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:

@@ -340,9 +340,12 @@ _decode_ack: Final = msgspec.json.Decoder(PublishAck).decode
 def decode_ack(data: bytes) -> PublishAck:
     """The answer to a message; with an error if it is not one, as any subscriber of the subject may answer."""
     try:
-        return _decode_ack(data)
+        ack = _decode_ack(data)
+        if ack.seq > 0 or ack.error is not None:
+            return ack
     except (msgspec.DecodeError, RecursionError):
-        return PublishAck(error={"description": "the answer is not one of a stream"})
+        pass
+    return PublishAck(error={"description": "the answer is not one of a stream"})
 
 
 class Batch:

@@ -6,8 +6,11 @@ Reading credentials and refreshing tokens block, so both run in threads. Not use
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import google.auth
@@ -16,6 +19,7 @@ import google.auth.impersonated_credentials
 import google.oauth2.credentials
 import google.oauth2.service_account
 import grpc
+from google.auth import _cloud_sdk, environment_vars
 from google.auth.transport.grpc import AuthMetadataPlugin
 from google.auth.transport.requests import Request
 
@@ -24,22 +28,27 @@ from broker.driver import is_loopback, mask_url, read_answer, reads_answer
 from broker_pubsub.errors import NO_TOKEN, REFUSED_TOKEN
 from broker_pubsub.settings import PubSubSettings
 
-__all__ = ["call_credentials", "channel_credentials", "is_transient", "load"]
+__all__ = ["TokenRequest", "call_credentials", "channel_credentials", "is_transient", "load"]
 
 SCOPES: Final = ("https://www.googleapis.com/auth/pubsub", "https://www.googleapis.com/auth/cloud-platform")
 _TOKEN_SECONDS: Final = 3600
 _user: Any = google.oauth2.credentials
 _account: Any = google.oauth2.service_account
+_METADATA_SERVERS: Final = frozenset({"metadata.google.internal", "fd00:ec2::254"})
+"""Of Google and AWS, besides the link-local addresses; they have no TLS."""
 
 
 def load(settings: PubSubSettings) -> Any:
     """The credentials of the settings; blocks.
 
-    :raises InvalidSetting: `credentials_file` cannot be read, contains no credentials, or sends them without TLS.
+    :raises InvalidSetting: `credentials_file` cannot be read or contains no credentials; it, or the file of the default
+        credentials, names a server without TLS.
     :raises AuthenticationFailed: there are no default credentials.
     """
     adc: Any = google.auth
     found: Any
+    # Before anything else, because reading the default credentials may fetch a token.
+    _check_addresses(settings.credentials_file or _default_file())
     if settings.credentials_file is not None:
         found = _read(settings.credentials_file)
     else:
@@ -52,14 +61,6 @@ def load(settings: PubSubSettings) -> Any:
                 advice="Set credentials_file, run `gcloud auth application-default login`, or set emulator_host for an "
                 "emulator",
             ) from None
-    # Private, and None where a credential has no such address.
-    address: object = getattr(found, "_token_uri", None)
-    if isinstance(address, str) and not _is_safe(address):
-        raise InvalidSetting(
-            f"The Google credentials name the token_uri {mask_url(address)!r}, which is not https, so what signs in "
-            "would go there in clear",
-            advice="Give the token_uri of the file an https:// address",
-        )
     if settings.impersonate is not None:
         found = google.auth.impersonated_credentials.Credentials(
             source_credentials=found,
@@ -72,13 +73,56 @@ def load(settings: PubSubSettings) -> Any:
     return found
 
 
-def _is_safe(address: str) -> bool:
-    """Whether the connection to a token server is private: TLS, or the loopback."""
+def _default_file() -> Path:
+    """The file from which google.auth reads default credentials, if it exists."""
+    sdk: Any = _cloud_sdk
+    return Path(os.environ.get(environment_vars.CREDENTIALS) or sdk.get_application_default_credentials_path())
+
+
+def _check_addresses(path: Path) -> None:
+    """Check all addresses in a file of credentials, of every type. A file that cannot be read is reported later.
+
+    :raises InvalidSetting: secrets or tokens would travel without TLS.
+    """
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return
+    for name, address, is_source in _addresses(content):
+        if not _is_safe(address, is_source):
+            raise InvalidSetting(
+                f"The Google credentials in {str(path)!r} name the {name} {mask_url(address)!r}, which is not https, "
+                "so secrets and tokens would travel in clear",
+                advice=f"Give the {name} of the file an https:// address",
+            )
+
+
+def _addresses(content: Any, *, is_source: bool = False) -> Iterator[tuple[str, str, bool]]:
+    """The addresses in a file of credentials: name, address, and whether a subject token is read from there."""
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    for name, value in fields.items():
+        if isinstance(value, str):
+            if value and name.endswith(("url", "uri")):
+                yield name, value, is_source
+        else:
+            yield from _addresses(value, is_source=is_source or name == "credential_source")
+
+
+def _is_safe(address: str, is_source: bool) -> bool:
+    """Whether the connection to a server is private: TLS, the loopback, or a metadata server for subject tokens."""
     try:
         place = urlsplit(address)
-        return place.scheme == "https" or is_loopback(place.hostname or "")
+        host = place.hostname or ""
     except ValueError:
         return False
+    return place.scheme == "https" or is_loopback(host) or (is_source and _is_metadata_server(host))
+
+
+def _is_metadata_server(host: str) -> bool:
+    try:
+        return ip_address(host).is_link_local or host in _METADATA_SERVERS
+    except ValueError:
+        return host in _METADATA_SERVERS
 
 
 def _read(path: Path) -> Any:
@@ -106,11 +150,19 @@ def call_credentials(credentials: Any) -> Any:
     return grpc.metadata_call_credentials(_Tokens(credentials), name="google-auth")
 
 
+class TokenRequest(Request):
+    """Google's transport, without redirects, which would take secrets to any server, even without TLS."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        call: Any = super().__call__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return call(*args, **{**options, "allow_redirects": False})
+
+
 class _Tokens(grpc.AuthMetadataPlugin):
     """Google's plugin with the cause of a missing token: gRPC passes on only a text, with status UNAVAILABLE."""
 
     def __init__(self, credentials: Any) -> None:
-        self._google = AuthMetadataPlugin(credentials, Request())
+        self._google = AuthMetadataPlugin(credentials, TokenRequest())
 
     def __call__(self, context: Any, callback: Any) -> None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from secrets import token_hex
+from time import monotonic
 from typing import Any, Final
 
 import grpc
@@ -17,6 +18,8 @@ import requests
 from google.auth.transport.requests import AuthorizedSession
 
 from broker import BackendError, BrokerError, ConnectionFailed, Lag, NotAuthorized, Unsupported
+from broker.driver import read_answer, reads_answer
+from broker.driver.answers import LONGEST_ANSWER
 from broker_pubsub import credentials, subscriptions
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status, translate
@@ -27,6 +30,7 @@ __all__ = ["measure"]
 METRIC: Final = "pubsub.googleapis.com/subscription/num_undelivered_messages"
 MONITORING: Final = "https://monitoring.googleapis.com/v3"
 _MINUTES: Final = 10
+_CHUNK: Final = 1 << 16
 _LAST_PULL: Final = 1.2
 """Seconds; the emulator sends an empty answer one second before the deadline of a call."""
 
@@ -85,27 +89,46 @@ async def _pull_batch(connection: Connection, path: str, what: str) -> int:
 
 def _read_metric(connection: Connection, path: str) -> int:
     """Read the metric; blocks. A subscription without data points has no backlog."""
-    session: Any = AuthorizedSession(credentials.load(connection.settings))
+    settings, what = connection.settings, f"Reading the lag of {path!r} from Cloud Monitoring"
+    session: Any = AuthorizedSession(credentials.load(settings), auth_request=credentials.TokenRequest())
     now = datetime.now(UTC)
     # A native name may be in another project.
     project, _, name = path.partition("/subscriptions/")
     try:
-        answer = session.get(
+        with session.get(
             f"{MONITORING}/{project}/timeSeries",
             params={
                 "filter": f'metric.type="{METRIC}" AND resource.labels.subscription_id="{name}"',
                 "interval.startTime": (now - timedelta(minutes=_MINUTES)).isoformat(),
                 "interval.endTime": now.isoformat(),
             },
-            timeout=connection.settings.request_timeout,
-        )
-        answer.raise_for_status()
-        series: Any = answer.json().get("timeSeries") or []
-        return int(series[0]["points"][0]["value"]["int64Value"]) if series else 0
+            timeout=settings.request_timeout,
+            stream=True,
+        ) as answer:
+            answer.raise_for_status()
+            body = _body(answer, settings.request_timeout)
     except Exception as error:
-        raise _translate(error, f"Reading the lag of {path!r} from Cloud Monitoring") from None
+        raise _translate(error, what) from None
     finally:
         session.close()
+    with reads_answer(what):
+        series: Any = read_answer(body, what).get("timeSeries") or []
+        return int(series[0]["points"][0]["value"]["int64Value"]) if series else 0
+
+
+def _body(answer: Any, seconds: float) -> bytes:
+    """The body, cut where `read_answer` refuses it.
+
+    :raises requests.RequestException: it is not complete after this time.
+    """
+    body, until = bytearray(), monotonic() + seconds
+    for part in answer.iter_content(_CHUNK):
+        body += part
+        if len(body) > LONGEST_ANSWER:
+            break
+        if monotonic() > until:
+            raise requests.Timeout("the answer does not end")
+    return bytes(body)
 
 
 def _translate(error: Exception, what: str) -> BrokerError:

@@ -32,7 +32,7 @@ from broker import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.driver import Connected, Disconnected, Hooks, logger, reads_answer, warn_of_clear_text
+from broker.driver import Connected, Disconnected, Hooks, create_private_file, logger, reads_answer, warn_of_clear_text
 from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.ephemeral_cleanup import EphemeralCleanup
@@ -381,9 +381,16 @@ def _mapping(found: object, what: str) -> Mapping[str, Any]:
 
 
 def _check_log(path: Path) -> None:
-    """:raises InvalidSetting: the file cannot be written, which the client would not report."""
+    """Create the file for the own user alone; one that exists keeps its mode.
+
+    :raises InvalidSetting: the file cannot be written, which the client would not report.
+    """
     try:
-        path.open("a").close()
+        try:
+            create_private_file(path).close()
+        except FileExistsError:
+            # Creates nothing, so that a symbolic link to a missing file is refused.
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
     except OSError as error:
         raise InvalidSetting(
             f"Setting 'client_log' {str(path)!r} cannot be written: {error}",

@@ -14,7 +14,9 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from broker.driver import create_private_file, make_private_directory, narrow_mode
+from broker.errors import InvalidSetting
 from broker_kafka.offsets import SqlOffsetStore
+from broker_pulsar.connection import _check_log
 from broker_spark.common.files import LocalFiles
 from broker_spark.runtime.hadoop import protect_directory
 from broker_spark.runtime.local import _why_not_private, home_without_archive, socket_settings
@@ -84,6 +86,23 @@ def test_a_directory_with_other_files_is_not_narrowed(tmp_path: Path) -> None:
     assert mode(tmp_path / "data") == 0o755
     check_private(tmp_path / "data" / "owners")
     assert mode(tmp_path / "data" / "spool.json") == 0o600
+
+
+def test_the_log_of_the_client_of_pulsar(tmp_path: Path, umask: int) -> None:
+    log = tmp_path / "client.log"
+    for _ in range(2):
+        _check_log(log)
+        assert mode(log) == 0o600
+    log.chmod(0o640)
+    _check_log(log)
+    assert mode(log) == 0o640
+
+
+def test_the_log_of_the_client_of_pulsar_is_not_created_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "client.log").symlink_to(tmp_path / "target")
+    with pytest.raises(InvalidSetting, match="client_log"):
+        _check_log(tmp_path / "client.log")
+    assert not (tmp_path / "target").exists()
 
 
 def test_directories_that_all_may_use_and_links_stay(tmp_path: Path) -> None:

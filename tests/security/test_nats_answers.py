@@ -16,7 +16,7 @@ from broker.errors import BackendError, BrokerError, TopicNotFound
 from broker.hooks import Hooks
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.connection import Connection
-from broker_jetstream.names import stream_name
+from broker_jetstream.names import release_counts_subject, stream_name
 from broker_jetstream.release_counts import counts_from_runs
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import until
@@ -88,10 +88,28 @@ def _has_come_up(connection: Connection, epoch: int) -> bool:
     return connection.epoch == epoch
 
 
-@pytest.mark.parametrize("line", [b"INFO {\r\n", b'INFO {"connect_urls": ["["]}\r\n', b"-ERR \xff\r\n", b"MSG a\r\n"])
-async def test_a_connection_survives_a_line(line: bytes) -> None:
+LINES = {
+    "no JSON": b"INFO {\r\n",
+    "no server": b'INFO {"connect_urls": ["["]}\r\n',
+    "no text": b"-ERR \xff\r\n",
+    "no message": b"MSG a\r\n",
+    "a huge message": b"MSG a 1 99999999999\r\n",
+    "a huge message with headers": b"HMSG a 1 12 99999999999\r\n",
+    "a huge message of no subscription": b"MSG a 77 99999999999\r\n",
+    "a huge number as size": b"MSG a 1 " + b"9" * 5000 + b"\r\n",
+    "a negative size": b"MSG a 1 -19\r\n",
+    "no end": b"INFO " + b"x" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "public"])
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
+async def test_a_connection_survives_a_line(line: bytes, fast: bool) -> None:
     async with HostileNats() as server:
-        settings = JetStreamSettings(servers=(f"nats://127.0.0.1:{server.port}",), reconnect_wait=0.01)
+        # No ping ends the connection.
+        settings = JetStreamSettings(
+            servers=(f"nats://127.0.0.1:{server.port}",), reconnect_wait=0.01, ping_interval=1000, fast_path=fast
+        )
         connection = Connection(settings, Hooks())
         await connection.open()
         try:
@@ -139,7 +157,7 @@ async def test_an_answer_of_the_api_is_refused_with_an_error_of_this_library(ans
                 pass
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), b"{}"], ids=[*ANSWERS.keys(), "an empty object"])
 async def test_a_forged_answer_to_a_publish_is_an_error_of_that_message(
     server: NatsServer, neighbour: Client, topic: str, answer: bytes
 ) -> None:
@@ -179,6 +197,27 @@ async def test_a_forged_announcement_does_not_end_the_connection(
             await bus.topic(topic).publish(b"second")
             assert (await anext(aiter(log))).data == b"second"
         assert backend._connection.epoch == 1
+
+
+async def test_forged_answers_about_releases_keep_no_message_from_being_released(
+    server: NatsServer, neighbour: Client, topic: str
+) -> None:
+    async def forge(message: Any) -> None:
+        await message.respond(b"{}")
+
+    async with broker.connect(server.url) as bus:
+        await bus.admin.ensure_topic(topic)
+        await bus.topic(topic).publish_batch([b"%d" % number for number in range(20)])
+        # Either the neighbour or the stream answers first.
+        await neighbour.subscribe(release_counts_subject("*", "*"), cb=forge)
+        await neighbour.flush()
+        for _ in range(3):
+            # The close releases all 20.
+            async with bus.messages(topic, subscription="billing") as inbox:
+                await inbox.next_message(timeout=10)
+        async with bus.messages(topic, subscription="billing") as inbox:
+            found = [message for _ in range(20) if (message := await inbox.next_message(timeout=10))]
+        assert len({message.data for message in found}) == 20
 
 
 def test_forged_release_counts_take_bounded_work() -> None:

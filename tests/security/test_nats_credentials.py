@@ -14,6 +14,7 @@ from broker.hooks import Event, Hooks, Warned
 from broker_jetstream.connection import Connection
 from broker_jetstream.settings import JetStreamSettings
 from tests.cli.conftest import InnerCli
+from tests.jetstream.support import until
 from tests.security.hostile_nats import HostileNats
 
 # The machine itself under an address that is not its loopback, so that no test leaves the machine. Nobody listens.
@@ -69,6 +70,23 @@ async def test_the_warning_comes_once(caplog: pytest.LogCaptureFixture) -> None:
             await connection.open()
             await connection.close()
         assert len([record for record in caplog.records if "in clear" in record.getMessage()]) == 1
+
+
+async def test_a_server_that_a_server_names_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with HostileNats() as other:
+        address = f"0.0.0.0:{other.port}"
+        with caplog.at_level(logging.WARNING, "broker"):
+            async with HostileNats(connect_urls=[address]) as server:
+                url = f"nats://ann:s3cret@127.0.0.1:{server.port}?reconnect_wait=0.01"
+                connection = Connection(JetStreamSettings.from_url(url), Hooks())
+                await connection.open()
+            await until(lambda: len(other.connects) == 1)
+            other.cut()
+            await until(lambda: len(other.connects) == 2)
+            await connection.close()
+    (text,) = [record.getMessage() for record in caplog.records if "in clear" in record.getMessage()]
+    assert "'password'" in text and address in text
+    assert "s3cret" not in caplog.text
 
 
 @pytest.mark.parametrize(
