@@ -328,8 +328,7 @@ class BackendSettings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: object, info: ValidationInfo) -> object:
-        text = value.get_secret_value() if isinstance(value, SecretStr) else value
-        if isinstance(text, str) and "\0" in text:
+        if _has_nul(value):
             raise ValueError("it contains a NUL, which ends a text for clients written in C")
         if isinstance(value, str) and info.field_name is not None and is_sequence(cls.model_fields[info.field_name]):
             return [item.strip() for item in value.split(",") if item.strip()]
@@ -424,6 +423,17 @@ class BackendSettings(BaseModel):
     def _mask(cls, url: str) -> str:
         secret = [name for name, field in cls.model_fields.items() if is_secret(field)]
         return mask_url(url, [*secret, *(name.replace("_", ".") for name in secret)])
+
+
+def _has_nul(value: object) -> bool:
+    """Whether a text has a NUL; also a name or a value of a mapping, and an item of a list."""
+    if isinstance(value, SecretStr):
+        return "\0" in value.get_secret_value()
+    if isinstance(value, (str, Path)):
+        return "\0" in str(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_nul, (part for pair in cast("Mapping[object, object]", value).items() for part in pair)))
+    return isinstance(value, (list, tuple)) and any(map(_has_nul, cast("Sequence[object]", value)))
 
 
 def _masked(value: object) -> object:
