@@ -410,11 +410,10 @@ class BackendSettings(BaseModel):
             return "none"
         if isinstance(value, (SecretStr, SecretBytes)) or is_secret(cls.model_fields[name]):
             return MASK
-        if isinstance(value, Mapping):
-            items = cast("Mapping[str, object]", value).items()
-            pairs = (f"{key}={MASK if is_secret_name(str(key)) else _masked(item)}" for key, item in items)
-            return ",".join(pairs) or "none"
         shown = _masked(value)
+        if isinstance(shown, dict):
+            pairs = cast("dict[object, object]", shown).items()
+            return ",".join(f"{key}={item}" for key, item in pairs) or "none"
         if isinstance(shown, (list, tuple)):
             return ",".join(str(item) for item in cast("Sequence[object]", shown)) or "empty"
         return repr(shown) if isinstance(shown, str) else str(shown)
@@ -437,9 +436,12 @@ def _has_nul(value: object) -> bool:
 
 
 def _masked(value: object) -> object:
-    """The value without the credentials of the URLs in it."""
+    """The value without the secrets in its texts, and without the values of secret names in mappings."""
     if isinstance(value, str):
         return mask_within(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {name: MASK if is_secret_name(str(name)) else _masked(item) for name, item in items}
     if isinstance(value, (list, tuple)):
         items = [_masked(item) for item in cast("Sequence[object]", value)]
         return items if isinstance(value, list) else tuple(items)

@@ -94,7 +94,7 @@ class SecuritySettings(BackendSettings):
     sasl_kerberos_keytab: Annotated[Path | None, _SHELL_SAFE] = Field(
         default=None, description="GSSAPI: the client's keytab file"
     )
-    sasl_kerberos_kinit_cmd: str | None = Field(
+    sasl_kerberos_kinit_cmd: SecretStr | None = Field(
         default=None, description="GSSAPI: the command that renews the ticket; only in a settings object"
     )
     sasl_kerberos_min_time_before_relogin: int | None = Field(
