@@ -175,7 +175,8 @@ def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     for server in servers:
         found = _SERVER.fullmatch(server)
         if found is None or not 0 < int(found.group(1) or 1) < 65536:
-            raise ValueError(f"{server!r} is not a host, host:port or [IPv6]:port")
+            shown = "a server with a login" if "@" in server else repr(server)
+            raise ValueError(f"{shown} is not a host, host:port or [IPv6]:port")
     return servers
 
 

