@@ -32,9 +32,11 @@ MASK: Final = "***"
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_NAME: Final = re.compile(
-    r"pass|secret|token|cred|seed|jwt|signature|sas(?!l)|(^|_)key$|(private|access|account|api)_?key|key[_.]pem",
+    r"pass|secret|token|cred|seed|jwt|signature|sas(?!l)|(^|_)key$|(private|access|account|api)_?key|key[_.]pem|[_.]cmd$",
     re.IGNORECASE,
 )
+_NAME_OF_PAIR: Final = re.compile(rf"(?<![\w.-])([\w.-]+)\s*=(?!{re.escape(MASK)}(?:[&,]|$))")
+"""The name and the `=` of a pair whose value is not masked yet."""
 _BLANK: Final = re.compile(r"[\s\0]")
 _SHAPE: Final = "scheme://user:password@host:port/path?name=value"
 
@@ -140,8 +142,13 @@ def mask_url(url: str, secret: Iterable[str] = ()) -> str:
 
 
 def mask_within(value: str) -> str:
-    """The value of a setting, masked if it is or contains a URL."""
-    return mask_url(value) if "://" in value else value
+    """The value of a setting without the secrets of URLs, logins (`user:password@host`) and `name=value` pairs."""
+    shown = mask_url(value) if "://" in value or "@" in value.partition(":")[2] else value
+    for pair in _NAME_OF_PAIR.finditer(shown):
+        if is_secret_name(pair.group(1)):
+            # The secret may contain what separates pairs.
+            return shown[: pair.end()] + MASK
+    return shown
 
 
 def is_secret_name(name: str) -> bool:

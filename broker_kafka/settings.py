@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final, Literal, Self, cast
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from broker import InvalidSetting
-from broker.driver import UrlParts, logger
+from broker import InvalidSetting, UnknownSetting
+from broker.driver import UrlParts, is_secret_name, logger
 from broker_kafka.config.properties import (
     ALIASES,
     CODE_ADVICE,
@@ -26,6 +26,7 @@ from broker_kafka.config.properties import (
     Role,
     check_property,
     check_servers,
+    did_you_mean,
     for_role,
 )
 from broker_kafka.config.queue import QueueSettings
@@ -298,6 +299,8 @@ class KafkaSettings(SecuritySettings, QueueSettings):
     def _read_properties(cls, value: object) -> object:
         if isinstance(value, str):
             pairs = [item.partition("=") for item in value.split(",") if item.strip()]
+            if not all(equals for _, equals, _ in pairs):
+                raise ValueError("each part between commas is name=value")
             value = {name.strip(): text.strip() for name, _, text in pairs}
         if not isinstance(value, Mapping):
             raise ValueError("it takes a mapping of property names to values")  # noqa: TRY004 - pydantic's way
@@ -335,6 +338,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
 
     def check_given(self) -> None:
         super().check_given()
+        self._check_properties()
         self._check_code()
         check_security(self)
         idle = self.compression_type == "none" and self.is_given("compression_level")
@@ -349,6 +353,23 @@ class KafkaSettings(SecuritySettings, QueueSettings):
                 "Setting %r (%s) has no effect with group_protocol=%s", name, self.origin(name), self.group_protocol
             )
 
+    def _check_properties(self) -> None:
+        """:raises UnknownSetting: a URL, a variable or a file gives a property that may do anything."""
+        origin = self.origin("properties")
+        if origin.kind == "argument":
+            return
+        secret = False
+        for name in self.properties:
+            if name not in KNOWN_PROPERTIES:
+                # After a secret, the name may be what follows a comma in it.
+                shown = "A name after a secret" if secret else f"Property {name!r}"
+                raise UnknownSetting(
+                    f"{shown} (from {origin}) is no property of librdkafka that this library knows; only code may set "
+                    "others",
+                    advice=did_you_mean(name),
+                )
+            secret = secret or is_secret_name(name)
+
     def _check_code(self) -> None:
         """:raises InvalidSetting: a URL, a variable or a file gives a property that loads or runs code."""
         given = {name: "properties" for name in self.properties if name in CODE_PROPERTIES}
@@ -360,8 +381,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         for name, setting in given.items():
             origin = self.origin(setting)
             if origin.kind != "argument":
-                value = self.properties[name] if setting == "properties" else getattr(self, name)
-                raise InvalidSetting(f"Setting {name!r} (from {origin}) is {value!r}", advice=CODE_ADVICE)
+                raise InvalidSetting(f"Setting {name!r} (from {origin}) is for code only", advice=CODE_ADVICE)
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a confluent-kafka client, by librdkafka's names.

@@ -328,8 +328,7 @@ class BackendSettings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: object, info: ValidationInfo) -> object:
-        text = value.get_secret_value() if isinstance(value, SecretStr) else value
-        if isinstance(text, str) and "\0" in text:
+        if _has_nul(value):
             raise ValueError("it contains a NUL, which ends a text for clients written in C")
         if isinstance(value, str) and info.field_name is not None and is_sequence(cls.model_fields[info.field_name]):
             return [item.strip() for item in value.split(",") if item.strip()]
@@ -411,11 +410,10 @@ class BackendSettings(BaseModel):
             return "none"
         if isinstance(value, (SecretStr, SecretBytes)) or is_secret(cls.model_fields[name]):
             return MASK
-        if isinstance(value, Mapping):
-            items = cast("Mapping[str, object]", value).items()
-            pairs = (f"{key}={MASK if is_secret_name(str(key)) else _masked(item)}" for key, item in items)
-            return ",".join(pairs) or "none"
         shown = _masked(value)
+        if isinstance(shown, dict):
+            pairs = cast("dict[object, object]", shown).items()
+            return ",".join(f"{key}={item}" for key, item in pairs) or "none"
         if isinstance(shown, (list, tuple)):
             return ",".join(str(item) for item in cast("Sequence[object]", shown)) or "empty"
         return repr(shown) if isinstance(shown, str) else str(shown)
@@ -426,10 +424,24 @@ class BackendSettings(BaseModel):
         return mask_url(url, [*secret, *(name.replace("_", ".") for name in secret)])
 
 
+def _has_nul(value: object) -> bool:
+    """Whether a text has a NUL; also a name or a value of a mapping, and an item of a list."""
+    if isinstance(value, SecretStr):
+        return "\0" in value.get_secret_value()
+    if isinstance(value, (str, Path)):
+        return "\0" in str(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_nul, (part for pair in cast("Mapping[object, object]", value).items() for part in pair)))
+    return isinstance(value, (list, tuple)) and any(map(_has_nul, cast("Sequence[object]", value)))
+
+
 def _masked(value: object) -> object:
-    """The value without the credentials of the URLs in it."""
+    """The value without the secrets in its texts, and without the values of secret names in mappings."""
     if isinstance(value, str):
         return mask_within(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {name: MASK if is_secret_name(str(name)) else _masked(item) for name, item in items}
     if isinstance(value, (list, tuple)):
         items = [_masked(item) for item in cast("Sequence[object]", value)]
         return items if isinstance(value, list) else tuple(items)

@@ -100,6 +100,7 @@ CODE_PROPERTIES: Final = frozenset(
 """With these, librdkafka loads a library or runs a command. They are accepted only from code."""
 CODE_ADVICE: Final = "Only code may set it, in a KafkaSettings object: librdkafka loads or runs what it names"
 
+_NAME: Final = re.compile(r"[a-z0-9._]+")
 _SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\0:/,@?#\[\]]+)(?::([0-9]{1,9}))?")
 
 Role = Literal["producer", "consumer", "admin"]
@@ -174,15 +175,21 @@ def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     for server in servers:
         found = _SERVER.fullmatch(server)
         if found is None or not 0 < int(found.group(1) or 1) < 65536:
-            raise ValueError(f"{server!r} is not a host, host:port or [IPv6]:port")
+            shown = "a server with a login" if "@" in server else repr(server)
+            raise ValueError(f"{shown} is not a host, host:port or [IPv6]:port")
     return servers
 
 
 def check_property(name: str, value: object) -> str | SecretStr:
     """The value of a property that has no setting of its own, as librdkafka takes it.
 
-    :raises InvalidSetting: the SDK sets the property, or its value is not a str, number or bool.
+    :raises InvalidSetting: the name is malformed, the SDK sets the property, or its value is not a str, number or bool.
     """
+    if _NAME.fullmatch(name) is None:
+        # librdkafka would compare the name up to a NUL only. It is not quoted: it may be a part of a secret.
+        raise InvalidSetting(
+            "The name of a property is malformed", advice="It has lower-case letters, digits, dots and underscores only"
+        )
     reason = OWNED.get(name)
     if reason is not None and (name not in _ALLOWED_VALUES or str(value) != _ALLOWED_VALUES[name]):
         raise InvalidSetting(f"Property {name!r} is set by the SDK", advice=f"Leave it out: {reason}")
@@ -192,11 +199,9 @@ def check_property(name: str, value: object) -> str | SecretStr:
         return value
     if not isinstance(value, (str, int, float)):
         raise InvalidSetting(
-            f"Property {name!r} is {value!r} of type {type(value).__name__}",
-            advice="It takes text, a number, true or false",
+            f"Property {name!r} is of type {type(value).__name__}",
+            advice="It takes text, a number, true or false; TOML needs quotes around a name with dots",
         )
-    if "\0" in str(value):
-        raise InvalidSetting(f"Property {name!r} has a NUL", advice="Leave it out: librdkafka ends the value there")
     return SecretStr(str(value)) if is_secret_name(name) else str(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol, Self
@@ -93,7 +94,7 @@ class SecuritySettings(BackendSettings):
     sasl_kerberos_keytab: Annotated[Path | None, _SHELL_SAFE] = Field(
         default=None, description="GSSAPI: the client's keytab file"
     )
-    sasl_kerberos_kinit_cmd: str | None = Field(
+    sasl_kerberos_kinit_cmd: SecretStr | None = Field(
         default=None, description="GSSAPI: the command that renews the ticket; only in a settings object"
     )
     sasl_kerberos_min_time_before_relogin: int | None = Field(
@@ -177,6 +178,7 @@ MECHANISMS: Final = {
 }
 """Settings that only one SASL mechanism uses."""
 _METADATA_AUTHENTICATION: Final = "sasl.oauthbearer.metadata.authentication.type"
+_STS_ENDPOINT: Final = re.compile(r"\bsts_endpoint=([^,]*)")
 
 
 class Secured(Protocol):
@@ -192,6 +194,8 @@ class Secured(Protocol):
     def sasl_oauthbearer_method(self) -> str: ...
     @property
     def sasl_oauthbearer_token_endpoint_url(self) -> str | None: ...
+    @property
+    def sasl_oauthbearer_config(self) -> str | None: ...
     @property
     def sasl_oauthbearer_allow_http(self) -> bool: ...
     @property
@@ -263,22 +267,32 @@ def _check_no_tls(settings: Secured) -> None:
 
 def _check_tokens(settings: Secured) -> None:
     if settings.sasl_oauthbearer_method == "oidc":
-        endpoint = settings.sasl_oauthbearer_token_endpoint_url
-        if _METADATA_AUTHENTICATION in settings.properties:
-            return
-        if endpoint is None:
-            raise InvalidSetting(
-                "sasl_oauthbearer_method is oidc, and no token endpoint is given",
-                advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_METADATA_AUTHENTICATION}",
-            )
-        if not endpoint.lower().startswith("https://") and not settings.sasl_oauthbearer_allow_http:
-            raise InvalidSetting(
-                f"Setting 'sasl_oauthbearer_token_endpoint_url' is {mask_url(endpoint)!r}, which is not https, so the "
-                "client secret would go there in clear",
-                advice="Use https://, or set sasl_oauthbearer_allow_http=true",
-            )
+        _check_endpoint(settings)
     elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
         raise InvalidSetting(
             "sasl_mechanism is OAUTHBEARER, and no source of tokens is configured",
             advice="Set sasl_oauthbearer_method=oidc and the token endpoint, or give oauth_cb",
         )
+
+
+def _check_endpoint(settings: Secured) -> None:
+    """:raises InvalidSetting: there is no token endpoint, or the client would sign in there in clear."""
+    kind = str(settings.properties.get(_METADATA_AUTHENTICATION)).strip().lower()
+    if kind == "azure_imds":
+        return  # The endpoint knows the machine: the client sends no credentials.
+    name, endpoints = "sasl_oauthbearer_token_endpoint_url", [settings.sasl_oauthbearer_token_endpoint_url]
+    if kind == "aws_iam":
+        # The client signs in to AWS over https, unless the setting names another endpoint.
+        name, endpoints = "sasl_oauthbearer_config", _STS_ENDPOINT.findall(settings.sasl_oauthbearer_config or "")
+    for endpoint in endpoints:
+        if endpoint is None:
+            raise InvalidSetting(
+                "sasl_oauthbearer_method is oidc, and no token endpoint is given",
+                advice=f"Give {name}, or azure_imds as {_METADATA_AUTHENTICATION}",
+            )
+        if not endpoint.lower().startswith("https://") and not settings.sasl_oauthbearer_allow_http:
+            raise InvalidSetting(
+                f"Setting {name!r} has the token endpoint {mask_url(endpoint)!r}, which is not https, so the client's "
+                "credentials would go there in clear",
+                advice="Use https://, or set sasl_oauthbearer_allow_http=true",
+            )

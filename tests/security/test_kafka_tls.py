@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pydantic import SecretStr
@@ -19,6 +20,7 @@ OIDC = (
     "sasl_mechanism=OAUTHBEARER&sasl_oauthbearer_method=oidc&sasl_oauthbearer_client_id=shop"
     "&sasl_oauthbearer_client_secret=s3cret&sasl_oauthbearer_token_endpoint_url=https://127.0.0.1:1/token"
 )
+METADATA = "sasl.oauthbearer.metadata.authentication.type"
 
 
 async def refused(settings: KafkaSettings) -> BrokerError:
@@ -65,7 +67,7 @@ async def test_the_double_would_see_what_is_sent(authority: Authority) -> None:
         assert server.wait_for(1)[0] != b""
 
 
-def oidc(endpoint: str, authority: Authority) -> KafkaSettings:
+def oidc(endpoint: str, authority: Authority, properties: Mapping[str, str] | None = None) -> KafkaSettings:
     return KafkaSettings(
         servers=("127.0.0.1:1",),
         sasl_mechanism="OAUTHBEARER",
@@ -73,7 +75,7 @@ def oidc(endpoint: str, authority: Authority) -> KafkaSettings:
         sasl_oauthbearer_token_endpoint_url=endpoint,
         sasl_oauthbearer_client_id="shop",
         sasl_oauthbearer_client_secret=SecretStr("s3cret"),
-        properties={"https.ca.location": str(authority.file)},
+        properties={"https.ca.location": str(authority.file), **(properties or {})},
         connect_timeout=30,
     )
 
@@ -131,3 +133,39 @@ def test_a_token_endpoint_without_tls_needs_a_setting() -> None:
         assert "s3cret" not in str(caught.value)
         settings = KafkaSettings.from_url(f"{url}&sasl_oauthbearer_allow_http=true")
         assert not any("allow" in name for name in settings.client_config("admin"))
+
+
+@pytest.mark.parametrize("kind", ["none", "NONE", " none ", "", "azure", "azure_imds,none"])
+def test_only_a_kind_of_metadata_without_credentials_needs_no_tls(kind: str) -> None:
+    url = f"kafka://h?{OIDC.replace('=https:', '=http:')}&{METADATA}={quote(kind)}"
+    with pytest.raises(InvalidSetting, match=r"token_endpoint_url.*sasl_oauthbearer_allow_http=true"):
+        KafkaSettings.from_url(url)
+    with pytest.raises(InvalidSetting, match=r"token_endpoint_url.*sasl_oauthbearer_allow_http=true"):
+        KafkaSettings.from_url(f"kafka://h?{OIDC}").replaced(
+            {"sasl_oauthbearer_token_endpoint_url": "http://h", "properties": {METADATA: kind}}
+        )
+    KafkaSettings.from_url(f"{url}&sasl_oauthbearer_allow_http=true")
+
+
+def test_an_endpoint_of_aws_without_tls_needs_a_setting() -> None:
+    url = (
+        f"kafka://h?sasl_mechanism=OAUTHBEARER&sasl_oauthbearer_method=oidc&{METADATA}=aws_iam&sasl_oauthbearer_config="
+    )
+    given = "region=eu-west-1,audience=http://kafka"
+    for endpoint in ("", ",sts_endpoint=https://sts"):
+        KafkaSettings.from_url(url + quote(given + endpoint))
+    for endpoint in (",sts_endpoint=http://me:s3cret@sts", ",sts_endpoint=http://sts,sts_endpoint=https://sts"):
+        with pytest.raises(InvalidSetting, match=r"oauthbearer_config.*sasl_oauthbearer_allow_http=true") as caught:
+            KafkaSettings.from_url(url + quote(given + endpoint))
+        assert "s3cret" not in str(caught.value)
+        KafkaSettings.from_url(f"{url}{quote(given + endpoint)}&sasl_oauthbearer_allow_http=true")
+
+
+async def test_a_metadata_endpoint_gets_no_credentials(authority: Authority) -> None:
+    with HttpDouble(lambda _: answer({})) as server:
+        await refused(oidc(f"{server.url}/token", authority, {METADATA: "azure_imds"}))
+        assert server.requests
+    for request in server.requests:
+        assert (request.method, request.body) == ("GET", b"")
+        assert "authorization" not in request.headers
+        assert "s3cret" not in str(request)

@@ -1,4 +1,5 @@
-"""No secret of a URL is in a repr, an error with its causes, a traceback, an event, a log or the output of the CLI."""
+"""No secret of a URL, a variable or a file is in a repr, an error with its causes, a traceback, an event, a log or the
+output of the CLI."""
 
 from __future__ import annotations
 
@@ -7,14 +8,19 @@ import pickle
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
+from pydantic import SecretStr
 
 import broker
 from broker.cli import main
-from broker.errors import BrokerError
+from broker.driver.settings import BackendSettings
+from broker.errors import BrokerError, UnknownSetting
 from broker.hooks import Event
+from broker.registry import read_target
+from broker_kafka.settings import KafkaSettings
 from tests.servers.server_process import hold_port
 
 SECRET = "s3cret+V4lue/x"
@@ -26,6 +32,8 @@ OIDC = (
     "sasl_mechanism=OAUTHBEARER&sasl_oauthbearer_method=oidc&sasl_oauthbearer_client_id=me"
     "&sasl_oauthbearer_token_endpoint_url="
 )
+UNSECURED = "sasl_mechanism=OAUTHBEARER&enable_sasl_oauthbearer_unsecure_jwt=true"
+PASSPHRASE = "sasl.oauthbearer.assertion.private.key.passphrase"
 
 URLS = [
     # Well formed.
@@ -39,6 +47,9 @@ URLS = [
     f"kafka://{{h}}?{FAST}&sasl.username=me&sasl.password={S}",
     f"kafka://{{h}}?{FAST}&ssl_key_pem={S}&ssl_certificate_pem=x",
     f"kafka://{{h}}?{FAST}&{OIDC}https://{{h}}/token&sasl_oauthbearer_client_secret={S}",
+    f"kafka://{{h}}?{FAST}&properties=client.rack%3Da,{PASSPHRASE}%3D{S}",
+    f"kafka://{{h}}?{FAST}&properties={PASSPHRASE}+%3D+{S},client.rack%3Da",
+    f"kafka://{{h}}?{FAST}&{UNSECURED}&sasl_oauthbearer_config=principal%3Dme,secret%3D{S}",
     f"pulsar://{{h}}?{FAST}&request_timeout=1&token={S}",
     f"pulsar+ssl://{{h}}?{FAST}&request_timeout=1&token={S}",
     f"pulsar://{{h}}?{FAST}&request_timeout=1&oauth2_issuer=https://{{h}}&oauth2_client_id=me&oauth2_client_secret={S}",
@@ -67,6 +78,13 @@ URLS = [
     f"kafka://me:{S}@{{h}}?security_protocol=PLAINTEXT",
     f"kafka://me:{S}@{{h}}?no.such.token={S}",
     f"kafka://me:{S}@{{h}}?ssl.key.password={S}&{FAST}&security_protocol=SASL_SSL",
+    f"kafka://{{h}}?properties=sasl.password%3D{S}",
+    f"kafka://{{h}}?properties={PASSPHRASE}%3Da,{S}",
+    f"kafka://{{h}}?properties={PASSPHRASE}%3Da,{S}%3Db",
+    f"kafka://{{h}}?properties={PASSPHRASE}%3D{S}%00",
+    f"kafka://{{h}}?sasl_mechanism=GSSAPI&sasl_kerberos_service_name=k&sasl_kerberos_kinit_cmd=kinit+-w+{S}",
+    f"kafka://{{h}}?properties=sasl.kerberos.kinit.cmd%3Dkinit+-w+{S}",
+    f"kafka:?servers=me:{S}@{{h}}",
     f"kafka://{{h}}?{OIDC}http://me:{S}@{{h}}",
     f"kafka://{{h}}?{OIDC}https://me:{S}@{{h}}&{FAST}",
     f"pulsar://me:{S}@{{h}}",
@@ -86,6 +104,36 @@ URLS = [
     f"pubsub://p?emulator_host=me:{S}@{{h}}",
     f"inmem://me:{S}@name",
     f"inmem:?token={S}",
+]
+
+VARIABLES = [
+    ("BROKER_KAFKA_PROPERTIES", f"sasl.password={SECRET}"),
+    ("BROKER_KAFKA_PROPERTIES", f"client.rack=a, {PASSPHRASE} = {SECRET}"),
+    ("BROKER_KAFKA_PROPERTIES", f"{PASSPHRASE}=a,{SECRET},client.rack=a"),
+    ("BROKER_KAFKA_PROPERTIES", f"no.such.password={SECRET},bad"),
+    ("BROKER_KAFKA_SERVERS", f"me:{SECRET}@{{h}}"),
+    ("BROKER_KAFKA_SASL_KERBEROS_KINIT_CMD", f"kinit -w {SECRET}"),
+    ("BROKER_KAFKA_SASL_OAUTHBEARER_EXTENSIONS", f"secret={SECRET}"),
+    ("BROKER_KAFKA_SASL_PASSWORD", SECRET),
+    ("BROKER_NATS_SERVERS", f"nats://me:{SECRET}@{{h}},me:{SECRET}@{{h}}"),
+    ("BROKER_NATS_TOKEN", f"{SECRET}\n"),
+    ("BROKER_PULSAR_TENANT", f"me:{SECRET}@{{h}}"),
+    ("BROKER_PULSAR_TOKEN", f"{SECRET}\n"),
+    ("BROKER_SERVICEBUS_CONNECTION_STRING", SECRET),
+]
+FILES = [
+    f"properties = 'sasl.password={SECRET}'",
+    f"properties = ['sasl.password={SECRET}']",
+    f"properties = {{ 'sasl.password' = '{SECRET}' }}",
+    f"properties = {{ '{PASSPHRASE}' = '{SECRET}' }}",
+    f"properties = {{ '{PASSPHRASE}' = ['{SECRET}'] }}",
+    f"properties.{PASSPHRASE} = '{SECRET}'",
+    f"properties = {{ 'no.such.password' = '{SECRET}' }}",
+    f"servers = [{{ password = '{SECRET}' }}]",
+    f"client_id = {{ password = '{SECRET}' }}",
+    f"sasl.password = '{SECRET}'",
+    f"sasl_password = ['{SECRET}']",
+    f"sasl_kerberos_kinit_cmd = 'kinit -w {SECRET}'",
 ]
 
 
@@ -145,3 +193,52 @@ def test_the_command_line_shows_no_secret(
     text += "\n".join(capfd.readouterr())
     assert text
     assert not any(shape in text for shape in SHAPES), text
+
+
+def described(settings: BackendSettings) -> str:
+    """Everything that a program prints of settings."""
+    return "\n".join([settings.url, repr(settings), str(settings), *(line.value for line in settings.explain())])
+
+
+@pytest.mark.parametrize(("variable", "value"), VARIABLES)
+def test_a_variable_shows_no_secret(
+    variable: str, value: str, address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value.replace("{h}", address))
+    scheme = variable.split("_")[1].lower()
+    url = f"{scheme}:" if variable.endswith(("SERVERS", "STRING")) else f"{scheme}://{address}?{FAST}"
+    monkeypatch.setenv("BROKER_URL", url)
+    try:
+        text = described(read_target(url)[1])
+    except BrokerError as error:
+        text = shown(error)
+    main(["doctor"])
+    text += "\n".join(capfd.readouterr())
+    assert not any(shape in text for shape in SHAPES), text
+
+
+@pytest.mark.parametrize("line", FILES)
+def test_a_file_shows_no_secret(line: str, tmp_path: Path) -> None:
+    (tmp_path / "kafka.toml").write_text(line)
+    try:
+        text = described(KafkaSettings.from_toml(tmp_path / "kafka.toml"))
+    except BrokerError as error:
+        text = shown(error)
+    assert not any(shape in text for shape in SHAPES), text
+
+
+def test_a_name_that_may_be_a_part_of_a_secret_is_not_shown() -> None:
+    with pytest.raises(UnknownSetting) as caught:
+        KafkaSettings.from_url(f"kafka://h?properties={PASSPHRASE}%3Da,tail%3Db")
+    assert "tail" not in str(caught.value)
+
+
+def test_settings_in_code_show_no_command_of_kinit() -> None:
+    text = described(
+        KafkaSettings(
+            sasl_mechanism="GSSAPI",
+            sasl_kerberos_service_name="kafka",
+            sasl_kerberos_kinit_cmd=SecretStr(f"kinit -w {SECRET}"),
+        )
+    )
+    assert SECRET not in text

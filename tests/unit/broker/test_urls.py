@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidSetting
-from broker.urls import Host, UrlParts, mask_url, parse_url
+from broker.urls import Host, UrlParts, mask_url, mask_within, parse_url
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,7 @@ def test_a_malformed_url_is_refused_with_advice(url: str, says: str):
         ("inmem:", "inmem:"),
         ("nats://h?servers=nats://me:pw@b", "nats://h?servers=nats://me:***@b"),
         ("nats://h?proxy=http://h/?token=abc", "nats://h?proxy=http://h/%3Ftoken%3D***"),
+        ("kafka://h?properties=a=1,b.password=2,3&x=1", "kafka://h?properties=a%3D1,b.password%3D***&x=1"),
     ],
 )
 def test_secrets_are_masked_and_the_rest_is_kept(url: str, masked: str):
@@ -90,6 +91,24 @@ def test_secrets_are_masked_and_the_rest_is_kept(url: str, masked: str):
 )
 def test_a_query_that_may_be_the_rest_of_a_password_is_masked(url: str, shown: str):
     assert mask_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("a=1,sasl.password = pw,with=commas", "a=1,sasl.password =***"),
+        ("Endpoint=sb://h/;SharedAccessKey=abc=", "Endpoint=sb://h/;SharedAccessKey=***"),
+        ("https://h/?token=abc&x=1", "https://h/?token=***&x=1"),
+        ("https://h/?token=abc,password=def", "https://h/?token=***"),
+        ("me:pw@h:1", "***@h:1"),
+        ("http://me:pw@h", "http://me:***@h"),
+        ("app/host@REALM", "app/host@REALM"),
+        ("a=1,b=2", "a=1,b=2"),
+        ("password", "password"),
+    ],
+)
+def test_secrets_within_a_value_are_masked(value: str, shown: str):
+    assert mask_within(value) == shown
 
 
 def test_parameters_named_secret_by_the_caller_are_masked():

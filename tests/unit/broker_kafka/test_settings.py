@@ -40,7 +40,7 @@ class TestServers:
         assert KafkaSettings(servers=(server,)).servers == (server,)
 
     @pytest.mark.parametrize(
-        "server", ["", "a b:1", "h:", "h:0", "h:99999", "h:x", "::1", "kafka://h:1", "h:1/x", "u:p@h", "h\0:1", ":1"]
+        "server", ["", "a b:1", "h:", "h:0", "h:99999", "h:x", "::1", "kafka://h:1", "h:1/x", "u:p@h", ":1"]
     )
     def test_invalid_hosts_are_rejected(self, server: str) -> None:
         with pytest.raises(InvalidSetting, match=r"'servers' \(from argument\) is .* is not a host, host:port or"):
@@ -120,12 +120,13 @@ class TestUrl:
 
     def test_no_secret_is_shown(self) -> None:
         settings = KafkaSettings.from_url(
-            "kafka://u:hunter2@h?ssl.certificate.pem=c&ssl.key.pem=hunter3&ssl.engine.password=hunter4&sasl.mechanism=PLAIN"
+            "kafka://u:hunter2@h?ssl.certificate.pem=c&ssl.key.pem=hunter3&sasl.mechanism=PLAIN"
+            "&sasl.oauthbearer.assertion.private.key.passphrase=hunter4"
         )
         shown = f"{settings.url} {settings!r} {settings.explain()}"
         assert "hunter" not in shown
         assert "sasl.mechanism=PLAIN" in shown
-        assert settings.client_config("admin")["ssl.engine.password"] == "hunter4"
+        assert settings.client_config("admin")["sasl.oauthbearer.assertion.private.key.passphrase"] == "hunter4"
 
 
 class TestRoles:
@@ -178,7 +179,7 @@ class TestRoles:
             KafkaSettings(properties={"client.rack": object()})  # pyright: ignore[reportArgumentType]
         with pytest.raises(InvalidSetting, match="1 is no name of a property"):
             KafkaSettings(properties={1: "x"})  # pyright: ignore[reportArgumentType]
-        with pytest.raises(InvalidSetting, match=r"'client\.rack' has a NUL"):
+        with pytest.raises(InvalidSetting, match=r"'properties' .* contains a NUL"):
             KafkaSettings(properties={"client.rack": "a\0b"})
 
     def test_properties_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,16 @@ def test_a_malformed_secret_is_not_in_the_error():
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"servers": ("a", "b\0")}, {"user": "a\0"}, {"folder": Path("a\0")}, {"password": SecretStr("a\0"), "user": "a"}],
+)
+def test_no_value_has_a_nul(given: dict[str, Any]):
+    with pytest.raises(InvalidSetting, match="It takes") as caught:
+        ShopSettings(**given)
+    assert next(iter(given)) in str(caught.value)
+
+
 def test_settings_do_not_change():
     settings = ShopSettings.from_url("shop:")
     with pytest.raises(ValueError, match="frozen"):
