@@ -124,12 +124,14 @@ def spool(tmp_path: Path) -> Path:
     """A spool with a file in each of its directories."""
     place = tmp_path / "orders"
     spool_at(place).release()
-    for name in ("segments/planted.arrow", "doubts/planted"):
+    for name in ("segments/planted.arrow", "doubts/planted.half"):
         LocalFiles(str(place)).write(name, lambda file: file.write(b"planted"))
     return place
 
 
-@pytest.mark.parametrize("name", ["", "owners", "spool.json", "segments", "segments/planted.arrow", "doubts/planted"])
+@pytest.mark.parametrize(
+    "name", ["", "owners", "spool.json", "segments", "segments/planted.arrow", "doubts/planted.half"]
+)
 def test_a_spool_of_another_user_is_refused(name: str, spool: Path, give_away: GiveAway) -> None:
     give_away(spool / name)
     before = tree(spool)
