@@ -52,7 +52,13 @@ from broker.driver.optional import (
     StoresAttempts,
     TransactionalAcks,
 )
-from broker.driver.private_files import create_private_file, make_private_directory, narrow_mode
+from broker.driver.private_files import (
+    check_owner,
+    check_unshared,
+    create_private_file,
+    make_private_directory,
+    narrow_mode,
+)
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
 from broker.envelopes import (
     DEAD_LETTER_PREFIX,
@@ -163,10 +169,12 @@ __all__ = [
     "check_codec",
     "check_flag",
     "check_name",
+    "check_owner",
     "check_partitions",
     "check_seconds",
     "check_start",
     "check_text",
+    "check_unshared",
     "create_private_file",
     "is_finite",
     "is_letter",

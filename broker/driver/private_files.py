@@ -1,7 +1,7 @@
 """Files and directories for the own user alone, whatever the umask. Blocking; any thread.
 
-What was made wider, for instance by hand, is narrowed with a log line. Windows has no such modes: there, the access
-rights of the parent directory hold.
+What was made wider, for instance by hand, is narrowed with a log line. What another user made is refused, unless that
+is root. Windows has no such modes: there, the access rights of the parent directory hold.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from broker.errors import ConfigurationError
 from broker.hooks import logger
 
-__all__ = ["create_private_file", "make_private_directory", "narrow_mode"]
+__all__ = ["check_owner", "check_unshared", "create_private_file", "make_private_directory", "narrow_mode"]
 
 _FILE: Final = 0o600
 _DIRECTORY: Final = 0o700
 _OTHERS: Final = 0o077
+_OTHERS_WRITE: Final = 0o022
+_ROOT: Final = 0
 
 
 def make_private_directory(path: Path) -> list[Path]:
@@ -72,3 +75,41 @@ def narrow_mode(path: Path) -> None:
         finally:
             os.close(descriptor)
         logger.warning("%s had the mode %03o, which gave other users access; it has %03o now", path, was, now)
+
+
+def check_owner(path: Path, setting: str) -> None:
+    """Refuse a file or directory of another user, also through a symbolic link; a missing one passes.
+
+    :param setting: what chooses the place, for the error.
+    :raises ConfigurationError: another user than root owns it, or a link to it.
+    """
+    if os.name == "nt":
+        return
+    with suppress(FileNotFoundError):
+        for follows in (False, True):
+            owner = path.stat(follow_symlinks=follows).st_uid
+            if owner not in {_ROOT, os.geteuid()}:
+                raise ConfigurationError(
+                    f"{str(path)!r} belongs to another user (uid {owner}, and this process has {os.geteuid()}), who "
+                    "can change what is read from there",
+                    advice=f"Set {setting} to a directory of your own; or remove this one once you know what it holds",
+                )
+
+
+def check_unshared(path: Path, setting: str) -> None:
+    """Refuse a file or directory that another user owns or can write to; a missing one passes.
+
+    :param setting: what chooses the place, for the error.
+    :raises ConfigurationError: another user than root owns it, or a link to it; or others can write to it.
+    """
+    check_owner(path, setting)
+    if os.name == "nt":
+        return
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if mode & _OTHERS_WRITE:
+            raise ConfigurationError(
+                f"{str(path)!r} is writable for other users (mode {stat.S_IMODE(mode):o})",
+                advice=f"Set {setting} to a directory of your own; or look for files that are not yours, then: "
+                f"chmod go-w {str(path)!r}",
+            )

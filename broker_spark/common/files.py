@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pyarrow
 
-from broker.driver import create_private_file, make_private_directory, narrow_mode
+from broker.driver import check_owner, check_unshared, create_private_file, make_private_directory, narrow_mode
 from broker.errors import BackendError, BrokerError, ConfigurationError
 from broker.urls import mask_within
 
@@ -39,6 +39,7 @@ __all__ = [
 
 _ATOMIC: Final = frozenset({"s3", "gcs"})
 """File systems of pyarrow in which an object appears when it is closed."""
+_SETTING: Final = "option spool"
 _HALF: Final = ".half"
 """What the name of a file ends with that is incomplete yet."""
 NEXT: Final = ".next"
@@ -162,7 +163,9 @@ class Files(ABC):
     def protect(self, names: Collection[str]) -> None:
         """Take the access of other users from what is there already of these files and directories.
 
-        The directory itself is narrowed if it holds nothing else.
+        The directory itself is created if it is missing, and narrowed if it holds nothing else.
+
+        :raises ConfigurationError: another user made one of them or a file in them, or others can still write there.
         """
         del names
 
@@ -200,12 +203,20 @@ class LocalFiles(Files):
         return pyarrow.memory_map(str(self._root / name))
 
     def protect(self, names: Collection[str]) -> None:
-        with suppress(FileNotFoundError):
-            there = {path.name for path in self._root.iterdir() if not path.name.endswith(_HALF)}
-            for name in there.intersection(names):
-                narrow_mode(self._root / name)
-            if there.issubset(names):
-                narrow_mode(self._root)
+        if not self._root.is_dir():
+            _make_directory(self._root)
+        there = {path.name for path in self._root.iterdir() if not path.name.endswith(_HALF)}
+        entries = [self._root / name for name in sorted(there.intersection(names))]
+        for path in entries:
+            narrow_mode(path)
+        if there.issubset(names):
+            narrow_mode(self._root)
+        check_unshared(self._root, _SETTING)
+        for path in entries:
+            check_unshared(path, _SETTING)
+            if path.is_dir():
+                for each in path.iterdir():
+                    check_owner(each, _SETTING)
 
     def names(self, directory: str) -> list[str]:
         try:

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStub
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-from broker.driver import make_private_directory, narrow_mode
+from broker.driver import check_owner, check_unshared, make_private_directory, narrow_mode
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
 from broker_spark.runtime.spark_errors import first_line
@@ -33,6 +33,7 @@ def protect_directory(spark: SparkSession, path: str) -> None:
     """Create a directory of the local file system if it is missing, and keep other users out of it.
 
     :raises OSError: it cannot be created.
+    :raises ConfigurationError: another user made it or something in it, or others can still write to it.
     """
     found, files = find_path(spark, path)
     if files.getScheme() != "file":
@@ -42,6 +43,9 @@ def protect_directory(spark: SparkSession, path: str) -> None:
         narrow_mode(place)
     else:
         make_private_directory(place)
+    check_unshared(place, "checkpoint")
+    for each in place.iterdir():
+        check_owner(each, "checkpoint")
 
 
 def read_bytes(path: Any, files: Any) -> bytes:

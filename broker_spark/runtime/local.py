@@ -8,7 +8,8 @@ SPARK_HOME of links without this archive, so that the processes load the install
 short enough for Spark's Unix sockets. Whoever connects to one may run code, since Spark authenticates over TCP only; so
 the directory is for the own user alone.
 
-*Failure.* Where either is impossible, Spark keeps its defaults; a fallback to TCP is logged as a warning.
+*Failure.* Where either is impossible, Spark keeps its defaults; a fallback to TCP is logged as a warning. A home that
+another user made, whose programs Spark would run, is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Final
 import pyspark
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 
-from broker.driver import make_private_directory, narrow_mode
+from broker.driver import check_unshared, make_private_directory, narrow_mode
 from broker.hooks import logger
 
 __all__ = ["compiled_home", "home_without_archive", "socket_settings"]
@@ -37,6 +38,7 @@ __all__ = ["compiled_home", "home_without_archive", "socket_settings"]
 _HOME: Final = "SPARK_HOME"
 _LINKS: Final = ("bin", "conf", "jars", "sbin")
 """`conf` may be created after the link."""
+_CACHES: Final = "XDG_CACHE_HOME"
 _SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 _SOCKET_DIR: Final = "spark.python.unix.domain.socket.dir"
 _MAX_SOCKET_DIR: Final = 61
@@ -45,7 +47,10 @@ _MAX_SOCKET_DIR: Final = 61
 
 @contextmanager
 def compiled_home() -> Generator[None]:
-    """Start a JVM within the block with a home without the archive, unless SPARK_HOME or another Python is set."""
+    """Start a JVM within the block with a home without the archive, unless SPARK_HOME or another Python is set.
+
+    :raises ConfigurationError: another user made the home, or can change it.
+    """
     home = None
     if _HOME not in os.environ and os.environ.get("PYSPARK_PYTHON") == sys.executable:
         home = home_without_archive(Path(_find_spark_home()), _caches())
@@ -64,6 +69,7 @@ def home_without_archive(real: Path, caches: Path) -> Path | None:
 
     :param real: Spark's own home.
     :param caches: the directory for such homes.
+    :raises ConfigurationError: another user made the directory or the home, or can change them.
     """
     # A PySpark that only a changed `sys.path` finds is not found by other processes.
     installed = {Path(each).resolve() for each in (*site.getsitepackages(), site.getusersitepackages())}
@@ -71,21 +77,27 @@ def home_without_archive(real: Path, caches: Path) -> Path | None:
         return None
     key = f"{real.resolve()} {pyspark.__version__}"
     home = caches / f"spark-home-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not home.is_dir():
-        # The rename is atomic. It fails where another process was faster or nothing can be written.
-        with suppress(OSError):
-            make_private_directory(caches)
+    with suppress(OSError):
+        make_private_directory(caches)
+        check_unshared(caches, _CACHES)
+        # The rename is atomic. It fails where another process was faster.
+        if not home.is_dir():
             with tempfile.TemporaryDirectory(prefix="spark-home-", dir=caches) as made:
                 half = Path(made, "half")
                 make_private_directory(half)
                 for name in _LINKS:
                     (half / name).symlink_to(real.resolve() / name, target_is_directory=True)
                 half.rename(home)
-    return home if home.is_dir() else None
+    with suppress(OSError):
+        if home.is_dir():
+            check_unshared(home, _CACHES)
+            if all((home / name).readlink() == real.resolve() / name for name in _LINKS):
+                return home
+    return None
 
 
 def _caches() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anybroker")
+    return Path(os.environ.get(_CACHES) or Path.home() / ".cache", "anybroker")
 
 
 def socket_settings(configured: Mapping[str, str]) -> dict[str, str]:

@@ -19,29 +19,8 @@ from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.server import DirectoryLock, EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import until
+from tests.security.conftest import STRANGER
 from tests.security.hostile_nats import HostileNats
-
-STRANGER = 65_534
-
-
-@pytest.fixture
-def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """A function that makes a path appear as another user's, because only root can really give it away."""
-    given: set[tuple[int, int]] = set()
-    stat = Path.stat
-
-    def seen(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        status = stat(path, follow_symlinks=follow_symlinks)
-        if (status.st_dev, status.st_ino) not in given:
-            return status
-        return os.stat_result((*status[:4], STRANGER, *status[5:]))
-
-    def give(path: Path) -> None:
-        status = stat(path, follow_symlinks=False)
-        given.add((status.st_dev, status.st_ino))
-
-    monkeypatch.setattr(Path, "stat", seen)
-    return give
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
@@ -9,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import pytest
@@ -29,8 +30,27 @@ FORGED = "broker: all is well"
 HOSTILE = f"\x1b]0;owned\x07\x1b[2J\x9b2J\x7f\r\u202e\u2066\u2028\ud800\n{FORGED}"
 """A title and a cleared screen, in seven and eight bits; reordered text; and a line of its own."""
 SENDABLE = HOSTILE.replace("\ud800", "")
-OWN = {"output.py", "streams.py", "__init__.py"}
-"""These print: the second what the first has made, the third when libraries are missing."""
+ROOT = Path(broker.cli.__file__).parent.parent.parent
+PRINTS: Final = {
+    "broker/cli/output.py": "escapes",
+    "broker/cli/streams.py": "writes the bytes that the module above has made",
+    "broker/cli/session.py": "asks whether it is a terminal, and closes it",
+    "broker/cli/__init__.py": "says which libraries are missing",
+    "broker/testing/worker.py": "tells its parent process, in hexadecimal digits",
+    "broker_inmem/pytest_plugin.py": "a number that pytest shows",
+}
+"""The only modules that print, and what."""
+PRINTING: Final = {
+    "print",
+    "pprint",
+    "input",
+    "echo",
+    "secho",
+    "Console",
+    "StreamHandler",
+    "print_exc",
+    "print_exception",
+}
 
 
 def clean(text: str) -> bool:
@@ -57,11 +77,55 @@ def server() -> Iterator[Broker]:
     Broker.forget(server.name)
 
 
+def prints(text: str) -> bool:
+    """Whether the code of a module can print."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(name) | ast.Attribute(_, name) if name in PRINTING:
+                return True
+            case ast.Attribute(ast.Name("sys"), "stdout" | "stderr" | "__stdout__" | "__stderr__"):
+                return True
+            case ast.Attribute(ast.Name("os"), "write" | "writev"):
+                return True
+            case ast.Attribute(ast.Name("typer" | "click"), "confirm" | "prompt" | "progressbar"):
+                return True
+            case ast.ImportFrom("sys", names) if any(name.name.strip("_").startswith("std") for name in names):
+                return True
+            case _:
+                pass
+    return False
+
+
 def test_only_one_module_prints() -> None:
-    printing = re.compile(r"typer\.(echo|secho|confirm|prompt)|\bprint\(|sys\.std(out|err)\.(write|buffer)|Console\(")
-    modules = Path(broker.cli.__file__).parent.glob("*.py")
-    found = {module.name for module in modules if printing.search(module.read_text())}
-    assert found <= OWN
+    packages = [path.parent for path in ROOT.glob("broker*/__init__.py")]
+    assert {"broker", "broker_kafka", "broker_spark"} <= {package.name for package in packages}
+    modules = [module for package in packages for module in package.rglob("*.py")]
+    assert {str(module.relative_to(ROOT)) for module in modules if prints(module.read_text())} == PRINTS.keys()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(name)",
+        "sys.stdout.write(name)",
+        "out = sys.stderr",
+        "from sys import stdout as out",
+        "typer.secho(name)",
+        "os.write(1, name)",
+        "logging.StreamHandler()",
+        "rich.console.Console().log(name)",
+        "traceback.print_exc()",
+    ],
+)
+def test_a_module_that_prints_is_found(code: str) -> None:
+    assert prints(f"def show(name):\n    {code}")
+    assert not prints("subprocess.run(name, stdout=subprocess.DEVNULL)")
+
+
+def test_the_library_itself_exports_no_csv() -> None:
+    """Whose values a spreadsheet may take for formulas. Spark writes it if a pipeline asks for this format."""
+    writes = re.compile(r"^\s*(import|from) csv\b|\b(to|write)_csv\b|\.csv\(", re.MULTILINE)
+    assert [path for path in ROOT.glob("broker*/**/*.py") if writes.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ class _UncountedView(RecordView):
     __slots__ = ()
 
     def place(self, raw: Any, /) -> Place | None:
-        origin = origin_of(headers_of(raw) or ())
+        headers = headers_of(raw)
+        origin = origin_of(headers, raw.topic()) if headers else None
         return super().place(raw) if origin is None else Place(origin.partition, origin.offset)
 
 
@@ -74,8 +75,8 @@ _UNCOUNTED_VIEW: Final = _UncountedView()
 
 _offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
 
-_MAX_COUNT: Final = 2**32 - 1
-"""The largest attempt count that a START can carry."""
+_MAX_COUNT: Final = 2**31 - 1
+"""The largest attempt count: what foreign headers claim is cut to this, too."""
 _FRAME: Final = 40
 """The most bytes that a message adds to a START of several, besides its key, value and headers."""
 
@@ -157,7 +158,7 @@ class StartBuilder:
             elif queue_filter.matches(raw.key(), headers):
                 held = HeldMessage(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)
                 due = due_of(headers)
-                is_first = held.attempt == 1 and origin_of(headers) is None
+                is_first = held.attempt == 1 and origin_of(headers, topic) is None
             found.append(FetchedRecord(place, assignment, raw, offset, headers, held, due, is_first))
         return found
 
@@ -244,7 +245,8 @@ def _start(writer: StartWriter, record: FetchedRecord, held: HeldMessage, wait_m
     time = _time(*raw.timestamp())
     if not headers and not wait_ms and type(key) is bytes and type(value) is bytes:
         return writer.plain(record.offset, held.attempt, key, value, time)
-    origin = origin_of(headers) or Origin(record.place.topic, record.place.partition, record.offset, time)
+    place = record.place
+    origin = origin_of(headers, place.topic) or Origin(place.topic, place.partition, record.offset, time)
     # Deferring is no delivery.
     attempt = held.attempt - 1 if wait_ms else held.attempt
     return writer.write(record.offset, attempt, _bytes(key), _bytes(value), headers, origin, wait_ms=wait_ms)

@@ -2,10 +2,14 @@
 
 A redelivered message is a new record with a new place in its log, so that markers of the old one do not touch it. Its
 headers carry the deliveries that count, its origin, its queue, and the message id that users see.
+
+*Trust.* Any producer of the topic can write such headers. An origin of another topic counts as none, since a redrive
+publishes to the topic of the origin.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -13,7 +17,7 @@ from broker.driver import DEAD_LETTER_PREFIX
 from broker_kafka.codec.headers import DUE, record_id
 from broker_kafka.codec.headers import Headers as RecordHeaders
 from broker_kafka.queue.markers.lease import Lease
-from broker_kafka.queue.markers.wire import Content, Headers, MessageId, Origin
+from broker_kafka.queue.markers.wire import Content, Headers, Origin
 
 __all__ = [
     "ATTEMPTS",
@@ -36,9 +40,11 @@ QUEUE: Final = "anybroker-queue"
 _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACE: Final = re.compile(rb"(.+):([0-9]{1,19}):([0-9]{1,19}):([0-9]{1,19})")
+"""Python refuses to read a number of thousands of digits."""
 _LARGEST: Final = 2**31
-_MOST_ATTEMPTS: Final = 2**32 - 2
-"""The START of the next delivery cannot carry more."""
+_MOST_ATTEMPTS: Final = 2**31 - 2
+"""One more still fits where counts have 32 bits, as in a START and in Spark."""
 
 
 class Replacement(NamedTuple):
@@ -57,7 +63,7 @@ def is_exhausted(lease: Lease, content: Content) -> bool:
 
 def redelivery(lease: Lease, content: Content) -> Replacement:
     """The message again, for the queue that held it."""
-    origin = content.origin or _place(lease.id)
+    origin = _origin(lease, content)
     # Before the first delivery the consumer checks the due time by its own clock; afterwards the time is past.
     dropped = {ATTEMPTS, ORIGIN, QUEUE, DUE} if lease.attempt else {ATTEMPTS, ORIGIN, QUEUE}
     headers = _without(content.headers, dropped)
@@ -76,7 +82,7 @@ def redelivery(lease: Lease, content: Content) -> Replacement:
 
 def dead_letter(lease: Lease, content: Content, reason: str) -> Replacement:
     """The whole record with the headers of a dead letter, and no attempt count: a redrive starts from 0."""
-    origin = content.origin or _place(lease.id)
+    origin = _origin(lease, content)
     # By the brokers' clock, as all times of a tracker.
     given_up = _EPOCH + timedelta(milliseconds=lease.deadline)
     known = {
@@ -109,20 +115,26 @@ def attempts_of(headers: RecordHeaders) -> int:
     return 0
 
 
-def origin_of(headers: RecordHeaders) -> Origin | None:
-    """Where the record's message was published first; None if here."""
+def origin_of(headers: RecordHeaders, topic: str) -> Origin | None:
+    """Where the record's message was published first; None if here.
+
+    :param topic: of the record.
+    """
     for name, value in headers:
         if name == ORIGIN and value is not None:
-            topic, *numbers = value.decode("utf-8", "replace").rsplit(":", 3)
-            if len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):
-                partition, offset, timestamp = map(int, numbers)
+            found = _PLACE.fullmatch(value)
+            if found is not None and found[1] == topic.encode():
+                partition, offset, timestamp = map(int, found.groups()[1:])
                 if partition < _LARGEST and max(offset, timestamp) < _LARGEST**2:
                     return Origin(topic, partition, offset, timestamp)
     return None
 
 
-def _place(id: MessageId) -> Origin:
-    return Origin(id.topic, id.partition, id.offset, 0)
+def _origin(lease: Lease, content: Content) -> Origin:
+    # Another program may have written the START.
+    if content.origin is not None and content.origin.topic == lease.id.topic:
+        return content.origin
+    return Origin(lease.id.topic, lease.id.partition, lease.id.offset, 0)
 
 
 def _timed(headers: Headers, origin: Origin) -> Headers:

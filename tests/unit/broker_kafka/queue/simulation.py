@@ -103,7 +103,7 @@ class Simulation:
             key=sending.key,
             value=sending.value,
             headers=sending.headers,
-            origin=origin_of(sending.headers),
+            origin=origin_of(sending.headers, TOPIC),
             max_attempts=self.max_attempts,
             dead_letter="dead" if self.max_attempts else "",
         )
@@ -127,7 +127,7 @@ class Simulation:
         first, together = self.position, list[tuple[int, Replacement]]()
         found: list[Held] = []
         for offset, sending in enumerate(self.messages[first : first + count], first):
-            if attempts_of(sending.headers) or origin_of(sending.headers) is not None:
+            if attempts_of(sending.headers) or origin_of(sending.headers, TOPIC) is not None:
                 self.position = offset
                 found += [held for held in [self.take(commits=False)] if held is not None]
             else:

@@ -270,12 +270,12 @@ def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
     assert (first.topic, first.key, first.value) == (TOPIC, b"k", b"v")
     assert first.headers[:2] == (("a", b"1"), ("a", None))
     assert attempts_of(first.headers) == 1
-    assert origin_of(first.headers) == Origin(TOPIC, 0, 0, 0)
+    assert origin_of(first.headers, TOPIC) == Origin(TOPIC, 0, 0, 0)
     lease.attempt = 2
     lease.id = MessageId(TOPIC, 3, 99, "q")
-    second = redelivery(lease, Content(headers=first.headers, origin=origin_of(first.headers)))
+    second = redelivery(lease, Content(headers=first.headers, origin=origin_of(first.headers, TOPIC)))
     assert attempts_of(second.headers) == 2
-    assert origin_of(second.headers) == Origin(TOPIC, 0, 0, 0)
+    assert origin_of(second.headers, TOPIC) == Origin(TOPIC, 0, 0, 0)
     assert [name for name, _ in second.headers].count(ATTEMPTS) == 1
 
 
@@ -310,15 +310,15 @@ def test_n_an_invalid_attempt_count_is_ignored() -> None:
 
 
 def test_n_an_attempt_count_never_falls() -> None:
-    for count in (10**9, 2**31, 2**32 - 2, 2**32 - 1, 2**33):
+    for count in (10**9, 2**31 - 2, 2**31 - 1):
         queue = leased_queue()
         lease = next(iter(queue.tracker.markers))
-        lease.attempt = min(count, 2**32 - 1)
+        lease.attempt = count
         delivery = attempts_of(redelivery(lease, Content()).headers) + 1
-        assert lease.attempt <= delivery < 2**32
+        assert lease.attempt <= delivery < 2**31
         # It fits into the START of that delivery.
         write_marker(Marker(kind=Kind.START, id=lease.id, attempt=delivery))
-    assert attempts_of(((ATTEMPTS, b"9" * 10),)) + 1 == 2**32 - 1
+    assert attempts_of(((ATTEMPTS, b"9" * 10),)) + 1 == 2**31 - 1
 
 
 # -- O: more marker partitions ---------------------------------------------------------------------------------
