@@ -27,7 +27,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol, Unpack
 
 from broker.capabilities import Capabilities
@@ -92,7 +92,7 @@ class DeadLetter:
     :ivar partition: the original partition.
     :ivar offset: the original offset.
     :ivar id: the id of the original message.
-    :ivar time: when the letter was written.
+    :ivar time: when the letter was written, UTC.
     :ivar attributes: the attributes of the original message.
     """
 
@@ -445,6 +445,8 @@ def _number(attributes: Mapping[str, str], name: str) -> int | None:
 
 def _time(text: str | None) -> datetime | None:
     try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
+        time = datetime.fromisoformat(text) if text else None
+        # Another timezone may put the time outside of what a datetime can be in UTC.
+        return time if time is None else time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
