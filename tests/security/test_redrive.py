@@ -148,13 +148,13 @@ async def test_forged_times_and_numbers_do_not_stop_a_list(
         for number in NUMBERS
     ]
     forged = [{"dead-letter-time": time} for time in TIMES] + numbers
-    await bus.topic(DEAD).publish_batch([letter_of("orders", **attributes) for attributes in forged])
+    await bus.topic(DEAD).publish_batch([letter_of("orders", b"x", **attributes) for attributes in forged])
     for arguments in (["list"], ["list", "--json"], ["redrive", "--dry-run"], ["redrive", "--to", "orders"]):
         name, *options = arguments
-        code = await asyncio.to_thread(main, ["dead", name, DEAD, "--url", inmem_broker.url, *options])
-        assert code == 0
+        assert await asyncio.to_thread(main, ["dead", name, DEAD, "--url", inmem_broker.url, *options]) == 0
+        shown = capsys.readouterr().out
         if arguments == ["list", "--json"]:
-            letters = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            letters = [json.loads(line) for line in shown.splitlines()]
             assert len(letters) == len(forged)
             assert [letter["time"] for letter in letters].count(None) == len(letters) - 1
 
