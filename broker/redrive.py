@@ -13,10 +13,10 @@ with deduplication does not drop the message as a copy of the original, but does
 with the rights of its caller. So letters go back only to the topics that the caller names with `to`. Only a broker that
 writes the letters itself knows their topics.
 
-*Letters that stay.* Letters without an origin, letters of topics that are not in `to`, letters whose publish failed,
-and letters of messages that failed again during this redrive. The redrive holds them unsettled and gives them back at
-its end; it ends early when it holds 10,000. It does not wait for letters that another redrive holds, or held when it
-was killed: `Redriven.elsewhere` counts them.
+*Letters that stay.* Letters without an origin, letters of topics that are not in `to`, letters that lack a part of
+their message, letters whose publish failed, and letters of messages that failed again during this redrive. The redrive
+holds them unsettled and gives them back at its end; it ends early when it holds 10,000. It does not wait for letters
+that another redrive holds, or held when it was killed: `Redriven.elsewhere` counts them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,26 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol, Unpack
 
 from broker.capabilities import Capabilities
 from broker.consuming.consumer import MessageConsumer
-from broker.consuming.dead_letters import confirms, describe
+from broker.consuming.dead_letters import CUT, confirms, describe
 from broker.consuming.options import MessageOptions
 from broker.consuming.retry.policy import Retry
 from broker.driver.contract import Backend
 from broker.driver.optional import ReportsOrigins
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
-from broker.errors import BackendError, BrokerError, ConfigurationError, PublishError, SubscriptionNotFound, Unsupported
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    ConfigurationError,
+    InvalidMessage,
+    PublishError,
+    SubscriptionNotFound,
+    Unsupported,
+)
 from broker.messages import Message
 from broker.names import REDRIVE_SUBSCRIPTION, known_name
 from broker.outbound import OutboundMessage
@@ -54,6 +62,8 @@ _IDLE: Final = 1.0
 _MOST_IDLE_ROUNDS: Final = 10
 _DIGITS: Final = 40
 """Maximum length of a number in a letter, since any program may write letters."""
+_SHOWN: Final = 200
+"""Maximum length of a letter's text in an error."""
 _REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
 
 
@@ -64,9 +74,10 @@ class Redriven:
     :ivar moved: letters published to the topic they came from.
     :ivar by_topic: the number of moved letters by topic.
     :ivar skipped: messages without an origin, which stay.
-    :ivar failed: letters that could not be published, may not be, or failed again during the redrive; they stay.
+    :ivar failed: letters that could not be published, may not be, lack a part of their message, or failed again during
+        the redrive; they stay.
     :ivar not_allowed: the number of letters that failed because `to` does not name their topic, by topic.
-    :ivar errors: the last publish error by topic.
+    :ivar errors: the last error by topic.
     :ivar repeatable: moved letters whose ack was not confirmed; a later redrive may move them again.
     :ivar elsewhere: letters that another redrive holds, or held when it was killed; they are redelivered when their
         leases end. 0 if the broker does not report them, or if `limit` was reached.
@@ -92,7 +103,11 @@ class DeadLetter:
     :ivar partition: the original partition.
     :ivar offset: the original offset.
     :ivar id: the id of the original message.
-    :ivar time: when the letter was written.
+    :ivar time: when the letter was written, UTC.
+    :ivar cut: which part of the original the letter lacks, and why; None if it lacks nothing. A redrive leaves such a
+        letter where it is.
+    :ivar key_bytes: the size of the original key, if the letter lacks it.
+    :ivar data_bytes: the size of the original body, if the letter lacks its end or all of it.
     :ivar attributes: the attributes of the original message.
     """
 
@@ -105,6 +120,9 @@ class DeadLetter:
     offset: int | None
     id: str | None
     time: datetime | None
+    cut: str | None
+    key_bytes: int | None
+    data_bytes: int | None
     key: bytes | None
     data: bytes | None
     attributes: Mapping[str, str]
@@ -115,7 +133,7 @@ class DeadLetter:
         attributes = letter.attributes
         texts = {
             name: attributes.get(DEAD_LETTER_PREFIX + name)
-            for name in ("topic", "subscription", "reason", "error", "id")
+            for name in ("topic", "subscription", "reason", "error", "id", "cut")
         }
         return cls(
             **texts,
@@ -123,6 +141,8 @@ class DeadLetter:
             partition=_number(attributes, "partition"),
             offset=_number(attributes, "offset"),
             time=_time(attributes.get(f"{DEAD_LETTER_PREFIX}time")),
+            key_bytes=_number(attributes, "key-bytes"),
+            data_bytes=_number(attributes, "data-bytes"),
             key=letter.key,
             data=letter.data,
             attributes=_own_attributes(attributes),
@@ -309,6 +329,12 @@ class _Run:
             self.report.failed += 1
             self.report.not_allowed[origin] = self.report.not_allowed.get(origin, 0) + 1
             return None
+        if CUT in letter.attributes:
+            self.report.failed += 1
+            if self._allowed is not None:
+                # Otherwise any program could fill the report with topics.
+                self.report.errors[origin] = _incomplete(letter)
+            return None
         return origin
 
     def count(self, origin: str, moved: int) -> None:
@@ -434,6 +460,16 @@ def _age(record: Record[bytes]) -> tuple[float, int, int]:
     return (time.timestamp() if time else 0.0, record.partition, record.offset)
 
 
+def _incomplete(letter: Envelope) -> InvalidMessage:
+    found = DeadLetter.from_envelope(letter)
+    known = {"partition": found.partition, "offset": found.offset}
+    place = "".join(f", {name} {number}" for name, number in known.items() if number is not None)
+    return InvalidMessage(
+        f"The letter of message {(found.id or '')[:_SHOWN]!r}{place} lacks a part of it: {(found.cut or '')[:_SHOWN]}",
+        advice="Publish the original again, while its topic has it, and ack the letter",
+    )
+
+
 def _own_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in attributes.items() if not name.startswith(DEAD_LETTER_PREFIX)}
 
@@ -445,6 +481,8 @@ def _number(attributes: Mapping[str, str], name: str) -> int | None:
 
 def _time(text: str | None) -> datetime | None:
     try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
+        time = datetime.fromisoformat(text) if text else None
+        # Another timezone may put the time outside of what a datetime can be in UTC.
+        return time if time is None else time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None

@@ -64,6 +64,8 @@ async def list_dead(
         session.note(f"There are no dead letters in {topic!r}")
     if foreign:
         session.note(_foreign(topic, foreign))
+    if incomplete := sum(letter.cut is not None for letter in letters):
+        session.note(_incomplete(incomplete))
 
 
 @command(app, "redrive")
@@ -155,6 +157,9 @@ def _letter_json(letter: DeadLetter) -> dict[str, Any]:
         "offset": letter.offset,
         "time": timestamp(letter.time),
         "id": letter.id,
+        "cut": letter.cut,
+        "key_bytes": letter.key_bytes,
+        "data_bytes": letter.data_bytes,
         **bytes_field("key", letter.key),
         **bytes_field("data", letter.data),
         "attributes": dict(letter.attributes),
@@ -167,6 +172,11 @@ def _foreign(topic: str, count: int) -> str:
         f"{what} no dead-letter reason and would stay in {topic!r} at a redrive. Show messages with "
         f"`broker peek {topic}`"
     )
+
+
+def _incomplete(count: int) -> str:
+    what = "1 letter lacks" if count == 1 else f"{count} letters lack"
+    return f"{what} a part of the message, and no redrive moves such a letter: --json shows in `cut` what it lacks"
 
 
 def _origin(letter: DeadLetter) -> str | None:
@@ -188,6 +198,11 @@ def _row(letter: DeadLetter, limit: int | None) -> list[str]:
         "-" if letter.attempts is None else str(letter.attempts),
         shown("/".join(part for part in (_origin(letter), letter.subscription) if part)),
         shown(letter.error),
-        printable(letter.key, limit),
-        printable(letter.data, limit),
+        _part(letter.key, letter.key_bytes, limit),
+        _part(letter.data, letter.data_bytes, limit),
     ]
+
+
+def _part(value: bytes | None, whole: int | None, limit: int | None) -> str:
+    """A key or body, with its original size if the letter lacks a part of it."""
+    return printable(value, limit) if whole is None else f"{printable(value, limit)} (of {whole} bytes)"

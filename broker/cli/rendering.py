@@ -39,8 +39,16 @@ def bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def timestamp(moment: datetime | None) -> str | None:
-    """RFC 3339 in UTC."""
-    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    """RFC 3339 in UTC; None for a time that UTC does not have."""
+    utc = _utc(moment)
+    return None if utc is None else utc.isoformat().replace("+00:00", "Z")
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    try:
+        return None if moment is None else moment.astimezone(UTC)
+    except OverflowError:
+        return None
 
 
 def envelope_json(envelope: Message[Any] | Record[Any]) -> dict[str, Any]:
@@ -97,10 +105,10 @@ def envelope_line(envelope: Message[Any] | Record[Any]) -> bytes:
 def envelope_row(envelope: Message[Any] | Record[Any], limit: int | None) -> list[str]:
     """A message or record as a row of a table: id or position, time, key, body, attributes, each up to `limit`."""
     place = f"{envelope.partition}:{envelope.offset}" if isinstance(envelope, Record) else escaped(envelope.id)
-    moment = envelope.broker_time or envelope.publish_time
+    moment = _utc(envelope.broker_time or envelope.publish_time)
     return [
         place,
-        "-" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "-" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S"),
         printable(envelope.key, limit),
         printable(envelope.data, limit),
         cut(attribute_pairs(envelope.attributes), limit),

@@ -1,8 +1,11 @@
-"""Writes dead letters: the full original with the reason, the error and the origin, cut to the broker's limits.
+"""Writes dead letters: the original with the reason, the error and the origin, cut to the broker's limits.
 
 The original stays unsettled, its lease renewed, until its letter is on the broker; the handler does not run again. A
-failed write is repeated until it succeeds or the consumer closes. A letter that the broker refuses is made smaller in
-steps.
+failed write is repeated until it succeeds or the consumer closes.
+
+A letter that the broker refuses is made smaller in steps (`SHAPES`). Any broker takes the last one, so that no message
+of a foreign producer is too large to be given up. A letter that lacks a part of the original says so in
+`dead-letter-cut`, is logged as an error, and is never redriven.
 
 A broker without history drops a message for which no subscription exists. There, `LetterTopic` creates the redrive
 subscription before the first letter, and again after the topic was deleted.
@@ -16,22 +19,34 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import Enum, auto
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
 from broker.driver.concurrency import Backoff, pause
 from broker.driver.contract import Backend, MessageSubscription
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, HasPlace, Place
 from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
-from broker.hooks import DeadLetterFailed, Event, Hooks
+from broker.hooks import DeadLetterFailed, Event, Hooks, logger
 from broker.messages import Message
 from broker.names import REDRIVE_SUBSCRIPTION
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.records import Record
 
-__all__ = ["DeadLetterWriter", "LetterTopic", "LetterWriter", "MakeLetter", "confirms", "describe", "make_dead_letter"]
+__all__ = [
+    "CUT",
+    "SHAPES",
+    "DeadLetterWriter",
+    "LetterTopic",
+    "LetterWriter",
+    "MakeLetter",
+    "Shape",
+    "confirms",
+    "describe",
+    "make_dead_letter",
+]
 
 
 MakeLetter = Callable[[InvalidMessage | None], OutboundMessage]
@@ -58,8 +73,8 @@ class LetterWriter:
         failed: Callable[[BrokerError, float], None],
         *,
         stubborn: bool,
-    ) -> None:
-        """Return when the letter is on the broker.
+    ) -> OutboundMessage:
+        """Return the letter when it is on the broker.
 
         :param shapes: the shapes of the letter, the largest first; each is made at most once.
         :param failed: called with each failure and the seconds until the next try.
@@ -91,7 +106,7 @@ class LetterWriter:
                 failed(failure, delay)
                 await pause(delay, self._closing)
             else:
-                return
+                return letters[shape]
 
 
 def _make(shape: MakeLetter, refused: InvalidMessage | None) -> OutboundMessage:
@@ -119,12 +134,51 @@ def _refusal(raised: Exception) -> InvalidMessage | None:
     return raised if isinstance(raised, InvalidMessage) else None
 
 
+CUT: Final = f"{DEAD_LETTER_PREFIX}cut"
+"""The attribute of a letter that lacks a part of the original: which part, and why."""
+
 _LONGEST_TEXT: Final = 2048
 _SHORT_TEXT: Final = 128
 _SHORT_ROOM: Final = 1024
-_NUMBERS: Final = frozenset({DEAD_LETTER_PREFIX + name for name in ("attempts", "partition", "offset")})
-_SHAPES: Final = ((False, False), (True, False), (False, True), (True, True))
-"""Whether a letter is brief, and whether it omits the original's attributes; in the order of trying."""
+_LONGEST_ID: Final = 100
+_LONGEST_KEY: Final = 16_384
+"""A longer key is left out of a cut letter, where the backend has no limit for keys."""
+_WHOLE: Final = frozenset(
+    {DEAD_LETTER_PREFIX + name for name in ("topic", "attempts", "partition", "offset", "key-bytes", "data-bytes")}
+)
+"""These are complete or absent: a truncated number or topic would be another one."""
+
+
+class _Content(Enum):
+    """How much of key and body a letter has."""
+
+    WHOLE = auto()
+    FITTING = auto()
+    """What every message of this backend may have."""
+    NONE = auto()
+
+
+class Shape(NamedTuple):
+    """One way to make a letter.
+
+    :ivar brief: reason and error are short, and all details fit into the room that the backend reserves for letters.
+    :ivar attributes: the letter has the attributes of the original.
+    """
+
+    brief: bool
+    attributes: bool
+    content: _Content
+
+
+SHAPES: Final = (
+    Shape(brief=False, attributes=True, content=_Content.WHOLE),
+    Shape(brief=True, attributes=True, content=_Content.WHOLE),
+    Shape(brief=False, attributes=False, content=_Content.WHOLE),
+    Shape(brief=True, attributes=False, content=_Content.WHOLE),
+    Shape(brief=True, attributes=False, content=_Content.FITTING),
+    Shape(brief=True, attributes=False, content=_Content.NONE),
+)
+"""In the order of trying."""
 
 
 def make_dead_letter(
@@ -136,41 +190,70 @@ def make_dead_letter(
     attempts: int | None,
     subscription: str,
     limits: Limits,
-    brief: bool = False,
+    shape: Shape = SHAPES[0],
     refused: BrokerError | None = None,
 ) -> OutboundMessage:
     """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time, and
     the original's partition and offset, if the broker reports them.
 
-    What exceeds the broker's limits is cut, the least important first. Key, body and the original's attributes stay,
-    unless the letter was refused with the attributes: then `dead-letter-cut` says why they are missing. `brief`
-    shortens reason and error, and all added attributes to the room that brokers reserve for letters. The letter has
-    an id of its own: a broker that deduplicates would drop the letter of a second subscription, or of a second
-    failure after a redrive.
+    Details that exceed the broker's limits are cut, the least important first. A letter without a part of the original
+    has `dead-letter-cut`, and the sizes of the original's key and body if they are not whole. The letter has an id of
+    its own: a broker that deduplicates would drop the letter of a second subscription, or of a second failure after a
+    redrive.
+
+    :param refused: the refusal of the shape before.
     """
+    key, data = _content(original, shape.content, limits)
+    missing = {
+        "attributes": not shape.attributes,
+        "key": key != original.key,
+        "end of the body" if data else "body": data != original.data,
+    }
+    lacks = ", ".join(part for part, is_missing in missing.items() if is_missing)
     details = {
         "topic": original.topic,
-        "cut": "" if refused is None else f"The attributes; the broker refused them: {refused.message}",
+        "cut": lacks and f"Without {lacks}: {'' if refused is None else refused.message}",
+        "key-bytes": "" if key == original.key else str(len(original.key or b"")),
+        "data-bytes": "" if data == original.data else str(len(original.data or b"")),
         "reason": reason,
         "error": "" if error is None else describe(error),
         "attempts": "" if attempts is None else str(attempts),
+        **_place(original),
         "subscription": subscription,
         "id": id,
         "time": datetime.now(UTC).isoformat(),
-        **_place(original),
     }
-    added = {DEAD_LETTER_PREFIX + name: text for name, text in details.items() if text}
-    if brief:
+    longest = min(_LONGEST_TEXT, limits.attribute_value or _LONGEST_TEXT)
+    added = {DEAD_LETTER_PREFIX + name: _shorten(text, longest) for name, text in details.items() if text}
+    if shape.brief:
         added = _abridge(added, limits.letter_bytes or _SHORT_ROOM)
-    kept = {} if refused else _own_attributes(original)
+    kept = _own_attributes(original) if shape.attributes else {}
+    used = len(key or b"") + len(data or b"") + sum(_size(pair) for pair in kept.items())
     return OutboundMessage(
-        original.data,
-        original.key,
-        {**kept, **_cut(added, kept, original, limits)},
-        id=f"{id[:100]}-{uuid.uuid4().hex}",
-        publish_time=original.publish_time,
-        native=None if refused else original.native,
+        data,
+        key,
+        {**kept, **_cut(added, len(kept), used, limits)},
+        id=f"{_shorten(id, _LONGEST_ID)}-{uuid.uuid4().hex}",
+        publish_time=None if shape.content is _Content.NONE else original.publish_time,
+        native=original.native if shape.attributes else None,
     )
+
+
+def _content(original: Envelope, content: _Content, limits: Limits) -> tuple[bytes | None, bytes | None]:
+    """Key and body of a letter."""
+    key, data = original.key, original.data
+    if content is _Content.WHOLE:
+        return key, data
+    if content is _Content.NONE:
+        # A tombstone stays one.
+        return None, data and b""
+    if key is not None and len(key) > (limits.key or _LONGEST_KEY):
+        key = None
+    known = [limit for limit in (limits.body, limits.message) if limit is not None]
+    if data is not None and known:
+        reserved = len(key or b"") + (0 if limits.letter_bytes else _SHORT_ROOM)
+        data = data[: max(0, min(known) - reserved)]
+    return key, data
 
 
 def _own_attributes(original: Envelope) -> dict[str, str]:
@@ -215,7 +298,7 @@ class DeadLetterWriter:
         :raises BrokerError: the write failed, and the writer is closed.
         """
 
-        def make(refused: InvalidMessage | None, *, brief: bool, bare: bool) -> OutboundMessage:
+        def make(refused: InvalidMessage | None, *, shape: Shape) -> OutboundMessage:
             return make_dead_letter(
                 message,
                 id=message.id,
@@ -224,15 +307,29 @@ class DeadLetterWriter:
                 attempts=attempts,
                 subscription=subscription,
                 limits=self._limits,
-                brief=brief,
-                refused=refused if bare else None,
+                shape=shape,
+                refused=refused,
             )
 
         def failed(failure: BrokerError, pause: float) -> None:
             self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
 
-        shapes = [partial(make, brief=brief, bare=bare) for brief, bare in _SHAPES]
-        await self._writer.write(shapes, self._publish, failed, stubborn=True)
+        shapes = [partial(make, shape=shape) for shape in SHAPES]
+        letter = await self._writer.write(shapes, self._publish, failed, stubborn=True)
+        if CUT in letter.attributes:
+            logger.error(
+                "The dead letter in %r of message %s lacks a part of it, and no redrive moves it: %s",
+                self.target,
+                _origin(letter.attributes),
+                letter.attributes[CUT],
+            )
+
+
+def _origin(attributes: Mapping[str, str]) -> str:
+    """The origin of a letter, for the log."""
+    names = ("topic", "partition", "offset", "id")
+    found = {name: attributes[DEAD_LETTER_PREFIX + name] for name in names if DEAD_LETTER_PREFIX + name in attributes}
+    return ", ".join(f"{name} {text!r}" for name, text in found.items())
 
 
 def _place(original: Envelope) -> dict[str, str]:
@@ -245,16 +342,16 @@ def _place(original: Envelope) -> dict[str, str]:
     return {} if place is None else {name: str(at) for name, at in place._asdict().items() if at is not None}
 
 
-def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, limits: Limits) -> dict[str, str]:
-    longest = min(_LONGEST_TEXT, limits.attribute_value or _LONGEST_TEXT)
-    cut = {name: _shorten(text, longest) for name, text in added.items()}
+def _cut(added: dict[str, str], kept: int, used: int, limits: Limits) -> dict[str, str]:
+    """The details that fit beside so many attributes and bytes of the original."""
+    cut = dict(added)
     if limits.attributes is not None:
-        excess = len(cut) + len(kept) - limits.attributes - limits.letter_attributes
+        excess = len(cut) + kept - limits.attributes - limits.letter_attributes
         for name in list(reversed(cut))[: max(0, excess)]:
             del cut[name]
     if limits.message is not None:
-        used = len(original.data or b"") + len(original.key or b"") + sum(_size(pair) for pair in kept.items())
-        _fit(cut, limits.message + limits.letter_bytes - used)
+        # Another client's message may exceed our limit and not the broker's, which decides about its letter.
+        _fit(cut, limits.letter_bytes + max(0, limits.message - used))
     return cut
 
 
@@ -271,9 +368,7 @@ def _fit(texts: dict[str, str], room: int) -> None:
         excess = sum(_size(pair) for pair in texts.items()) - room
         if excess <= 0:
             break
-        # A truncated number would be another number.
-        whole = name in _NUMBERS
-        text = "" if whole else _shorten(texts[name], max(0, len(texts[name].encode()) - excess))
+        text = "" if name in _WHOLE else _shorten(texts[name], max(0, len(texts[name].encode()) - excess))
         if text:
             texts[name] = text
         else:

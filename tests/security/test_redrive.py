@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +15,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 
 import broker
 from broker.bus import Bus
+from broker.cli import main
 from broker.driver.contract import MessageSubscription
 from broker.errors import ConfigurationError
 from broker.hooks import Hooks
@@ -131,6 +134,29 @@ async def test_forged_letters_of_a_foreign_nats_client() -> None:
         assert len(await bus.admin.list_dead(dead)) == 3
         report = await bus.admin.redrive(dead, to=[topic])
         assert (report.moved, report.failed, report.errors) == (3, 0, {})
+
+
+TIMES = ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00", "9" * 5000)
+NUMBERS = ("9" * 40, "9" * 5000, "-1", "1e400", "\u0663")
+
+
+async def test_forged_times_and_numbers_do_not_stop_a_list(
+    bus: Bus, inmem_broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = [
+        {f"dead-letter-{name}": number for name in ("attempts", "partition", "offset", "key-bytes", "data-bytes")}
+        for number in NUMBERS
+    ]
+    forged = [{"dead-letter-time": time} for time in TIMES] + numbers
+    await bus.topic(DEAD).publish_batch([letter_of("orders", b"x", **attributes) for attributes in forged])
+    for arguments in (["list"], ["list", "--json"], ["redrive", "--dry-run"], ["redrive", "--to", "orders"]):
+        name, *options = arguments
+        assert await asyncio.to_thread(main, ["dead", name, DEAD, "--url", inmem_broker.url, *options]) == 0
+        shown = capsys.readouterr().out
+        if arguments == ["list", "--json"]:
+            letters = [json.loads(line) for line in shown.splitlines()]
+            assert len(letters) == len(forged)
+            assert [letter["time"] for letter in letters].count(None) == len(letters) - 1
 
 
 def test_a_dead_letter_queue_of_service_bus_names_its_own_topic() -> None:

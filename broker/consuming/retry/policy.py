@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 from broker.checks import is_finite, is_whole
@@ -14,6 +15,8 @@ from broker.messages import Message
 __all__ = ["DROP", "Attempts", "Drop", "Retry"]
 
 _TRACKED: Final = 100_000
+_LONG_ID: Final = 64
+"""Longer ids count by their hashes: a foreign producer may choose ids of a megabyte."""
 
 
 class Drop:
@@ -120,18 +123,18 @@ class Attempts:
         return _count(self._failures, message)
 
     def failures(self, message: Message[Any]) -> int:
-        return self._failures.get((message.topic, message.id), 0)
+        return self._failures.get(_name(message), 0)
 
     def released(self, message: Message[Any]) -> None:
         """Count a release, whose delivery was no attempt."""
         _count(self._releases, message)
 
     def releases(self, message: Message[Any]) -> int:
-        return self._releases.get((message.topic, message.id), 0)
+        return self._releases.get(_name(message), 0)
 
     def forget(self, message: Message[Any]) -> None:
         """Forget the counts of a settled message."""
-        name = message.topic, message.id
+        name = _name(message)
         self._failures.pop(name, None)
         self._releases.pop(name, None)
 
@@ -139,11 +142,20 @@ class Attempts:
         return bool(self._failures or self._releases)
 
 
-_Counts = OrderedDict[tuple[str, str], int]
+_Name = tuple[str, str | bytes]
+_Counts = OrderedDict[_Name, int]
+
+
+def _name(message: Message[Any]) -> _Name:
+    """Topic, and id or hash. A hash is bytes, so that no id passes for one."""
+    name = message.id
+    if len(name) <= _LONG_ID:
+        return message.topic, name
+    return message.topic, blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _count(counts: _Counts, message: Message[Any]) -> int:
-    name = message.topic, message.id
+    name = _name(message)
     count = counts.pop(name, 0) + 1
     counts[name] = count
     if len(counts) > _TRACKED:

@@ -221,4 +221,6 @@ def test_foreign_letters_are_read_as_far_as_they_can_be() -> None:
     assert (read(partition="2", offset="71").partition, read(partition="2", offset="71").offset) == (2, 71)
     assert read(offset="9" * 5000).offset is None
     assert read(time="yesterday").time is None
+    assert read(time="0001-01-01T00:00:00+14:00").time is None
+    assert read(time="2030-01-01T00:00:00").time == read(time="2030-01-01T01:00:00+01:00").time
     assert read(reason="x").topic is None

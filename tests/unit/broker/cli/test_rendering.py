@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -56,6 +56,7 @@ def test_a_json_line_is_one_line_of_utf8():
 def test_times():
     assert timestamp(datetime(2030, 1, 1, 12, tzinfo=UTC)) == "2030-01-01T12:00:00Z"
     assert timestamp(None) is None
+    assert timestamp(datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))) is None
     assert parse_duration("90").total_seconds() == 90
     assert parse_duration("1.5h").total_seconds() == 5400
     assert parse_duration("7d").days == 7

@@ -128,7 +128,7 @@ async def test_a_refused_letter_is_shortened_before_it_loses_attributes_and_retr
 
     async def publish(letter: OutboundMessage) -> None:
         tried.append(letter)
-        if len(tried) < 6:
+        if len(tried) < 8:
             raise MessageTooLarge("too large")
 
     writer = DeadLetterWriter("orders.dead", publish, Limits(), Hooks())
@@ -137,5 +137,7 @@ async def test_a_refused_letter_is_shortened_before_it_loses_attributes_and_retr
     sizes = [sum(map(len, letter.attributes.values())) for letter in tried]
     assert sizes[1] < 600 < 4000 < sizes[0]
     assert sizes[3] < 600 < 4000 < sizes[2]
-    assert ["dead-letter-cut" in letter.attributes for letter in tried] == [False, False, True, True, False, False]
-    assert [letter.id for letter in tried[4:]] == [letter.id for letter in tried[:2]]
+    cut = [False, False, True, True, True, True]
+    assert ["dead-letter-cut" in letter.attributes for letter in tried] == [*cut, False, False]
+    assert [letter.data for letter in tried[:6]] == [b"x"] * 5 + [b""]
+    assert [letter.id for letter in tried[6:]] == [letter.id for letter in tried[:2]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 
@@ -77,6 +78,20 @@ def test_equal_ids_of_two_topics_are_counted_as_two_messages() -> None:
     assert (attempts.releases(order), attempts.releases(bill)) == (1, 0)
     attempts.forget(order)
     assert (attempts.failures(order), attempts.failures(bill)) == (0, 1)
+
+
+def test_long_ids_are_told_apart_and_take_no_room() -> None:
+    attempts = Attempts()
+    long, alike, odd = (named("orders", "x" * 1_000_000 + end) for end in ("", "y", "\ud800"))
+    references = sys.getrefcount(long.id)
+    assert [attempts.failed(long), attempts.failed(alike), attempts.failed(odd), attempts.failed(long)] == [1, 1, 1, 2]
+    attempts.released(long)
+    assert (attempts.releases(long), attempts.releases(alike)) == (1, 0)
+    references -= sys.getrefcount(long.id)
+    assert references == 0
+    for message in (long, alike, odd):
+        attempts.forget(message)
+    assert not attempts
 
 
 def named(topic: str, id: str) -> Message:
