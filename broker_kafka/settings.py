@@ -381,7 +381,7 @@ class KafkaSettings(SecuritySettings, QueueSettings):
         for name, setting in given.items():
             origin = self.origin(setting)
             if origin.kind != "argument":
-                raise InvalidSetting(f"Setting {name!r} (from {origin}) is for code only", advice=CODE_ADVICE)
+                raise InvalidSetting(f"Setting {name!r} (from {origin}) is refused", advice=CODE_ADVICE)
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a confluent-kafka client, by librdkafka's names.
