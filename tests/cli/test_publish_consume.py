@@ -7,6 +7,10 @@ import json
 
 import pytest
 
+from broker.admin import AdminFacade
+from broker.cli.streams import Source
+from broker.errors import NotAuthorized
+
 
 def bodies(result) -> list[str]:
     return [line["data"] for line in result.lines]
@@ -118,6 +122,27 @@ def test_a_refused_message_is_reported_with_its_line(cli):
 
 
 @pytest.mark.parametrize("name", ["memory", "process"])
+@pytest.mark.parametrize("option", [(), ("--jsonl",), ("--whole",)])
+def test_publish_looks_for_the_topic_before_it_reads(memory, option, monkeypatch):
+    async def read(source):
+        raise AssertionError("the input was read")
+
+    monkeypatch.setattr(Source, "read", read)
+    result = memory("publish", "missing", *option, stdin="{", code=3)
+    assert "missing" in result.err
+    assert "broker topics create" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_publish_needs_no_right_to_look_for_the_topic(memory, monkeypatch):
+    async def refuse(admin, topic):
+        raise NotAuthorized(f"Topic {topic!r} cannot be described")
+
+    topic = memory.topic()
+    monkeypatch.setattr(AdminFacade, "topic_identity", refuse)
+    assert "Published 1 message" in memory("publish", topic, stdin="one").err
+
+
 def test_a_thousand_lines_in_order(name, request):
     cli = request.getfixturevalue(name)
     topic = cli.topic()
