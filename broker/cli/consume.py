@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from broker.cli.arguments import TopicName, parse_start
+from broker.cli.arguments import TIME_OR_AGE, TopicName, parse_start
+from broker.cli.completion import complete_subscription
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import json_line, raw_line
 from broker.cli.rendering import envelope_json, envelope_line
@@ -50,12 +51,18 @@ async def consume(
             metavar="NAME",
             help="The subscription; a missing one is created.",
             show_default=False,
+            autocompletion=complete_subscription,
         ),
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", metavar="NAME", help="With --records: the group whose positions move.", show_default=False
+            "--group",
+            "-g",
+            metavar="NAME",
+            help="With --records: the group whose positions move.",
+            show_default=False,
+            autocompletion=complete_subscription,
         ),
     ] = None,
     records: Annotated[
@@ -79,7 +86,8 @@ async def consume(
         ),
     ] = None,
     start: Annotated[
-        str, typer.Option(metavar="WHERE", help="Where a new subscription begins: earliest, latest or a time.")
+        str,
+        typer.Option(metavar="WHERE", help=f"Where a new subscription begins: earliest, latest, {TIME_OR_AGE}."),
     ] = "earliest",
     no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the subscription does not exist.")] = False,
     raw: Annotated[
