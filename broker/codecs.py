@@ -224,10 +224,10 @@ def _refuse_unreadable(engine: _Engine, payload: object, data: bytes) -> None:
         raise ValueError("an integer is beyond 64 bits, which many readers cannot take; make it a str") from None
     # Both writers make null of NaN.
     if b"null" in data:
-        values = list(_scalars(engine.values(payload)))
-        nulls = sum(value is None for value in _scalars(plain))
-        if nulls > values.count(None) and (wrong := [v for v in values if isinstance(v, float) and not isfinite(v)]):
-            raise ValueError(f"{wrong[0]} is no JSON number; use None")
+        values = engine.values(payload)
+        wrong = next((each for each in _scalars(values) if isinstance(each, float) and not isfinite(each)), None)
+        if wrong is not None and _nulls(plain) > _nulls(values):
+            raise ValueError(f"{wrong} is no JSON number; use None")
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
@@ -236,6 +236,10 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
         if name in seen:
             raise ValueError(f"the name {name!r} is given twice")
         seen.add(name)
+
+
+def _nulls(value: Any) -> int:
+    return sum(each is None for each in _scalars(value))
 
 
 def _scalars(value: Any) -> Iterator[Any]:
