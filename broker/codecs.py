@@ -15,6 +15,7 @@ import json
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Union, cast, get_args, get_origin, overload
 
@@ -179,7 +180,7 @@ class _MsgspecEngine:
         self.encode = self.write = msgspec.json.Encoder().encode
         self.decode = msgspec.json.Decoder(type).decode
         self.read = msgspec.json.Decoder().decode
-        self.values = msgspec.to_builtins
+        self.values = partial(msgspec.to_builtins, builtin_types=(msgspec.Raw,))
 
 
 class _PydanticEngine:

@@ -31,7 +31,8 @@ def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_subscription(ctx: typer.Context, incomplete: str) -> list[str]:
     """The subscriptions and groups of the topics on the command line."""
-    given = ctx.params.get("topic") or ()
+    # Behind an option that has no value yet, the words that are no options are not assigned.
+    given = ctx.params.get("topic") or ctx.args[:1]
     topics: Iterable[str] = (given,) if isinstance(given, str) else given
 
     async def find(admin: AdminFacade) -> list[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from broker.admin import AdminFacade
-from tests.cli.conftest import BROKER
 
 
 @pytest.fixture
@@ -18,6 +15,7 @@ def completing(memory, monkeypatch, capsys):
     memory("subscriptions", "create", "orders", "billing")
     monkeypatch.setenv("BROKER_URL", memory.url)
     monkeypatch.setenv("_BROKER_COMPLETE", "complete_bash")
+    monkeypatch.setattr("broker.cli.completion.SECONDS", 60.0)
 
     def complete(*words: str) -> list[str]:
         from broker.cli import main
@@ -43,6 +41,7 @@ def completing(memory, monkeypatch, capsys):
         (("tracker", "billing", "--topic", "ot"), ["other"]),
         (("consume", "orders", "--subscription", ""), ["billing"]),
         (("consume", "orders", "-s", "b"), ["billing"]),
+        (("peek", "orders", "-s", ""), ["billing"]),
         (("peek", "orders", "-s", "x"), []),
         (("lag", "orders", ""), ["billing"]),
         (("subscriptions", "delete", "orders", "bi"), ["billing"]),
@@ -77,12 +76,3 @@ def test_a_name_that_a_shell_would_run_is_not_offered(completing, monkeypatch):
 
     monkeypatch.setattr(AdminFacade, "topics", topics)
     assert completing("publish", "") == ["a-1", "projects/p/topics/a"]
-
-
-def test_the_command_completes_itself_in_bash(process):
-    topic = process.topic()
-    words = f"broker publish {topic[:-1]}"
-    environment = {**process.environment, "_BROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
-    done = subprocess.run([BROKER], env=environment, capture_output=True, text=True, timeout=50)
-    assert topic in done.stdout.split()
-    assert done.stderr == ""

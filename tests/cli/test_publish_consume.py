@@ -121,7 +121,6 @@ def test_a_refused_message_is_reported_with_its_line(cli):
     assert len(result.err) < 1000
 
 
-@pytest.mark.parametrize("name", ["memory", "process"])
 @pytest.mark.parametrize("option", [(), ("--jsonl",), ("--whole",)])
 def test_publish_looks_for_the_topic_before_it_reads(memory, option, monkeypatch):
     async def read(source):
@@ -143,6 +142,7 @@ def test_publish_needs_no_right_to_look_for_the_topic(memory, monkeypatch):
     assert "Published 1 message" in memory("publish", topic, stdin="one").err
 
 
+@pytest.mark.parametrize("name", ["memory", "process"])
 def test_a_thousand_lines_in_order(name, request):
     cli = request.getfixturevalue(name)
     topic = cli.topic()

@@ -103,7 +103,7 @@ def test_a_line_overrides_the_options_and_attributes_are_merged():
         ('{"data": "x", "ttl": true}', "ttl", "number of seconds"),
         ('{"data": "x", "ttl": -1}', "ttl", "-1 is not a number of seconds"),
         ('{"data": "x", "ttl": 1e400}', None, "ttl is inf"),
-        ('{"data": "x", "ttl": %s}' % ("9" * 300), None, "ttl is"),
+        ('{"data": "x", "ttl": %s}' % ("9" * 350), "ttl", "too many digits"),
         ('{"data": "x", "ttl": %s}' % ("9" * 5000), None, "ttl is inf"),
         ('{"data": %s}' % ("9" * 5000), "data", "a number, not text"),
         ('{"data": "x", "key": %s}' % ("9" * 5000), "key", "a number, not text. Write it as text"),
