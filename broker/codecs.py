@@ -184,7 +184,7 @@ class _MsgspecEngine:
 
 
 class _PydanticEngine:
-    __slots__ = ("_adapter", "_from_json", "write")
+    __slots__ = ("_adapter", "_from_json", "_to_json")
 
     def __init__(self, type: Any) -> None:
         from pydantic import TypeAdapter
@@ -192,7 +192,7 @@ class _PydanticEngine:
 
         self._adapter: TypeAdapter[Any] = TypeAdapter(type)
         self._from_json = from_json
-        self.write = to_json
+        self._to_json = to_json
 
     def encode(self, payload: Any, /) -> bytes:
         return self._adapter.dump_json(payload, by_alias=True, warnings="error")
@@ -202,6 +202,9 @@ class _PydanticEngine:
 
     def read(self, data: bytes, /) -> Any:
         return self._from_json(data, allow_inf_nan=False)
+
+    def write(self, value: Any, /) -> bytes:
+        return self._to_json(value)
 
     def values(self, payload: Any, /) -> Any:
         return self._adapter.dump_python(payload, by_alias=True, warnings=False)
