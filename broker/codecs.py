@@ -11,7 +11,12 @@ payload None.
 
 from __future__ import annotations
 
+import json
 import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Union, cast, get_args, get_origin, overload
 
 import msgspec
@@ -86,22 +91,24 @@ class Text:
 class Json(Generic[T]):
     """JSON of type `T`: a msgspec Struct, dataclass, TypedDict, builtin, pydantic model, or a union of these.
 
-    Decoding validates; encoding trusts the type checker. Fields with an alias use the alias. Without a type, any JSON
-    value.
+    Decoding validates; encoding trusts the type checker, unless `validate` is true. Fields with an alias use the alias.
+    Without a type, any JSON value.
 
+    :param validate: encode reads back what it wrote, and refuses a payload that consumers could not decode as `T`.
     :raises ConfigurationError: JSON cannot represent the type, for instance a union of two untagged Structs.
     """
 
-    __slots__ = ("_admits_none", "_engine", "type")
+    __slots__ = ("_admits_none", "_engine", "type", "validate")
 
     @overload
-    def __init__(self: Json[Any]) -> None: ...
+    def __init__(self: Json[Any], *, validate: bool = False) -> None: ...
     @overload
-    def __init__(self, type: type[T]) -> None: ...
+    def __init__(self, type: type[T], *, validate: bool = False) -> None: ...
     @overload
-    def __init__(self, type: TypeForm[T]) -> None: ...
-    def __init__(self, type: Any = Any) -> None:
+    def __init__(self, type: TypeForm[T], *, validate: bool = False) -> None: ...
+    def __init__(self, type: Any = Any, *, validate: bool = False) -> None:
         self.type: Any = type
+        self.validate = validate
         self._admits_none = _admits_none(type)
         try:
             self._engine: _Engine = _PydanticEngine(type) if _mentions_pydantic(type) else _MsgspecEngine(type)
@@ -113,11 +120,18 @@ class Json(Generic[T]):
             ) from error
 
     def encode(self, payload: T) -> bytes | None:
-        """:raises InvalidMessage: the payload cannot be encoded as JSON."""
+        """:raises InvalidMessage: the payload cannot be encoded as JSON that every reader decodes to the same value: it
+        has NaN, an infinity, an integer beyond 64 bits, a lone surrogate or a name twice, or is nested too deeply. With
+        `validate`, also if the payload is no `T`.
+        """
         if payload is None and self._admits_none:
             return None
         try:
-            return self._engine.encode(payload)
+            data = self._engine.encode(payload)
+            _refuse_unreadable(self._engine, payload, data)
+            if self.validate:
+                self._engine.decode(data)
+            return data
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _not_encodable(repr(self), payload, error) from error
 
@@ -134,41 +148,112 @@ class Json(Generic[T]):
 
     def __eq__(self, other: object) -> bool:
         """`bus.topic` returns the same topic for equal codecs."""
-        return isinstance(other, Json) and bool(self.type == cast("Json[Any]", other).type)
+        if not isinstance(other, Json):
+            return False
+        codec = cast("Json[Any]", other)
+        return bool(self.type == codec.type) and self.validate == codec.validate
 
     def __hash__(self) -> int:
-        return hash(self.type)
+        return hash((self.type, self.validate))
 
     def __repr__(self) -> str:
-        return f"Json({getattr(self.type, '__name__', None) or self.type})"
+        name = getattr(self.type, "__name__", None) or self.type
+        return f"Json({name}, validate=True)" if self.validate else f"Json({name})"
 
 
 class _Engine(Protocol):
+    """`encode` and `decode` are of the codec's type, `read` and `write` of any JSON."""
+
     def encode(self, payload: Any, /) -> bytes: ...
     def decode(self, data: bytes, /) -> Any: ...
+    def read(self, data: bytes, /) -> Any: ...
+    def write(self, value: Any, /) -> bytes: ...
+    def values(self, payload: Any, /) -> Any:
+        """The payload as dicts, lists and scalars, in which NaN is still NaN."""
+        ...
 
 
 class _MsgspecEngine:
-    __slots__ = ("decode", "encode")
+    __slots__ = ("decode", "encode", "read", "values", "write")
 
     def __init__(self, type: Any) -> None:
-        self.encode = msgspec.json.Encoder().encode
+        self.encode = self.write = msgspec.json.Encoder().encode
         self.decode = msgspec.json.Decoder(type).decode
+        self.read = msgspec.json.Decoder().decode
+        self.values = partial(msgspec.to_builtins, builtin_types=(msgspec.Raw,))
 
 
 class _PydanticEngine:
-    __slots__ = ("_adapter",)
+    __slots__ = ("_adapter", "_from_json", "_to_json")
 
     def __init__(self, type: Any) -> None:
         from pydantic import TypeAdapter
+        from pydantic_core import from_json, to_json
 
         self._adapter: TypeAdapter[Any] = TypeAdapter(type)
+        self._from_json = from_json
+        self._to_json = to_json
 
     def encode(self, payload: Any, /) -> bytes:
         return self._adapter.dump_json(payload, by_alias=True, warnings="error")
 
     def decode(self, data: bytes, /) -> Any:
         return self._adapter.validate_json(data)
+
+    def read(self, data: bytes, /) -> Any:
+        return self._from_json(data, allow_inf_nan=False)
+
+    def write(self, value: Any, /) -> bytes:
+        return self._to_json(value)
+
+    def values(self, payload: Any, /) -> Any:
+        return self._adapter.dump_python(payload, by_alias=True, warnings=False)
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def _refuse_unreadable(engine: _Engine, payload: object, data: bytes) -> None:
+    """Refuse what JSON cannot carry, though the writer wrote something: readers fail on it, or get another value.
+
+    :raises ValueError, OverflowError, RecursionError: the data cannot be read back, or not as what the payload was.
+    """
+    plain = engine.read(data)
+    # The reader keeps one value of each name, so the same writer then writes less. A `msgspec.Raw` may differ, too.
+    if len(engine.write(plain)) != len(data):
+        json.loads(data, object_pairs_hook=_refuse_repeated)
+    try:
+        _pack(plain)
+    except OverflowError:
+        raise ValueError("an integer is beyond 64 bits, which many readers cannot take; make it a str") from None
+    # Both writers make null of NaN.
+    if b"null" in data:
+        values = engine.values(payload)
+        wrong = next((each for each in _scalars(values) if isinstance(each, float) and not isfinite(each)), None)
+        if wrong is not None and _nulls(plain) > _nulls(values):
+            raise ValueError(f"{wrong} is no JSON number; use None")
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise ValueError(f"the name {name!r} is given twice")
+        seen.add(name)
+
+
+def _nulls(value: Any) -> int:
+    return sum(each is None for each in _scalars(value))
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = cast("Mapping[Any, Any]", value).values()
+    elif not isinstance(value, (list, tuple, set, frozenset, deque)):
+        yield value
+        return
+    for each in cast("Iterable[Any]", value):
+        yield from _scalars(each)
 
 
 def _mentions_pydantic(type: Any) -> bool:

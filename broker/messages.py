@@ -192,8 +192,8 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         :raises LeaseLost: the lease has already ended.
         :raises Unsupported: leases cannot be renewed (`capabilities.messages.lease` is "fixed").
         """
-        if self.state is SettleState.LOST:
-            raise LeaseLost(f"Message {self.id!r} of topic {self.topic!r} was lost before it was extended")
+        if self.state is SettleState.LOST or self.outcome is Outcome.RELEASE:
+            raise self._lost("extended")
         if self.owner is not None:
             await self.owner.extend(self, seconds)
 
@@ -214,14 +214,24 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
             self.state = SettleState.SETTLING
             self.outcome = outcome
             return True
-        if self.state is SettleState.LOST:
-            raise LeaseLost(f"Message {self.id!r} of topic {self.topic!r} was lost before it was settled")
+        if self.state is SettleState.LOST or self.outcome is Outcome.RELEASE:
+            raise self._lost("settled")
         if self.outcome is not outcome:
             how = "differently" if self.outcome is None else f"with {self.outcome.name.lower()}"
             raise AlreadySettled(
                 f"Message {self.id!r} of topic {self.topic!r} was settled {how} before {outcome.name.lower()}"
             )
         return False
+
+    def _lost(self, what: str) -> LeaseLost:
+        if self.outcome is not Outcome.RELEASE:
+            return LeaseLost(f"Message {self.id!r} of topic {self.topic!r} was lost before it was {what}")
+        return LeaseLost(
+            f"Message {self.id!r} of topic {self.topic!r} was given back before it was {what}: its consumer closed, or "
+            "its block or handler was cancelled",
+            advice="Settle messages before the consumer closes, or in `async with message`, for which it waits; make "
+            "the work idempotent, because the message is delivered again",
+        )
 
     async def __aenter__(self) -> Self:
         self.in_use = True

@@ -32,3 +32,10 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     def time(self) -> datetime | None:
         """The time that the broker stored with the message, UTC: its own, or on some brokers the producer's."""
         return None if self.timestamp is None else _EPOCH + timedelta(milliseconds=self.timestamp)
+
+    def __repr__(self) -> str:
+        time = None if self.time is None else self.time.isoformat()
+        return (
+            f"Receipt(id={self.id!r}, partition={self.partition}, offset={self.offset}, duplicate={self.duplicate}, "
+            f"time={time})"
+        )

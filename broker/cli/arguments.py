@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
+from broker.cli.completion import complete_subscription, complete_topic
 from broker.cli.errors import Exit, Failure, advice_of
 from broker.driver.contract import Start
 from broker.errors import InvalidName
 from broker.names import known_name
 
 __all__ = [
+    "TIME_OR_AGE",
     "KnownTopic",
     "SubscriptionName",
     "TopicName",
@@ -25,6 +27,8 @@ __all__ = [
 ]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+TIME_OR_AGE = "a time such as 2030-01-31T12:00:00Z, or an age such as 5m or 7d"
+"""What options with a time take, for their help and errors."""
 
 
 def parse_name(text: str) -> str:
@@ -48,38 +52,51 @@ def parse_duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip().lower())
     if not match or not float(match[1]):
         raise Failure(f"{text!r} is not a duration", advice="Write it like 90s, 15m, 12h, 7d or 2w", code=Exit.USAGE)
-    return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
-
-
-def parse_time(text: str) -> datetime:
-    """A time in ISO 8601, local time if it has no timezone.
-
-    :raises Failure: the text is not a time.
-    """
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise Failure(f"{text!r} is not a time", advice="Write it like 2030-01-31T12:00:00Z", code=Exit.USAGE) from None
+        return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+    except OverflowError:
+        raise Failure(
+            f"{text!r} is too long", advice="Write it like 90s, 15m, 12h, 7d or 2w", code=Exit.USAGE
+        ) from None
+
+
+def parse_time(option: str, text: str, others: str = "") -> datetime:
+    """A time with a timezone in ISO 8601, or a duration with a unit: that long ago.
+
+    :param option: the option, for the error.
+    :param others: what else the option takes.
+    :raises Failure: the text is neither.
+    """
+    advice = f"It takes {others}{TIME_OR_AGE}"
+    try:
+        if re.fullmatch(r"[\d.]+\s*[a-zA-Z]", text.strip()):
+            return datetime.now(UTC) - parse_duration(text)
+        moment = datetime.fromisoformat(text)
+    except (Failure, ValueError, OverflowError):
+        raise Failure(f"{option} is {text!r}", advice=advice, code=Exit.USAGE) from None
+    if moment.tzinfo is None:
+        raise Failure(
+            f"{option} is {text!r}, which has no timezone",
+            advice=f"Write {moment.isoformat()}Z for UTC, or another offset such as +02:00",
+            code=Exit.USAGE,
+        )
+    return moment
 
 
 def parse_start(text: str) -> Start:
-    """Where a new subscription begins: earliest, latest or a time.
+    """Where a new subscription begins: earliest, latest, a time or an age.
 
     :raises Failure: the text is none of these.
     """
     if text == "earliest" or text == "latest":
         return text
-    try:
-        return parse_time(text)
-    except Failure:
-        raise Failure(
-            f"--start is {text!r}",
-            advice="It takes earliest, latest or a time such as 2030-01-31T12:00:00Z",
-            code=Exit.USAGE,
-        ) from None
+    return parse_time("--start", text, "earliest, latest, ")
 
 
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
+TopicName = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False, autocompletion=complete_topic),
+]
 KnownTopic = Annotated[
     str,
     typer.Argument(
@@ -87,10 +104,17 @@ KnownTopic = Annotated[
         parser=parse_name,
         help="Name of the topic; one that is not portable is the broker's own name.",
         show_default=False,
+        autocompletion=complete_topic,
     ),
 ]
 """For commands that create nothing, so that they also work on topics of other applications."""
 SubscriptionName = Annotated[
-    str, typer.Argument(metavar="SUBSCRIPTION", help="Name of the subscription.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="SUBSCRIPTION",
+        help="Name of the subscription.",
+        show_default=False,
+        autocompletion=complete_subscription,
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

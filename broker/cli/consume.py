@@ -1,18 +1,22 @@
 """`broker consume`: print the messages of a subscription, or the records of a group, and settle what was printed.
 
-A message is acked, and a record committed, after its whole line was written. On Ctrl-C, SIGTERM or a broken pipe,
-printed messages are acked and the rest is released; a message whose line was cut is redelivered.
+A message is acked, and a record committed, after its whole line was written and, where the output is a pipe, read from
+it. On Ctrl-C, SIGTERM or a broken pipe, such messages are acked and the rest is released; a message whose line was cut
+or never read is redelivered.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
 
-from broker.cli.arguments import TopicName, parse_start
+from broker.cli.arguments import TIME_OR_AGE, TopicName, parse_start
+from broker.cli.completion import complete_subscription
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import json_line, raw_line
 from broker.cli.rendering import envelope_json, envelope_line
@@ -28,6 +32,8 @@ app = new_app("consume")
 BATCH: Final = 100
 LOOK_SECONDS: Final = 1.0
 """How often an idle command checks whether the reader of its output is still there."""
+LAST_SECONDS: Final = 3.0
+"""How long an interrupted command waits for the reader of its output to read what is in the pipe."""
 
 Render = Callable[[Message[Any] | Record[Any]], bytes]
 
@@ -45,12 +51,18 @@ async def consume(
             metavar="NAME",
             help="The subscription; a missing one is created.",
             show_default=False,
+            autocompletion=complete_subscription,
         ),
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", metavar="NAME", help="With --records: the group whose positions move.", show_default=False
+            "--group",
+            "-g",
+            metavar="NAME",
+            help="With --records: the group whose positions move.",
+            show_default=False,
+            autocompletion=complete_subscription,
         ),
     ] = None,
     records: Annotated[
@@ -74,7 +86,8 @@ async def consume(
         ),
     ] = None,
     start: Annotated[
-        str, typer.Option(metavar="WHERE", help="Where a new subscription begins: earliest, latest or a time.")
+        str,
+        typer.Option(metavar="WHERE", help=f"Where a new subscription begins: earliest, latest, {TIME_OR_AGE}."),
     ] = "earliest",
     no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the subscription does not exist.")] = False,
     raw: Annotated[
@@ -121,25 +134,25 @@ def _renderer(as_json: bool, raw: bool) -> Render:
     return envelope_line
 
 
-async def _ack(batch: Any, count: int) -> None:
-    if count == len(batch):
+async def _ack(batch: Any, first: int, end: int) -> None:
+    if end - first == len(batch):
         await batch.ack()
     else:
-        await asyncio.gather(*(message.ack() for message in batch[:count]))
+        await asyncio.gather(*(message.ack() for message in batch[first:end]))
 
 
-async def _commit(batch: RecordBatch[Any], count: int) -> None:
-    if count == len(batch):
+async def _commit(batch: RecordBatch[Any], first: int, end: int) -> None:
+    if end - first == len(batch):
         await batch.commit()
         return
     # A commit settles all lower offsets of its partition.
-    last = {(record.topic, record.partition): record for record in batch[:count]}
+    last = {(record.topic, record.partition): record for record in batch[first:end]}
     for record in last.values():
         await record.commit()
 
 
 class _PrintLoop:
-    """Fetches batches, prints them, and settles the messages that were printed."""
+    """Fetches batches, prints them, and settles the messages whose lines were read."""
 
     def __init__(self, session: Session, limit: int | None, idle: float | None, render: Render) -> None:
         self._session = session
@@ -148,7 +161,7 @@ class _PrintLoop:
         self._render = render
         self.count = 0
 
-    async def run(self, next_batch: Callable[..., Any], settle: Callable[[Any, int], Any]) -> None:
+    async def run(self, next_batch: Callable[..., Any], settle: Callable[[Any, int, int], Any]) -> None:
         loop = asyncio.get_running_loop()
         latest = loop.time()
         try:
@@ -171,7 +184,7 @@ class _PrintLoop:
             if not self._session.as_json and self._session.interactive:
                 self._session.note(f"{self.count} {'message' if self.count == 1 else 'messages'}")
 
-    async def _print(self, batch: Sequence[Any], settle: Callable[[Any, int], Any]) -> None:
+    async def _print(self, batch: Sequence[Any], settle: Callable[[Any, int, int], Any]) -> None:
         out = self._session.out
         ends: list[int] = []
         parts: list[bytes] = []
@@ -181,10 +194,26 @@ class _PrintLoop:
             end += len(part)
             parts.append(part)
             ends.append(end)
+        settled = 0
+
+        async def settle_taken() -> None:
+            nonlocal settled
+            taken = bisect_right(ends, out.taken)
+            if taken > settled:
+                first, settled = settled, taken
+                self.count += taken - first
+                await settle(batch, first, taken)
+
         try:
             await out.write(b"".join(parts))
-        finally:
-            printed = sum(1 for end in ends if end <= out.written)
-            self.count += printed
-            if printed:
-                await settle(batch, printed)
+            while settled < len(ends):
+                await out.wait_taken(ends[settled])
+                await settle_taken()
+        except asyncio.CancelledError:
+            with suppress(TimeoutError, BrokenPipeError):
+                await asyncio.wait_for(out.wait_taken(out.written), LAST_SECONDS)
+            await settle_taken()
+            raise
+        except BrokenPipeError:
+            await settle_taken()
+            raise

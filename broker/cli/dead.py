@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.arguments import parse_name
+from broker.cli.completion import complete_topic
 from broker.cli.errors import Exit, error_json
 from broker.cli.output import counter, escaped, json_line, json_text, show_table
 from broker.cli.rendering import bytes_field, cut, printable, timestamp
@@ -30,6 +31,7 @@ DeadTopic = Annotated[
         parser=parse_name,
         help="Name of the dead-letter topic, such as orders.dead; one that is not portable is the broker's own name.",
         show_default=False,
+        autocompletion=complete_topic,
     ),
 ]
 
@@ -81,6 +83,7 @@ async def redrive(
             parser=parse_name,
             help="A topic that letters may go back to, repeatable; letters of other topics stay.",
             show_default=False,
+            autocompletion=complete_topic,
         ),
     ] = None,
     dry_run: Annotated[

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.arguments import Yes, parse_name, parse_time
+from broker.cli.arguments import TIME_OR_AGE, Yes, parse_name, parse_time
+from broker.cli.completion import complete_topic
 from broker.cli.errors import Exit, Failure, error_json
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
@@ -67,7 +68,7 @@ async def reset(
         str | None,
         typer.Option(
             metavar="WHERE",
-            help="The new position: earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z.",
+            help=f"The new position: earliest, latest, an offset, {TIME_OR_AGE}.",
             show_default=False,
         ),
     ] = None,
@@ -83,6 +84,7 @@ async def reset(
             metavar="TOPIC",
             parser=parse_name,
             help="Only this topic; may be repeated. By default all topics of the group.",
+            autocompletion=complete_topic,
         ),
     ] = None,
     partition: Annotated[
@@ -134,14 +136,7 @@ def _parse_position(text: str) -> Start | int:
         return text
     if text.isdecimal() and text.isascii():
         return int(text)
-    try:
-        return parse_time(text)
-    except Failure:
-        raise Failure(
-            f"--to is {text!r}",
-            advice="It takes earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z",
-            code=Exit.USAGE,
-        ) from None
+    return parse_time("--to", text, "earliest, latest, an offset, ")
 
 
 def _member(client: str, host: str, partitions: Any) -> str:

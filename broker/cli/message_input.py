@@ -1,6 +1,7 @@
 """Parses arguments and lines of input into messages.
 
-An invalid line yields a `BadLine`, which names the line, the field and what to do. Reading then continues.
+An invalid line yields a `BadLine`, which names the line, the field and what to do. Reading then continues. Input in
+UTF-16 raises before its first line: split at newline bytes, its lines are no text.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import base64
 import binascii
 import difflib
 import json
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, cast
+from math import isfinite
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from broker.cli.errors import Exit, Failure, advice_of
 from broker.cli.streams import Source
@@ -92,7 +97,7 @@ class Item(NamedTuple):
 def parse_attributes(pairs: Sequence[str]) -> dict[str, str]:
     """Parse the values of --attribute, `name=value`.
 
-    :raises Failure: a value has no `=` or no name.
+    :raises Failure: a value has no `=` or no name, or a name is given twice.
     """
     attributes: dict[str, str] = {}
     for pair in pairs:
@@ -102,6 +107,10 @@ def parse_attributes(pairs: Sequence[str]) -> dict[str, str]:
                 f"--attribute {pair!r} is not name=value",
                 advice="Write it as --attribute type=created",
                 code=Exit.USAGE,
+            )
+        if name in attributes:
+            raise Failure(
+                f"--attribute {name!r} is given twice", advice="A message has one value of each name", code=Exit.USAGE
             )
         attributes[name] = value
     return attributes
@@ -114,10 +123,15 @@ async def from_arguments(arguments: Sequence[str], common: Common) -> AsyncItera
 
 
 async def from_lines(source: Source, common: Common) -> AsyncIterator[Item]:
-    """Each line is the body of a message; an empty line is an empty body."""
+    """Each line is the body of a message; an empty line is an empty body.
+
+    :raises Failure: the input is UTF-16.
+    """
     number = 0
     async for line in source.lines():
         number += 1
+        if number == 1 and line.startswith(_UTF16):
+            raise _not_utf8()
         yield Item(number, common.message(line))
 
 
@@ -127,10 +141,18 @@ async def from_whole(source: Source, common: Common) -> AsyncIterator[Item]:
 
 
 async def from_json_lines(source: Source, common: Common) -> AsyncIterator[Item]:
-    """Each line is a message as a JSON object; blank lines are skipped."""
+    """Each line is a message as a JSON object; blank lines are skipped.
+
+    :raises Failure: the input is UTF-16.
+    """
     number = 0
     async for line in source.lines():
         number += 1
+        if number == 1:
+            if line.startswith(_UTF16) or b"\0" in line[:2]:
+                raise _not_utf8()
+            # Some editors write it.
+            line = line.removeprefix(BOM_UTF8)
         if not line.strip():
             continue
         try:
@@ -139,20 +161,57 @@ async def from_json_lines(source: Source, common: Common) -> AsyncIterator[Item]
             yield Item(number, error)
 
 
+_UTF16: Final = (BOM_UTF16_LE, BOM_UTF16_BE)
+
+
+def _not_utf8() -> Failure:
+    return Failure(
+        "The input is UTF-16, and lines are read as UTF-8",
+        advice="Convert it, for instance with `iconv -f UTF-16 -t UTF-8`, or publish it as one message with --whole",
+        code=Exit.NOT_PUBLISHED,
+    )
+
+
 def parse_json(line: bytes, number: int, common: Common) -> OutboundMessage:
-    """Parse a message from a line of JSON.
+    """Parse a message from a line of JSON. The text of `payload` is published as it stands.
 
     :raises BadLine: the line is not a JSON object, or a field is invalid.
     """
     try:
-        return _parse(line, number, common)
+        parsed = _read(line, number)
+        if not isinstance(parsed, _Object):
+            raise BadLine(number, None, f"{_kind(parsed)}, not an object", 'Write {"payload": VALUE}')
+        return _Reader(parsed, line, number).message(common)
     except RecursionError:
         raise BadLine(number, None, "nested too deeply", "Publish such a body with --whole, or as data") from None
 
 
-def _parse(line: bytes, number: int, common: Common) -> OutboundMessage:
+class _Object(dict[str, Any]):
+    """An object of JSON.
+
+    :ivar twice: a name that it has twice.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.twice: str | None = None
+        if len(self) < len(pairs):
+            names = [name for name, _ in pairs]
+            self.twice = next(name for name in names if names.count(name) > 1)
+
+
+class _Body(msgspec.Struct):
+    payload: msgspec.Raw
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+_DIGITS: Final = 400
+"""An integer of more digits is beyond every number that a field takes; as a float it is infinite."""
+
+
+def _read(line: bytes, number: int) -> object:
     try:
-        parsed: object = json.loads(line, parse_constant=_refuse_constant)
+        return json.loads(line.decode(), object_pairs_hook=_Object, parse_int=_number, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise BadLine(
             number,
@@ -168,12 +227,11 @@ def _parse(line: bytes, number: int, common: Common) -> OutboundMessage:
             'Write one object per line, such as {"data": "hello"}',
         ) from None
     except ValueError as error:
-        raise BadLine(
-            number, None, f"not JSON: {error}", "Write shorter numbers, or the body as data, which is text"
-        ) from None
-    if not isinstance(parsed, dict):
-        raise BadLine(number, None, f"{_kind(parsed)}, not an object", 'Write {"payload": VALUE}')
-    return _Reader(parsed, number).message(common)  # pyright: ignore[reportUnknownArgumentType]
+        raise BadLine(number, None, f"not JSON: {error}", "Use null, or write it as text") from None
+
+
+def _number(digits: str) -> float:
+    return int(digits) if len(digits) < _DIGITS else float(digits)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -183,12 +241,15 @@ def _refuse_constant(name: str) -> Any:
 class _Reader:
     """Reads the fields of one JSON object."""
 
-    def __init__(self, fields: dict[str, Any], number: int) -> None:
+    def __init__(self, fields: _Object, line: bytes, number: int) -> None:
         self._fields = fields
+        self._line = line
         self._number = number
 
     def message(self, common: Common) -> OutboundMessage:
         fields = self._fields
+        if fields.twice is not None:
+            raise self._bad(fields.twice, "given twice", "Keep one of them")
         for name in fields:
             if name not in FIELDS and name not in IGNORED:
                 near = difflib.get_close_matches(name, FIELDS, 1)
@@ -230,10 +291,10 @@ class _Reader:
         value = self._fields[name]
         if name == "payload":
             try:
-                text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            except ValueError:
-                raise self._bad(name, "contains a number beyond the range", "Write numbers below 1e308") from None
-            return text.encode("utf-8", "surrogatepass")
+                return bytes(_BODY.decode(self._line).payload)
+            except msgspec.DecodeError:
+                # The one thing that the other reader lets pass.
+                raise self._bad(name, "contains a lone surrogate", "Use data for text that is not Unicode") from None
         if value is None:
             return None
         text = self._text(name)
@@ -248,22 +309,19 @@ class _Reader:
         value = self._fields[name]
         if isinstance(value, str):
             return value
-        quoted = json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
-        advice = f"Write it as text: {quoted}"
-        if name == "data":
-            advice = 'Write text, or use "payload" for other JSON values'
+        advice = 'Write text, or use "payload" for other JSON values' if name == "data" else _as_text(value)
         raise self._bad(name, f"{_kind(value)}, not text", advice)
 
     def _attributes(self, name: str) -> dict[str, str]:
         value = self._fields[name]
-        if not isinstance(value, dict):
+        if not isinstance(value, _Object):
             raise self._bad(name, f"{_kind(value)}, not an object", 'Write {"name": "value"}')
-        attributes = cast("dict[str, Any]", value)
-        for key, entry in attributes.items():
+        if value.twice is not None:
+            raise self._bad(f"{name}.{value.twice}", "given twice", "Keep one of them")
+        for key, entry in value.items():
             if not isinstance(entry, str):
-                quoted = json.dumps(json.dumps(entry, ensure_ascii=False), ensure_ascii=False)
-                raise self._bad(f"{name}.{key}", f"{_kind(entry)}, not text", f"Write it as text: {quoted}")
-        return attributes
+                raise self._bad(f"{name}.{key}", f"{_kind(entry)}, not text", _as_text(entry))
+        return value
 
     def _time(self, name: str) -> datetime:
         text = self._text(name)
@@ -278,16 +336,32 @@ class _Reader:
     def _seconds(self, name: str) -> float:
         value = self._fields[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            shown = json.dumps(value, ensure_ascii=False)
-            raise self._bad(name, f"{shown} is not a number of seconds above 0", "Write it like 60 or 1.5")
+            raise self._bad(name, f"{_shown(value)} is not a number of seconds above 0", "Write it like 60 or 1.5")
         try:
             return float(value)
         except OverflowError:
             raise self._bad(name, "has too many digits", "Write it like 60 or 1.5") from None
 
 
+_LONGEST: Final = 40
+"""A value of more characters is not shown in an error."""
+
+
+def _shown(value: object) -> str:
+    """The value as JSON, `…` for a long one, and for a number that was too large to keep."""
+    if isinstance(value, float) and not isfinite(value):
+        return "…"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else "…"
+
+
+def _as_text(value: object) -> str:
+    shown = _shown(value)
+    return "Write it as text" + ("" if shown == "…" else f": {json.dumps(shown, ensure_ascii=False)}")
+
+
 def _kind(value: object) -> str:
-    shown = json.dumps(value, ensure_ascii=False)
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    names: dict[type, str] = {_Object: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     name = names.get(type(value), "a number")
-    return name if len(shown) > 40 or value is None else f"{shown} is {name}"
+    shown = _shown(value)
+    return name if shown == "…" or value is None else f"{shown} is {name}"

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from broker.cli.arguments import KnownTopic, parse_name, parse_time
+from broker.cli.arguments import TIME_OR_AGE, KnownTopic, parse_name, parse_time
+from broker.cli.completion import complete_subscription
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import json_line, show_table
 from broker.cli.rendering import envelope_json, envelope_row
@@ -46,7 +47,7 @@ async def peek(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Show messages from this time on.", show_default=False),
+        typer.Option(metavar="TIME", help=f"Show messages from there on: {TIME_OR_AGE}.", show_default=False),
     ] = None,
     partition: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=0, help="Only this partition.", show_default=False)
@@ -60,6 +61,7 @@ async def peek(
             parser=parse_name,
             help="Show the next messages of this subscription, and release them.",
             show_default=False,
+            autocompletion=complete_subscription,
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten bodies and attributes.")] = False,
@@ -87,7 +89,7 @@ async def peek(
         )
     reader = session.bus.log
     if since is not None:
-        positions = await reader.position_at(topic, parse_time(since))
+        positions = await reader.position_at(topic, parse_time("--since", since))
         found = await _read_from(reader, topic, positions, partition, count)
     elif offset is not None:
         bounds = await reader.bounds(topic)

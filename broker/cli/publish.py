@@ -1,8 +1,8 @@
 """`broker publish`: publish messages from arguments, standard input or a file.
 
-After an error, an invalid line or Ctrl-C the command waits for the messages that it has enqueued: every message of the
-input is either published or reported. Receipts are printed in the order of the input. At most `WINDOW` messages are in
-flight.
+The command looks for the topic before it reads, so that a wrong name takes no input from a pipe. After an error, an
+invalid line or Ctrl-C it waits for the messages that it has enqueued: every message of the input is either published or
+reported. Receipts are printed in the order of the input. At most `WINDOW` messages are in flight.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,7 +23,7 @@ from broker.cli.message_input import Common, Item
 from broker.cli.output import counter, json_line
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
-from broker.errors import BrokerError
+from broker.errors import BrokerError, NotAuthorized, Unsupported
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.receipts import Receipt
@@ -126,6 +126,7 @@ async def publish(
         if data:
             items = message_input.from_arguments(data, common)
         else:
+            await _find(session, topic)
             source = Source(stack.enter_context(_opened(file)) if file else None)
             if file is None and sys.stdin.isatty():
                 session.note("Reading messages from the terminal, one per line; Ctrl-D ends")
@@ -140,6 +141,13 @@ async def publish(
         # Registered before the counter, so that it runs after the counter is erased.
         stack.callback(work.summarize)
         await work.run(items, stack.enter_context(counter("Published", shown=session.interactive)))
+
+
+async def _find(session: Session, topic: str) -> None:
+    """:raises TopicNotFound: the topic does not exist."""
+    # Publishing needs no right to look.
+    with suppress(NotAuthorized, Unsupported):
+        await session.bus.admin.topic_identity(topic)
 
 
 def _opened(path: Path) -> Any:
@@ -169,6 +177,7 @@ class _Publishing:
         self._unknown = 0
         self._stop = False
         self._last = 0
+        self._first_refused = 0
         self.single = False
         """Whether the input is one message."""
 
@@ -254,8 +263,9 @@ class _Publishing:
         self._failed += 1
         if not self._stop or self._keep_going:
             self._report(line, error)
-        if not self._keep_going:
+        if not self._keep_going and not self._stop:
             self._stop = True
+            self._first_refused = line
         if self._session.code in {Exit.DONE, Exit.NOT_PUBLISHED}:
             self._session.code = exit_code(error)
 
@@ -285,7 +295,10 @@ class _Publishing:
             parts.append(f"{self._unknown} without an answer")
         summary = ", ".join(parts)
         if self._stop and not self.single:
-            summary += f"; stopped at {self._unit} {self._last}. Use --keep-going to continue after errors"
+            summary += f"; stopped at {self._unit} {self._first_refused}"
+            if self._last > self._first_refused:
+                summary += f", when {self._unit}s up to {self._last} were under way"
+            summary += ". Use --keep-going to continue after errors"
         self._session.note(summary)
 
 

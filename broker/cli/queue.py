@@ -14,6 +14,7 @@ import typer
 
 from broker.cli import dead, subscriptions
 from broker.cli.arguments import SubscriptionName, Yes
+from broker.cli.completion import complete_topic
 from broker.cli.errors import Exit, Failure
 from broker.cli.health import HealthServer
 from broker.cli.output import escaped, json_line, show_table
@@ -121,11 +122,21 @@ async def tracker(
     *,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", metavar="TOPIC", help="A topic of the messages; may be repeated."),
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            help="A topic of the messages; may be repeated.",
+            autocompletion=complete_topic,
+        ),
     ] = None,
     unnamed: Annotated[
         str,
-        typer.Option(metavar="TOPIC", help="The topic of messages whose markers name none, as those of kafka-mq-go."),
+        typer.Option(
+            metavar="TOPIC",
+            help="The topic of messages whose markers name none, as those of kafka-mq-go.",
+            autocompletion=complete_topic,
+        ),
     ] = "",
     listen: Annotated[
         str | None,

@@ -1,8 +1,8 @@
 """`Sink` and `Source`: standard output and input in bytes, without blocking the event loop.
 
 A full pipe, a pager or idle input suspends only the caller, while leases are renewed; cancellation takes effect at
-once. `Sink.written` counts exactly the bytes that were written, so that a message is acked only after its line. One
-task uses a stream at a time.
+once. `Sink.written` counts exactly the bytes that were written, and `Sink.taken` those that the reader of a pipe has
+read, so that a message is acked only after its line. One task uses a stream at a time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import stat
 import sys
 from collections.abc import AsyncIterator
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    fcntl = termios = None
 
 __all__ = ["Sink", "Source"]
 
@@ -20,6 +27,9 @@ _CHUNK: Final = 4096
 """A writable pipe accepts this many bytes without blocking (PIPE_BUF)."""
 _READ: Final = 1 << 16
 _POLLS: Final = hasattr(select, "poll")
+_SHORTEST: Final = 0.001
+_LONGEST: Final = 0.05
+"""How often a writer looks whether the reader has read, since no event tells it; from the one to the other."""
 
 
 def _binary(stream: IO[Any]) -> IO[bytes]:
@@ -74,8 +84,31 @@ class Sink:
     def __init__(self, stream: IO[Any] | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
         self._fd = _descriptor(self._stream)
+        self._pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
         self.written = 0
         self._stream.flush()
+
+    @property
+    def taken(self) -> int:
+        """How many of the written bytes the reader has read. Of what is not a pipe, and on systems whose pipes do not
+        tell their writer, all count as read.
+        """
+        if not self._pipe or fcntl is None or termios is None:
+            return self.written
+        unread = int.from_bytes(fcntl.ioctl(cast("int", self._fd), termios.FIONREAD, bytes(4)), sys.byteorder)
+        return max(0, self.written - unread)
+
+    async def wait_taken(self, end: int) -> None:
+        """Return when the reader has read up to `end`.
+
+        :raises BrokenPipeError: the reader closed the pipe before.
+        """
+        pause = _SHORTEST
+        while self.taken < end:
+            if self.broken():
+                raise BrokenPipeError
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
 
     async def write(self, data: bytes) -> None:
         """Write all of the data.

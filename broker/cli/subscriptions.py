@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli.arguments import KnownTopic, SubscriptionName, TopicName, Yes, parse_name, parse_start
+from broker.cli.arguments import (
+    TIME_OR_AGE,
+    KnownTopic,
+    SubscriptionName,
+    TopicName,
+    Yes,
+    parse_name,
+    parse_start,
+)
+from broker.cli.completion import complete_subscription
 from broker.cli.errors import Exit, Failure
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
@@ -51,7 +60,7 @@ async def create(
         str,
         typer.Option(
             metavar="WHERE",
-            help="Where the subscription begins: earliest, latest, or a time such as 2030-01-31T12:00:00Z.",
+            help=f"Where the subscription begins: earliest, latest, {TIME_OR_AGE}.",
         ),
     ] = "earliest",
     as_json: AsJson = False,
@@ -105,6 +114,7 @@ async def lag(
             parser=parse_name,
             help="Name of a subscription or group; by default all of the topic.",
             show_default=False,
+            autocompletion=complete_subscription,
         ),
     ] = None,
     *,

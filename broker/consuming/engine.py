@@ -204,7 +204,14 @@ class Engine:
                 parts.setdefault(policy_of(message).in_flight, []).append(message)
         await _all([answer for in_flight, part in parts.items() if (answer := in_flight.ack_all(part)) is not None])
         if len(still_open) < len(messages):
-            lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
+            lost = next(
+                (
+                    m
+                    for m in messages
+                    if m.outcome is Outcome.RELEASE or (m.outcome is None and m.state is SettleState.LOST)
+                ),
+                None,
+            )
             if lost is not None:
                 lost.begin_settling(Outcome.ACK)
 

@@ -7,6 +7,10 @@ import json
 
 import pytest
 
+from broker.admin import AdminFacade
+from broker.cli.streams import Source
+from broker.errors import NotAuthorized
+
 
 def bodies(result) -> list[str]:
     return [line["data"] for line in result.lines]
@@ -117,6 +121,27 @@ def test_a_refused_message_is_reported_with_its_line(cli):
     assert len(result.err) < 1000
 
 
+@pytest.mark.parametrize("option", [(), ("--jsonl",), ("--whole",)])
+def test_publish_looks_for_the_topic_before_it_reads(memory, option, monkeypatch):
+    async def read(source):
+        raise AssertionError("the input was read")
+
+    monkeypatch.setattr(Source, "read", read)
+    result = memory("publish", "missing", *option, stdin="{", code=3)
+    assert "missing" in result.err
+    assert "broker topics create" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_publish_needs_no_right_to_look_for_the_topic(memory, monkeypatch):
+    async def refuse(admin, topic):
+        raise NotAuthorized(f"Topic {topic!r} cannot be described")
+
+    topic = memory.topic()
+    monkeypatch.setattr(AdminFacade, "topic_identity", refuse)
+    assert "Published 1 message" in memory("publish", topic, stdin="one").err
+
+
 @pytest.mark.parametrize("name", ["memory", "process"])
 def test_a_thousand_lines_in_order(name, request):
     cli = request.getfixturevalue(name)
@@ -188,7 +213,8 @@ def test_peek_since_a_time(cli):
     lines = cli("peek", topic, "--json").lines
     assert [line["data"] for line in lines] == ["a", "b", "c"]
     assert cli("peek", topic, "--since", lines[0]["broker_time"], "--json").lines == lines
-    assert cli("peek", topic, "--since", "2100-01-01", "--json").lines == []
+    assert cli("peek", topic, "--since", "2100-01-01T00:00Z", "--json").lines == []
+    assert cli("peek", topic, "--since", "5m", "--json").lines == lines
 
 
 def test_peek_of_a_subscription_releases(cli):
@@ -205,7 +231,15 @@ def test_peek_of_a_subscription_releases(cli):
         (("consume", "topic"), "--subscription NAME"),
         (("consume", "topic", "-s", "abc", "--ephemeral"), "--subscription NAME"),
         (("consume", "topic", "-g", "abc"), "--records"),
-        (("consume", "topic", "-s", "abc", "--start", "soon"), "earliest"),
+        (("consume", "topic", "-s", "abc", "--start", "soon"), "It takes earliest, latest, a time such as"),
+        (("consume", "topic", "-s", "abc", "--start", "2030-01-01T00:00"), "Write 2030-01-01T00:00:00Z for UTC"),
+        (("subscriptions", "create", "topic", "abc", "--start", "5"), "It takes earliest, latest, a time such as"),
+        (("peek", "topic", "--since", "2030-01-01"), "--since is '2030-01-01', which has no timezone"),
+        (("peek", "topic", "--since", "5"), "--since is '5'"),
+        (("peek", "topic", "--since", "0m"), "--since is '0m'"),
+        (("peek", "topic", "--since", "9999w9"), "--since is '9999w9'"),
+        (("groups", "reset", "abc", "--to", "2030-01-01"), "--to is '2030-01-01', which has no timezone"),
+        (("groups", "reset", "abc", "--to", "soon"), "It takes earliest, latest, an offset, a time such as"),
         (("consume", "topic", "-s", "a"), "not portable"),
         (("publish", "topic", "a", "--jsonl"), "--jsonl"),
         (("publish", "topic", "--jsonl", "--whole"), "--whole"),
@@ -216,6 +250,7 @@ def test_peek_of_a_subscription_releases(cli):
         (("peek", "topic", "--from", "1", "--since", "2030-01-01"), "--since"),
         (("peek", "topic", "-s", "abc", "--from", "1"), "--from"),
         (("topics", "create", "topic", "--retention", "soon"), "7d"),
+        (("topics", "create", "topic", "--retention", "99999999999w"), "too long"),
         (("topics", "create", "topic", "--partitions", "0"), "--partitions"),
         (("lag",), "TOPIC"),
     ],

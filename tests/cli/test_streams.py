@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import sys
 
 import pytest
 
@@ -65,6 +66,26 @@ async def test_a_closed_pipe(pipe):
     assert sink.written == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other pipes do not tell their writer")
+async def test_what_the_reader_of_a_pipe_has_read_is_known(pipe):
+    reader, writer = pipe
+    sink = Sink(writer)
+    await sink.write(b"one\ntwo\n")
+    assert (sink.written, sink.taken) == (8, 0)
+    first = asyncio.create_task(sink.wait_taken(4))
+    await asyncio.sleep(0)
+    assert not first.done()
+    assert reader.read(5) == b"one\nt"
+    await first
+    assert sink.taken == 5
+    last = asyncio.create_task(sink.wait_taken(8))
+    await asyncio.sleep(0)
+    reader.close()
+    with pytest.raises(BrokenPipeError):
+        await last
+    assert (sink.written, sink.taken) == (8, 5)
+
+
 async def test_an_idle_writer_suspends_the_reader_only(pipe):
     reader, writer = pipe
     source = Source(reader)
@@ -84,8 +105,12 @@ async def test_streams_in_memory_and_files(tmp_path):
     buffer = io.BytesIO()
     sink = Sink(buffer)
     await sink.write(b"abc")
-    assert (buffer.getvalue(), sink.written, sink.broken()) == (b"abc", 3, False)
+    assert (buffer.getvalue(), sink.written, sink.taken, sink.broken()) == (b"abc", 3, 3, False)
     path = tmp_path / "data"
+    with path.open("wb") as file:
+        sink = Sink(file)
+        await sink.write(b"abc")
+        assert (sink.written, sink.taken) == (3, 3)
     path.write_bytes(b"\n".join([b"x" * 100_000, b"", b"y"]))
     with path.open("rb") as file:
         assert [len(line) async for line in Source(file).lines()] == [100_000, 0, 1]

@@ -7,6 +7,7 @@ Without a command Kafka is only fetched, if it is missing.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Protocol
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_jars import distribution
 
-__all__ = ["main", "run_beside", "run_with"]
+__all__ = ["main", "run_beside", "run_with", "unfit"]
 
 
 class _Server(Protocol):
@@ -30,11 +31,18 @@ class _Server(Protocol):
 
 
 def main(command: Sequence[str]) -> int:
-    return run_beside(KafkaServer, command, fetch=distribution)
+    return run_beside(KafkaServer, command, fetch=distribution, about=__doc__)
 
 
-def run_beside(make: Callable[[], _Server], command: Sequence[str], *, fetch: Callable[[], object]) -> int:
-    """Fetch a server and run the command with it; return its exit status, or 1 if the server is unavailable."""
+def run_beside(
+    make: Callable[[], _Server], command: Sequence[str], *, fetch: Callable[[], object], about: str | None
+) -> int:
+    """Fetch a server and run the command with it; return its exit status, or 1 if the server is unavailable.
+
+    :param about: what --help prints.
+    """
+    if (status := unfit(command, about)) is not None:
+        return status
     try:
         fetch()
         if not command:
@@ -48,6 +56,19 @@ def run_beside(make: Callable[[], _Server], command: Sequence[str], *, fetch: Ca
         return run_with(command, server.url)
     finally:
         server.close()
+
+
+def unfit(command: Sequence[str], about: str | None) -> int | None:
+    """Print the help, or that there is no such command, and return the exit status; None for a command to run."""
+    if not command:
+        return None
+    if command[0] in {"-h", "--help"}:
+        sys.stdout.write(about or "")
+        return 0
+    if shutil.which(command[0]) is None:
+        sys.stderr.write(f"There is no command {command[0]!r}; --help says how to name one\n")
+        return 127
+    return None
 
 
 def run_with(command: Sequence[str], url: str) -> int:

@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 def main(command: Sequence[str]) -> int:
     try:
-        return run_beside(make_server, command, fetch=program)
+        return run_beside(make_server, command, fetch=program, about=__doc__)
     except Missing as error:
         sys.stderr.write(f"{error}\n")
         return 1 if command else 0

@@ -19,7 +19,7 @@ def main(command: Sequence[str]) -> int:
     if not command:
         sys.stderr.write("Name a command to run\n")
         return 2
-    return run_beside(PubSubServer, command, fetch=lambda: None)
+    return run_beside(PubSubServer, command, fetch=lambda: None, about=__doc__)
 
 
 if __name__ == "__main__":

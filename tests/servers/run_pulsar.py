@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main(command: Sequence[str]) -> int:
-    return run_beside(PulsarServer, command, fetch=_fetch)
+    return run_beside(PulsarServer, command, fetch=_fetch, about=__doc__)
 
 
 def _fetch() -> None:

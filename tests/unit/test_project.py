@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib
 import pkgutil
 import re
@@ -79,12 +80,16 @@ def test_the_wheel_holds_every_package_typed_and_licensed(tmp_path: Path):
         capture_output=True,
     )
     (wheel,) = tmp_path.glob("anybroker-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    names = set(archive.namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert {f"{package}/__init__.py" for package in PACKAGES} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    (path,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    fields = email.message_from_bytes(archive.read(path))
+    assert (fields["Author"], fields["License-Expression"]) == ("The anybroker authors", "Apache-2.0")
 
 
 def test_the_version_is_in_the_changelog():

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from broker.consuming.runner import serve
-from broker.errors import Closed, SettleError
+from broker.errors import Closed, LeaseLost
 from broker.messages import Message
 from broker.protocols import MessageStream
 from broker.testing.case import ConformanceCase
@@ -142,15 +142,19 @@ class Closing(ConformanceCase):
 
     @promise(
         "close.late-settle-raises",
-        "Acking a message after a close released it raises an error.",
+        "Settling a message or batch after a close released it raises LeaseLost, which names the close.",
     )
     async def test_late_settle_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
-            await bus.topic(topic).publish(b"x")
-            (message,) = await take(inbox, 1, harness.patience)
-        with pytest.raises((SettleError, Closed)):
-            await message.ack()
+            await bus.topic(topic).publish_batch(numbered(2))
+            message = await inbox.next_message(timeout=harness.patience)
+            batch = await inbox.next_batch(timeout=harness.patience)
+            assert message is not None and len(batch) == 1
+        for late in (message.ack, message.nack, message.reject, batch[0].ack, batch.ack, batch[0].nack):
+            with pytest.raises(LeaseLost, match="its consumer closed") as caught:
+                await late()
+            assert "max_lease" not in caught.value.advice
 
     @promise("close.flushes-acks", "Acks sent right before a close are carried out.")
     async def test_flushes_acks(self, harness: Harness) -> None:

@@ -6,13 +6,12 @@ ends. Without a command the double runs until it is interrupted, and its URL is 
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 
+from tests.servers.run_kafka import run_with, unfit
 from tests.servers.servicebus.double import ServiceBusDouble, missing
 from tests.servers.servicebus.limits import SHORTEST_LOCK
 
@@ -20,12 +19,14 @@ __all__ = ["main"]
 
 
 def main(command: Sequence[str]) -> int:
+    if (status := unfit(command, __doc__)) is not None:
+        return status
     if (reason := missing()) is not None:
         sys.stderr.write(f"{reason}\n")
         return 1
     with ServiceBusDouble(shortest_lock=SHORTEST_LOCK) as double:
         if command:
-            return _run(command, double.url)
+            return run_with(command, double.url)
         sys.stdout.write(f"A test double of Azure Service Bus, until Ctrl-C:\n{double.url}\n")
         sys.stdout.flush()
         _wait()
@@ -37,15 +38,6 @@ def _wait() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     ended.wait()
-
-
-def _run(command: Sequence[str], url: str) -> int:
-    with subprocess.Popen(list(command), env={**os.environ, "BROKER_URL": url}) as child:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                continue  # the terminal has interrupted the command too, which still needs the double
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from broker.codecs import Bytes, Json, Text
 from broker.errors import ConfigurationError, DecodeError, InvalidMessage
@@ -52,6 +52,27 @@ class Second(BaseModel):
     other: int
 
 
+class Measure(msgspec.Struct):
+    value: float | None
+    more: Any = None
+
+
+class MeasureModel(BaseModel):
+    value: float | None
+    more: Any = None
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+    value: float
+    note: str | None = None
+
+
+class Constants(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    value: float
+
+
 ROUND_TRIPS: list[tuple[Any, Any]] = [
     (Json(Order), Order(1, "x")),
     (Json(Order | Refund), Refund(2)),
@@ -64,6 +85,14 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
     (Json(Model | None), None),
     (Json(Order | None), None),
     (Json(), {"any": [1, None, "x"]}),
+    (Json(), [2**64 - 1, -(2**63), 1e308, -0.0, 5e-324, 1e22, "\u2028\x00"]),
+    (Json(Measure), Measure(None, {"null": ["null", None]})),
+    (Json(MeasureModel), MeasureModel(value=None, more={"null": ["null", None, 1e22]})),
+    (Json(dict[int, str]), {1: "a", -1: "b"}),
+    (Json(Named), Named(value=float("inf"), note=None)),
+    (Json(Order, validate=True), Order(1, "x")),
+    (Json(Model, validate=True), Model(id=1, fullName="Ann")),
+    (Json(Order | None, validate=True), None),
     (Text(), "grüß\x00"),
     (Bytes(), b"\x00\xff"),
     (Bytes(), b""),
@@ -79,6 +108,30 @@ def test_values_round_trip(codec: Codec[Any], payload: Any):
 @given(st.text())
 def test_text_round_trips(text: str):
     assert Text().decode(Text().encode(text)) == text
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda values: st.lists(values) | st.dictionaries(st.text(), values),
+)
+
+
+@given(JSON_VALUES)
+def test_every_json_value_is_written_and_read(value: Any):
+    assert Json().decode(Json().encode([value])) == [value]
+    model = MeasureModel(value=None, more=value)
+    assert Json(MeasureModel).decode(Json(MeasureModel).encode(model)) == model
+
+
+def test_raw_json_is_written_as_it_stands():
+    raw = msgspec.Raw(b'{"a": [1.50, "\\u00e9"], "b": null}')
+    assert Json(msgspec.Raw).encode(raw) == bytes(raw)
+    with pytest.raises(InvalidMessage, match="'a' is given twice"):
+        Json(msgspec.Raw).encode(msgspec.Raw(b'{"a": 1, "a": 1}'))
 
 
 @pytest.mark.parametrize(
@@ -131,6 +184,80 @@ def test_an_unencodable_payload_is_an_invalid_message(codec: Codec[Any], payload
         codec.encode(payload)
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("nan"), "nan is no JSON number"),
+        (float("inf"), "inf is no JSON number"),
+        (float("-inf"), "-inf is no JSON number"),
+        (2**64, "beyond 64 bits"),
+        (-(2**63) - 1, "beyond 64 bits"),
+        (10**5000, "digits|range"),
+        ("\ud800", "surrogates"),
+        ({1: "a", "1": "b"}, "'1' is given twice"),
+        (nested(5000), "depth|recursion"),
+    ],
+    ids=["nan", "inf", "-inf", "2**64", "-2**63-1", "5001 digits", "surrogate", "names", "depth"],
+)
+@pytest.mark.parametrize(
+    ("codec", "payload"),
+    [
+        (Json(), lambda value: value),
+        (Json(), lambda value: {"null": None, "deep": [value, None]}),
+        (Json(Measure), lambda value: Measure(value)),
+        (Json(Measure), lambda value: Measure(None, (value, None))),
+        (Json(MeasureModel), lambda value: MeasureModel.model_construct(value=1.0, more=value)),
+        (Json(list[MeasureModel]), lambda value: [MeasureModel.model_construct(value=None, more={"a": value})]),
+    ],
+    ids=["any", "any nested", "struct", "struct nested", "model", "model nested"],
+)
+def test_what_json_cannot_carry_is_refused_and_not_written_as_something_else(codec, payload, value, says):
+    with pytest.raises(InvalidMessage, match=says):
+        codec.encode(payload(value))
+
+
+@pytest.mark.parametrize(
+    ("codec", "payload"),
+    [
+        (Json(MeasureModel), MeasureModel(value=float("nan"))),
+        (Json(Constants), Constants(value=float("inf"))),
+        (Json(MeasureModel), MeasureModel(value=1.0, more=nested(210))),
+    ],
+    ids=["null", "Infinity", "deeper than pydantic reads"],
+)
+def test_what_pydantic_writes_and_cannot_read_is_refused(codec, payload):
+    with pytest.raises(InvalidMessage, match="cannot encode"):
+        codec.encode(payload)
+
+
+WRONG = [
+    (Order, {"foo": 1}, "`id`"),
+    (Order, "text", "Expected `object`"),
+    (Model, Model.model_construct(id="x", full_name="Ann"), "id"),
+    (Point, Point("x", 2.0), "Expected `int`"),  # pyright: ignore[reportArgumentType]
+]
+
+
+@pytest.mark.parametrize(("type", "payload", "says"), WRONG, ids=repr)
+def test_validate_refuses_a_payload_that_is_not_of_the_type(type, payload, says):
+    with pytest.raises(InvalidMessage, match=says):
+        Json(type, validate=True).encode(payload)
+
+
+def test_codecs_that_validate_are_other_codecs():
+    assert Json(Order, validate=True) == Json(Order, validate=True)
+    assert Json(Order, validate=True) != Json(Order)
+    assert len({Json(Order), Json(Order), Json(Order, validate=True)}) == 2
+    assert repr(Json(Order, validate=True)) == "Json(Order, validate=True)"
+
+
 def test_bytes_like_payloads_are_copied():
     payload: Any = bytearray(b"abc")
     written = Bytes().encode(payload)
@@ -149,6 +276,7 @@ def test_an_ambiguous_union_is_refused_at_once():
 
 def test_codecs_are_typed():
     assert_type(Json(Order), Json[Order])
+    assert_type(Json(Order, validate=True), Json[Order])
     assert_type(Json(Order | Refund).decode(b'{"type":"Refund","id":1}'), Order | Refund)
     assert_type(Json(list[int]).decode(b"[1]"), list[int])
     assert_type(Json(), Json[Any])

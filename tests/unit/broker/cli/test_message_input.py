@@ -36,7 +36,7 @@ def test_every_field_of_a_line_reaches_the_message():
     [
         ('{"data": null}', None),
         ('{"data": ""}', b""),
-        ('{"payload": {"a": [1, "é"]}}', '{"a":[1,"é"]}'.encode()),
+        ('{"payload": {"a": [1, "é"]}}', '{"a": [1, "é"]}'.encode()),
         ('{"payload": null}', b"null"),
         ('{"payload": "text"}', b'"text"'),
         ('{"data_base64": "/wA="}', b"\xff\x00"),
@@ -44,6 +44,27 @@ def test_every_field_of_a_line_reaches_the_message():
 )
 def test_bodies(line: str, data: bytes | None):
     assert parse(line).data == data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1e400",
+        "-1E-400",
+        "0.1000000000000000055",
+        "1.50",
+        "9" * 5000,
+        '{"a":1,"a":2}',
+        '{ "a" : [1, 2.0],"b":"\\u00e9\\/" }',
+        '{"payload": 1, "payload": {"data": 2}}',
+        "[" * 200 + "]" * 200,
+        "18446744073709551616",
+    ],
+    ids=lambda text: text[:20],
+)
+@pytest.mark.parametrize("line", ['{"payload": %s}', '{"key": "payload", "payload":%s , "id": "1"}\r'])
+def test_the_text_of_a_payload_is_published_as_it_stands(line: str, text: str):
+    assert parse(line % text).data == text.encode()
 
 
 def test_position_fields_of_consume_are_ignored():
@@ -80,9 +101,26 @@ def test_a_line_overrides_the_options_and_attributes_are_merged():
         ('{"data": "x", "id": ""}', None, "id is ''"),
         ('{"data": "x", "ttl": "5"}', "ttl", "number of seconds"),
         ('{"data": "x", "ttl": true}', "ttl", "number of seconds"),
+        ('{"data": "x", "ttl": -1}', "ttl", "-1 is not a number of seconds"),
+        ('{"data": "x", "ttl": 1e400}', None, "ttl is inf"),
+        ('{"data": "x", "ttl": %s}' % ("9" * 350), "ttl", "too many digits"),
+        ('{"data": "x", "ttl": %s}' % ("9" * 5000), None, "ttl is inf"),
+        ('{"data": %s}' % ("9" * 5000), "data", "a number, not text"),
+        ('{"data": "x", "key": %s}' % ("9" * 5000), "key", "a number, not text. Write it as text"),
+        ('{"data": "x", "key": %s}' % ("[" * 900 + "]" * 900), "key", "a list, not text. Write it as text"),
+        ("[" * 200_000, None, "nested too deeply"),
+        ('{"payload": %s}' % ("[" * 200_000 + "]" * 200_000), None, "nested too deeply"),
+        ('{"payload": ' + '{"a":' * 200_000, None, "nested too deeply"),
+        ('{"payload": [NaN]}', None, "NaN is no JSON value"),
+        ('{"payload": -Infinity}', None, "-Infinity is no JSON value"),
+        ('{"payload": "\\ud800"}', "payload", "lone surrogate"),
+        ('{"data": "x", "data": "y"}', "data", "given twice"),
+        ('{"payload": 1, "id": "a", "payload": 1}', "payload", "given twice"),
+        ('{"data": "x", "attributes": {"a": "1", "b": "2", "a": "3"}}', "attributes.a", "given twice"),
         ('{"data": "x", "deliver_at": "soon"}', "deliver_at", "not a time"),
         ('{"data": "x", "deliver_at": "2030-01-01T00:00:00"}', "deliver_at", "no timezone"),
     ],
+    ids=lambda value: repr(value)[:60],
 )
 def test_a_bad_line_names_its_number_the_field_and_the_fix(line: str | bytes, field: str | None, says: str):
     with pytest.raises(BadLine) as caught:
@@ -110,6 +148,25 @@ async def test_lines_are_numbered_across_reads_and_blank_ones_skipped():
     assert items[2].message.data == b"last"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+async def test_json_lines_in_utf_16_are_refused_before_the_first(encoding: str):
+    lines = '{"data": "1"}\n{"data": "2"}\n'.encode(encoding)
+    with pytest.raises(Failure, match="The input is UTF-16") as caught:
+        await anext(from_json_lines(Source(io.BytesIO(lines)), Common()))
+    assert "iconv" in caught.value.advice
+    assert caught.value.code == Exit.NOT_PUBLISHED
+
+
+async def test_lines_in_utf_16_are_refused_before_the_first():
+    with pytest.raises(Failure, match="The input is UTF-16"):
+        await anext(from_lines(Source(io.BytesIO("one\ntwo\n".encode("utf-16"))), Common()))
+
+
+async def test_a_mark_of_utf_8_before_the_first_line_is_skipped():
+    items = await collect(from_json_lines(Source(io.BytesIO(b'\xef\xbb\xbf{"data": "1"}\r\n{"data": "2"}')), Common()))
+    assert [item.message.data for item in items] == [b"1", b"2"]
+
+
 async def test_plain_lines_are_bytes_and_an_empty_line_is_an_empty_message():
     items = await collect(from_lines(Source(io.BytesIO(b"a\n\n\xff\r\nlast")), Common()))
     assert [item.message.data for item in items] == [b"a", b"", b"\xff\r", b"last"]
@@ -120,6 +177,8 @@ def test_attributes_of_the_option():
     for wrong in ("a", "=1"):
         with pytest.raises(Failure, match="not name=value"):
             parse_attributes([wrong])
+    with pytest.raises(Failure, match="'a' is given twice"):
+        parse_attributes(["a=1", "b=2", "a=1"])
 
 
 def test_what_consume_prints_can_be_published_again():

@@ -22,8 +22,11 @@ async def test_close_releases_unhandled_messages_at_once() -> None:
         started = asyncio.get_running_loop().time()
         await consumer.close()
         assert asyncio.get_running_loop().time() - started < 30
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLost, match="was given back before it was settled: its consumer closed") as caught:
             await message.ack()
+        assert "max_lease" not in caught.value.advice
+        with pytest.raises(LeaseLost, match="was given back before it was extended"):
+            await message.extend(5)
     assert source.fetched == len(source.outcomes(Outcome.RELEASE))
 
 
