@@ -22,10 +22,14 @@ __all__ = ["AdminFacade"]
 
 
 class AdminFacade:
-    """Provisioning and operations on the broker of a bus."""
+    """Provisioning and operations on the broker of a bus.
 
-    def __init__(self, bus: RedriveBus) -> None:
+    :param check: raises an error if the bus cannot be used.
+    """
+
+    def __init__(self, bus: RedriveBus, check: Callable[[], None] = lambda: None) -> None:
         self._bus = bus
+        self._check = check
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
@@ -220,6 +224,7 @@ class AdminFacade:
         check_flag("dry_run", dry_run)
         check_count("limit", limit, optional=True)
         check_callable("progress", progress, optional=True)
+        self._check()
         if dry_run:
             return await dry_redrive(self._bus, dead_letter_topic, to=to, limit=limit)
         return await redrive(self._bus, dead_letter_topic, to=to, limit=limit, progress=progress)
@@ -233,10 +238,12 @@ class AdminFacade:
         """
         check_name(dead_letter_topic, "topic")
         check_count("limit", limit)
+        self._check()
         return await list_dead_letters(self._bus, dead_letter_topic, limit=limit)
 
     @property
     def _spi(self) -> AdminSpi:
+        self._check()
         return self._bus.backend.admin()
 
     @property

@@ -224,9 +224,9 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         return False
 
     async def __aenter__(self) -> Self:
-        self.in_use = True
         if self.owner is not None:
             self.owner.begin(self)
+        self.in_use = True
         return self
 
     async def __aexit__(

@@ -21,6 +21,7 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
+from broker.driver.concurrency import check_loop
 from broker.driver.contract import MessageSource, SourceListener
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, Closed, DecodeError
@@ -192,6 +193,7 @@ class Engine:
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
+        check_loop(self._loop)
         still_open = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
             await _all([message.nack(delay) for message in still_open])

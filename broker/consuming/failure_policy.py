@@ -24,7 +24,7 @@ from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.concurrency import TaskSet
+from broker.driver.concurrency import TaskSet, check_loop
 from broker.driver.contract import MessageSource, RetryTopic, Settlement
 from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
 from broker.driver.record_messages import letter_of
@@ -101,6 +101,7 @@ class FailurePolicy:
         self._tasks = TaskSet("broker-letter", lambda error: logger.debug("Giving up a message failed: %s", error))
         self._last_delivery: int | None = None
         self._stopped = False
+        self._loop = asyncio.get_running_loop()
 
     def start(self, source: MessageSource, capabilities: MessageCapabilities) -> None:
         """Begin to fetch from the source that was opened with `in_flight` as its listener."""
@@ -120,6 +121,7 @@ class FailurePolicy:
     # -- MessageOwner ------------------------------------------------------------------------------------
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
+        check_loop(self._loop)
         if outcome is Outcome.NACK:
             self.in_flight.transacted.check_free(message)
             await self.nack(message, delay)
@@ -132,6 +134,7 @@ class FailurePolicy:
             self.in_flight.transacted.check_free(message)
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
+        check_loop(self._loop)
         check_seconds("seconds", seconds, zero=True)
         if self.in_flight.capabilities.lease is LeaseMode.FIXED:
             raise Unsupported(
@@ -142,10 +145,12 @@ class FailurePolicy:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
 
     def begin(self, message: Message[Any]) -> None:
+        check_loop(self._loop)
         if self._hooks.handling:
             enter(message, self._hooks.handling)
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
+        check_loop(self._loop)
         if message.scope is not None:
             leave(message, error)
         self.in_flight.returned(message)

@@ -9,7 +9,7 @@ from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
 from broker.driver.clear_text import warn_of_clear_text
-from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
+from broker.driver.concurrency import Backoff, SharedResource, TaskSet, check_loop, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
     Backend,
@@ -162,6 +162,7 @@ __all__ = [
     "check_choice",
     "check_codec",
     "check_flag",
+    "check_loop",
     "check_name",
     "check_partitions",
     "check_seconds",

@@ -29,6 +29,7 @@ from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import Assignments, check_positions
+from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
@@ -201,6 +202,7 @@ class RecordConsumer(Generic[T]):
     :param close_timeout: seconds that pending commits have to end at the close.
     :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still be
         committed; bounded by the broker's deadline.
+    :param check_bus: raises an error if the bus cannot be used.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class RecordConsumer(Generic[T]):
         close_timeout: float = 30.0,
         on_revoking: OnRevoking | None = None,
         make_messages: MakeMessages | None = None,
+        check_bus: Callable[[], None] = lambda: None,
     ) -> None:
         check_record_options(
             subscription,
@@ -239,6 +242,8 @@ class RecordConsumer(Generic[T]):
         self._close_timeout = close_timeout
         self._on_revoking = on_revoking
         self._make_messages = make_messages
+        self._check_bus = check_bus
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._state = _State.NEW
         self._assignments = Assignments()
         self._reading: RecordReading | None = None
@@ -256,6 +261,7 @@ class RecordConsumer(Generic[T]):
         """
         if self._state is not _State.NEW:
             raise Closed("A record consumer opens once", advice="Create a new one with bus.records(...)")
+        self._check_bus()
         if self._backend.capabilities.records is None:
             raise Unsupported(
                 f"Backend {self._backend.capabilities.backend!r} has no records",
@@ -317,24 +323,26 @@ class RecordConsumer(Generic[T]):
         Waits for pending commits, at most `close_timeout` seconds, and commits nothing itself. The group persists. May
         be called twice; cancelling the caller does not stop the close.
         """
+        check_loop(self._loop)
         if self._state <= _State.OPENING:
             self._state = _State.CLOSED
         if self._state is _State.CLOSED:
             return
         if self._closing is None:
             self._state = _State.CLOSING
-            self._closing = self._loop.create_task(self._close(), name="broker-record-close")
+            self._closing = asyncio.create_task(self._close(), name="broker-record-close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        deadline = self._loop.time() + self._close_timeout
+        time = asyncio.get_running_loop().time
+        deadline = time() + self._close_timeout
         try:
             if self._decoder is not None:
                 self._decoder.stop()
             self._fetcher.stop()
             await self._fetcher.stopped(deadline)
             await self._member.drain(deadline)
-            async with asyncio.timeout(max(_LEAST_CLOSE, deadline - self._loop.time())):
+            async with asyncio.timeout(max(_LEAST_CLOSE, deadline - time())):
                 await self._member.leave()
                 if self._decoder is not None:
                     await self._decoder.close()
@@ -462,6 +470,7 @@ class RecordConsumer(Generic[T]):
         return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 
     def _open_reading(self) -> RecordReading:
+        check_loop(self._loop)
         if self._reading is None:
             raise self._not_open()
         return self._reading
@@ -546,10 +555,12 @@ class RecordConsumer(Generic[T]):
 
         :raises Closed: the consumer is not open.
         """
+        check_loop(self._loop)
         if self._state is not _State.OPEN:
             raise self._not_open()
         return self._member
 
     def _check_not_closed(self) -> None:
+        check_loop(self._loop)
         if self._state not in (_State.OPEN, _State.CLOSING):
             raise self._not_open()

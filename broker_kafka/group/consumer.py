@@ -30,7 +30,7 @@ from broker import (
     TopicPartition,
     Unsupported,
 )
-from broker.driver import check_partitions
+from broker.driver import check_loop, check_partitions
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import check_in_log
 from broker_kafka.group.assigned_partition import AssignedPartition
@@ -157,6 +157,8 @@ class GroupConsumer(Generic[T]):
         self._member: ConsumerMember | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._check_bus = bus.check_open
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -168,6 +170,8 @@ class GroupConsumer(Generic[T]):
         """
         if self._member is not None or self._closed:
             raise Closed("A group consumer opens once", advice="Make another GroupConsumer(...)")
+        self._check_bus()
+        self._loop = asyncio.get_running_loop()
         self._member = ConsumerMember(self._connection, self._options, self._hooks, self)
         try:
             await self._member.open()
@@ -188,6 +192,7 @@ class GroupConsumer(Generic[T]):
         Work in flight and `on_revoked` get `close_timeout` seconds. Further calls wait for the same close; cancelling a
         caller does not stop it. Within a rebalance callback, the call returns at once.
         """
+        check_loop(self._loop)
         member, task = self._member, asyncio.current_task()
         if member is None or self._closed:
             self._closed = True
@@ -556,6 +561,7 @@ class GroupConsumer(Generic[T]):
         return member
 
     def _open_member(self) -> ConsumerMember:
+        check_loop(self._loop)
         if self._member is None:
             raise Closed("The group consumer is not open", advice="Enter it: async with GroupConsumer(...) as group")
         if self._closed:
