@@ -179,6 +179,11 @@ class Bus:
         return f"<Bus {self.url or self.capabilities.backend}, {state}>"
 
     @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+        return self._opened and not self._closed
+
+    @property
     def capabilities(self) -> Capabilities:
         """The capabilities of this broker."""
         return self._backend.capabilities

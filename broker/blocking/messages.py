@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, overload
+from typing import Any, Final, Generic, Protocol, Self, overload
 
 from typing_extensions import TypeVar
 
@@ -233,13 +233,29 @@ BatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException | Non
 """Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
 
 
+class HostBus(Protocol):
+    """The bus of a consumer; `run` closes it at the end if it was not open before."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def close(self) -> None: ...
+
+
 class MessageConsumer(Generic[T]):
     """Created by `bus.messages(...)`; opened and closed by `with`."""
 
-    def __init__(self, consumer: asynchronous.MessageConsumer[T], portal: Portal, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        consumer: asynchronous.MessageConsumer[T],
+        portal: Portal,
+        hooks: Hooks,
+        bus: HostBus | None = None,
+    ) -> None:
+        self.bus = bus
         self._consumer = consumer
         self._portal = portal
         self._hooks = hooks
+        self._opened = False
 
     @property
     def closed(self) -> bool:
@@ -253,20 +269,24 @@ class MessageConsumer(Generic[T]):
         :raises Unsupported: the broker does not support an option.
         """
         self._portal.call(self._consumer.open)
+        self._opened = True
 
     def stop(self) -> None:
         """Stop delivering: iterations end, and `receive` returns after its running handlers. Never waits.
 
         May be called in a signal handler.
         """
-        self._portal.call_soon(self._consumer.stop)
+        if self._portal.running:
+            self._portal.call_soon(self._consumer.stop)
+        elif not self._portal.ended:
+            self._consumer.stop()
 
     def close(self) -> None:
         """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
 
         Never deletes a subscription. May be called twice.
         """
-        if self._portal.running:
+        if not self._portal.ended:
             self._portal.call(self._consumer.close)
 
     def __enter__(self) -> Self:
@@ -293,7 +313,7 @@ class MessageConsumer(Generic[T]):
         """Iterate over messages until the consumer is stopped, closed or idle. Leaving the loop loses no message."""
         messages = aiter(self._consumer)
         while True:
-            message = self._portal.wait(Call(anext, (messages, None), undelivered=_release_one))
+            message = self._portal.next(Call(anext, (messages, None), undelivered=_release_one), self._opened)
             if message is None:
                 return
             yield BlockingMessage(message, self._portal, self._hooks)
@@ -318,7 +338,7 @@ class MessageConsumer(Generic[T]):
 
     def _iterate_batches(self, batches: Any) -> Iterator[BlockingMessageBatch[T]]:
         while True:
-            batch = self._portal.wait(Call(anext, (batches, None), undelivered=_release))
+            batch = self._portal.next(Call(anext, (batches, None), undelivered=_release), self._opened)
             if batch is None:
                 return
             yield BlockingMessageBatch(batch, self._portal, self._hooks)
@@ -385,8 +405,9 @@ class Service:
 def run(*services: Service) -> None:
     """Run services until a signal arrives, all are idle or stopped, or one fails; then stop all of them.
 
-    SIGTERM and SIGINT stop the consumers: running handlers have `close_timeout` seconds to end, and other messages are
-    released. A second signal ends the process as usual.
+    The consumers open their buses; `run` closes at the end those that were not open before. SIGTERM and SIGINT stop the
+    consumers: running handlers have `close_timeout` seconds to end, and other messages are released. A second signal
+    ends the process as usual.
 
     `broker.blocking.run(bus.messages(...).handled_by(handle, concurrency=8))`, in the main thread.
 
@@ -394,6 +415,7 @@ def run(*services: Service) -> None:
     :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
+    buses = {id(bus): bus for service in services if (bus := service.consumer.bus) is not None and not bus.is_open}
     failures: list[BaseException] = []
     before: dict[int, Any] = {}
 
@@ -422,6 +444,8 @@ def run(*services: Service) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for bus in buses.values():
+            bus.close()
     if failures:
         raise failures[0]
 

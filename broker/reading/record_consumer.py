@@ -555,9 +555,9 @@ class RecordConsumer(Generic[T]):
 
         :raises Closed: the consumer is not open.
         """
-        check_loop(self._loop)
         if self._state is not _State.OPEN:
             raise self._not_open()
+        check_loop(self._loop)
         return self._member
 
     def _check_not_closed(self) -> None:
