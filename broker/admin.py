@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from broker.checks import check_callable, check_count, check_flag, is_whole, refused
+from broker.checks import check_accepts, check_count, check_flag, is_whole, refused
 from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.driver.optional import HasTopicIdentity
@@ -223,7 +223,8 @@ class AdminFacade:
                 check_name(name, "topic")
         check_flag("dry_run", dry_run)
         check_count("limit", limit, optional=True)
-        check_callable("progress", progress, optional=True)
+        if progress is not None:
+            check_accepts("progress", progress, "a number")
         self._check()
         if dry_run:
             return await dry_redrive(self._bus, dead_letter_topic, to=to, limit=limit)

@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.checks import check_accepts, is_async
+from broker.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from broker.messages import Message
     from broker.outbound import OutboundMessage
@@ -294,7 +297,16 @@ class Hooks:
         self.listening = False
 
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `listener` with every event; returns the function that removes it."""
+        """Call `listener` with every event; returns the function that removes it.
+
+        :raises ConfigurationError: the listener cannot be called with an event, or is a coroutine function.
+        """
+        check_accepts("listener", listener, "an event")
+        if is_async(listener):
+            raise ConfigurationError(
+                "The listener is a coroutine function, which nobody awaits",
+                advice="Pass a plain function; it may start a task",
+            )
         self._listeners.append(listener)
         self.listening = True
 
@@ -310,7 +322,10 @@ class Hooks:
         """Let `interceptor(topic, messages)` replace messages before they are sent, for instance to add trace headers.
 
         Returns the function that removes the interceptor.
+
+        :raises ConfigurationError: the interceptor cannot be called with a topic and messages.
         """
+        check_accepts("interceptor", interceptor, "a topic", "messages")
         self._publishing.append(interceptor)
         return lambda: self._publishing.remove(interceptor)
 
@@ -320,7 +335,10 @@ class Hooks:
         """Enter the context manager `interceptor(message)` around every handler and `async with message` block.
 
         Returns the function that removes the interceptor.
+
+        :raises ConfigurationError: the interceptor cannot be called with a message.
         """
+        check_accepts("interceptor", interceptor, "a message")
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
 

@@ -11,7 +11,6 @@ callbacks of futures run on the loop of the bus: they must return at once and ma
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
@@ -29,7 +28,7 @@ from broker.blocking.records import LogReader, RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
-from broker.checks import check_callable
+from broker.checks import check_accepts, is_async
 from broker.consuming.options import MessageOptions
 from broker.driver.contract import TopicPartition
 from broker.errors import Closed, ConfigurationError, PublishError
@@ -256,8 +255,8 @@ class Bus:
         """
         inner: dict[str, Any] = {**options}
         if (on_revoking := options.get("on_revoking")) is not None:
-            check_callable("on_revoking", on_revoking)
-            if inspect.iscoroutinefunction(on_revoking):
+            check_accepts("on_revoking", on_revoking, "a list of partitions")
+            if is_async(on_revoking):
                 raise ConfigurationError(
                     "on_revoking is a coroutine function",
                     advice="Pass a plain function, or use the asynchronous broker.connect",

@@ -27,7 +27,9 @@ from typing_extensions import TypeVar
 
 from broker.blocking.handler_threads import HandlerExit, HandlerThreads
 from broker.blocking.portal import Call, Portal
+from broker.checks import check_accepts, check_count, is_async
 from broker.consuming import consumer as asynchronous
+from broker.consuming.handlers import NotAsync
 from broker.consuming.runner import check_services
 from broker.errors import Closed, ConfigurationError, SettleError
 from broker.hooks import Hooks, logger
@@ -41,6 +43,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GLANCE: Final = 0.5
 """Seconds between wake-ups of a waiting thread: some platforms deliver signals only then."""
 _MISSING: Final = object()
+_PLAIN: Final = "Pass a plain function, or use the asynchronous broker.connect"
 
 
 class BlockingMessage(Generic[T]):
@@ -352,16 +355,19 @@ class MessageConsumer(Generic[T]):
         `Retry(timeout=)` the message counts as failed and another thread continues; the late handler keeps running, and
         its outcome is ignored.
 
-        :raises ConfigurationError: the handler is a coroutine function.
+        :raises ConfigurationError: the handler cannot be called with a message, or is a coroutine function.
         :raises BrokerError: a fatal error, raised once.
         """
+        _check_handler(handler, "a message")
         self._receive(handler, lambda receiving: self._consumer.receive(receiving.handle, concurrency=concurrency))
 
     def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
-        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
+            `max_outstanding`.
         """
+        _check_handler(handler, "a batch of messages")
         self._receive(
             handler,
             lambda receiving: self._consumer.receive_batches(
@@ -370,15 +376,15 @@ class MessageConsumer(Generic[T]):
         )
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
-        """This consumer and its handler, for `broker.blocking.run`."""
+        """This consumer and its handler, for `broker.blocking.run`.
+
+        :raises ConfigurationError: the handler cannot be called with a message, or is a coroutine function.
+        """
+        _check_handler(handler, "a message")
+        check_count("concurrency", concurrency)
         return Service(self, handler, concurrency)
 
     def _receive(self, handler: Callable[[Any], Any], start: Callable[[_Receiving[T]], Any]) -> None:
-        if inspect.iscoroutinefunction(handler):
-            raise ConfigurationError(
-                "The handler is a coroutine function",
-                advice="Pass a plain function, or use the asynchronous broker.connect",
-            )
         receiving = _Receiving[T](handler, self._portal, self._hooks)
         try:
             self._portal.wait(Call(receiving.run, (partial(start, receiving),), on_interrupt=receiving.interrupt))
@@ -483,13 +489,26 @@ class _Receiving(Generic[T]):
 
     async def _run(self, argument: object, late: Callable[[Any, BaseException | None], Awaitable[object]]) -> Any:
         try:
-            return await self._threads.run(partial(self._handler, argument), late=late)
+            result = await self._threads.run(partial(self._handler, argument), late=late)
         except HandlerExit as raised:
             # SystemExit and the like end `receive` in the calling thread.
             self.exit = raised.error
             if self._task is not None:
                 self.interrupt(self._task)
             await asyncio.get_running_loop().create_future()
+        else:
+            if inspect.iscoroutine(result):
+                # Acking the message of a handler that never ran would lose it.
+                result.close()
+                raise NotAsync("The handler returned a coroutine, which runs nothing", advice=_PLAIN)
+            return result
+
+
+def _check_handler(handler: object, argument: str) -> None:
+    """:raises ConfigurationError: the handler cannot be called with the argument, or is a coroutine function."""
+    check_accepts("handler", handler, argument)
+    if is_async(handler):
+        raise ConfigurationError("The handler is a coroutine function", advice=_PLAIN)
 
 
 async def _release_one(message: Message[Any] | None) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Generic, NoReturn, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import check_count, check_patience, is_whole, refused
+from broker.checks import check_accepts, check_count, check_patience, is_whole, refused
 from broker.consuming.engine import Engine
-from broker.consuming.handlers import LAST_CHANCE, check_handler, handle_batches, handle_each, work
+from broker.consuming.handlers import LAST_CHANCE, handle_batches, handle_each, work
 from broker.driver.concurrency import check_loop
 from broker.errors import Closed
 from broker.messages import Message, MessageBatch
@@ -242,25 +242,31 @@ class MessageConsumer(Generic[T]):
         is handled in a context of its own. After a stop or a fatal error, running handlers have `close_timeout` seconds
         to end; then they are cancelled, and their messages released. Cancelling the call cancels the handlers at once.
 
-        :raises ConfigurationError: the handler is not a coroutine function.
+        :raises ConfigurationError: the handler cannot be called with a message, or is not a coroutine function.
         :raises BrokerError: a fatal error, raised once.
         """
-        check_handler(handler)
+        check_accepts("handler", handler, "a message")
         check_count("concurrency", concurrency)
         await self._work(concurrency, lambda engine: handle_each(engine, handler))
 
     async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
-        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
+            `max_outstanding`.
         """
-        check_handler(handler)
+        check_accepts("handler", handler, "a batch of messages")
         self._check_batch(max_messages)
         check_count("concurrency", concurrency)
         await self._work(concurrency, lambda engine: handle_batches(engine, handler, max_messages))
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
-        """This consumer and its handler, for `broker.run`."""
+        """This consumer and its handler, for `broker.run`.
+
+        :raises ConfigurationError: the handler cannot be called with a message.
+        """
+        check_accepts("handler", handler, "a message")
+        check_count("concurrency", concurrency)
         return Service(self, handler, concurrency)
 
     async def _work(self, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:

@@ -4,7 +4,17 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 `broker.driver.settings` is a module of its own because it imports pydantic, which applications need not load.
 """
 
-from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
+from broker.checks import (
+    check_accepts,
+    check_choice,
+    check_codec,
+    check_flag,
+    check_seconds,
+    check_text,
+    is_finite,
+    is_whole,
+    refused,
+)
 from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
@@ -159,6 +169,7 @@ __all__ = [
     "View",
     "Waker",
     "Warned",
+    "check_accepts",
     "check_choice",
     "check_codec",
     "check_flag",
