@@ -384,9 +384,11 @@ class Bus:
         """Reads topics by position, without a group.
 
         :raises Unsupported: the broker has no readable log.
+        :raises Closed: the bus is not open.
         """
         if not self._record_family().log_reader:
             raise self._unsupported("reading the log", "records.log_reader")
+        self.check_open()
         if self._log is None:
             self._log = LogReaderFacade(self._backend.log_reader(), self._record_family(), self.check_open)
         return self._log

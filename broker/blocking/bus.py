@@ -36,6 +36,7 @@ from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
 from broker.publishing.topic import codec_key
+from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import AnyRecordOptions
 
 if TYPE_CHECKING:
@@ -270,8 +271,12 @@ class Bus:
         """Reads topics by position, without a group.
 
         :raises Unsupported: the broker has no readable log.
+        :raises Closed: the bus is not open.
         """
-        return LogReader(self._bus.log, self._portal)
+        return LogReader(self._portal.call(self._log), self._portal)
+
+    async def _log(self) -> LogReaderFacade:
+        return self._bus.log
 
     @cached_property
     def admin(self) -> Admin:

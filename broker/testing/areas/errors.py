@@ -257,7 +257,7 @@ class Errors(ConformanceCase):
         if unopened.capabilities.records is not None:
             calls.append(unopened.records(topic, group="readers").__aenter__)
             if unopened.capabilities.records.log_reader:
-                calls.append(partial(unopened.log.bounds, topic))
+                calls.append(lambda: unopened.log.bounds(topic))
         for call in calls:
             with pytest.raises(Closed, match="async with"):
                 await call()
