@@ -285,9 +285,12 @@ class Hooks:
     """The listeners and interceptors of a bus.
 
     Test `hooks.listening` before building an event: without listeners no event is needed.
+
+    :ivar raises: for tests: whether an error of a handler or an `async with message` block is raised to the caller of
+        `receive`, or out of the block, instead of being settled by the retry policy. None never raises.
     """
 
-    __slots__ = ("_handling", "_in_flight", "_listeners", "_publishing", "listening")
+    __slots__ = ("_handling", "_in_flight", "_listeners", "_publishing", "listening", "raises")
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], object]] = []
@@ -295,6 +298,7 @@ class Hooks:
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
         self._in_flight: list[InFlightMessages] = []
         self.listening = False
+        self.raises: Callable[[Exception], bool] | None = None
 
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
         """Call `listener` with every event; returns the function that removes it.

@@ -158,12 +158,16 @@ class FailurePolicy:
             # A refused ack is an event and does not raise: the message is redelivered, and the loop goes on.
             self.in_flight.ack_soon(message)
             return False
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not self.raises(error):
             self.handler_failed(message, error)
             return True
         if message.state is SettleState.OPEN:
             self.in_flight.release([message])
         return False
+
+    def raises(self, error: Exception) -> bool:
+        """Whether the error of a handler is raised; the message is then released (`Hooks.raises`)."""
+        return self._hooks.raises is not None and self._hooks.raises(error)
 
     # -- deciding ----------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
         return None
     if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
-    if isinstance(error, Exception) and not isinstance(error, NotAsync):
+    if isinstance(error, Exception) and not isinstance(error, NotAsync) and not policy.raises(error):
         policy.handler_failed(message, error)
         return None
     in_flight.release([message])
