@@ -13,8 +13,9 @@ import asyncio
 import heapq
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
+from logging import DEBUG
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
@@ -33,6 +34,8 @@ from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed, log
 from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["DelayHolder", "FailurePolicy"]
+
+_LONGEST_LINE: Final = 500
 
 
 class DelayHolder:
@@ -179,6 +182,7 @@ class FailurePolicy:
         if message.state is not SettleState.OPEN:
             self._failed_late(message, error)
             return
+        self.in_flight.counts.failed += 1
         failures = self._attempts.failed(message)
         total = failures + self._failures_before(message)
         retried = self.retry.retries(error)
@@ -189,12 +193,13 @@ class FailurePolicy:
         elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
             delay = target.delay
         logger.warning(
-            "Handling message %r of %r failed (failure %d, %s)",
+            "Handling message %r of %r failed (failure %d, %s): %s",
             message.id,
             message.topic,
             total,
             "given up" if delay is None else f"again in {delay:.2f} s",
-            exc_info=error,
+            _one_line(error),
+            exc_info=_traceback(error, last=delay is None),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
@@ -215,13 +220,15 @@ class FailurePolicy:
             failures = attempts.failures(message) + 1
         else:
             failures = attempts.failed(message)
+        self.in_flight.counts.failed += 1
         logger.warning(
-            "Handling message %r of %r failed (failure %d, after %s)",
+            "Handling message %r of %r failed (failure %d, after %s): %s",
             message.id,
             message.topic,
             failures,
             "it was lost" if message.outcome is None else f"its {message.outcome.name.lower()}",
-            exc_info=error,
+            _one_line(error),
+            exc_info=_traceback(error, last=done),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
@@ -409,6 +416,7 @@ class FailurePolicy:
             except BaseException as failure:
                 self._not_written(message, failure)
                 raise
+        self.in_flight.counts.given_up += 1
         self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
@@ -482,6 +490,17 @@ class FailurePolicy:
             advice="The message waits in this process; if this process dies, it may be redelivered early and with a "
             "lower attempt count",
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """The type and the text of an error as a line of the log."""
+    text = " ".join(describe(error)[: 2 * _LONGEST_LINE].split())
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
+
+
+def _traceback(error: Exception, *, last: bool) -> Exception | None:
+    """The error if its traceback is logged: with the last attempt, or always at level DEBUG."""
+    return error if last or logger.isEnabledFor(DEBUG) else None
 
 
 async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:

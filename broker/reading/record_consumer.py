@@ -32,7 +32,7 @@ from broker.driver.assignments import Assignments, check_positions
 from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
-from broker.hooks import Hooks
+from broker.hooks import Hooks, logger
 from broker.protocols import Codec
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.membership import Membership, OnRevoking
@@ -75,6 +75,7 @@ class RecordReading:
         self._is_idle = is_idle
         self._time = asyncio.get_running_loop().time
         self._since_yield = 0
+        self._before_yield = 0
         self.ended: BrokerError | None = None
         """The fatal error, once it was raised."""
 
@@ -108,7 +109,7 @@ class RecordReading:
         """Wait until the next record can be popped, decoded; False if there was none in time."""
         if self._since_yield >= _RECORDS_BETWEEN_YIELDS:
             # A consumer that finds its buffer full never suspends: let the fetch loop and other tasks run.
-            self._since_yield = 0
+            self._yielded()
             await asyncio.sleep(0)
         fetcher = self._fetcher
         started: float | None = None
@@ -144,8 +145,17 @@ class RecordReading:
             if head is not None and self._decoder is not None:
                 await self._decoder.dead_lettered(left)
             else:
-                self._since_yield = 0
+                self._yielded()
                 await fetcher.arrival(left)
+
+    @property
+    def handed_over(self) -> int:
+        """How many records were handed over."""
+        return self._before_yield + self._since_yield
+
+    def _yielded(self) -> None:
+        self._before_yield += self._since_yield
+        self._since_yield = 0
 
     def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
         """Seconds that a call which began at `started` may still wait; None is forever."""
@@ -310,6 +320,8 @@ class RecordConsumer(Generic[T]):
             stop_when_idle=self._stop_when_idle,
             is_idle=self._member.is_idle,
         )
+        self._opened_at = self._loop.time()
+        logger.info("Reading %s in group %s", ", ".join(self._subscription.topics), self._subscription.group)
         return self
 
     async def __aexit__(
@@ -352,6 +364,15 @@ class RecordConsumer(Generic[T]):
             self._state = _State.CLOSED
             self._fetcher.cancel()
             self._fetcher.buffer.clear()
+            if self._reading is not None:
+                logger.info(
+                    "Stopped reading %s in group %s after %.1f s: %d records handed over%s",
+                    ", ".join(self._subscription.topics),
+                    self._subscription.group,
+                    time() - self._opened_at,
+                    self._reading.handed_over,
+                    "" if self._reading.ended is None else f"; ended by an error: {self._reading.ended.message}",
+                )
 
     def as_messages(
         self,

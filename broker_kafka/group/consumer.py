@@ -30,7 +30,7 @@ from broker import (
     TopicPartition,
     Unsupported,
 )
-from broker.driver import check_loop, check_partitions
+from broker.driver import check_loop, check_partitions, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import check_in_log
 from broker_kafka.group.assigned_partition import AssignedPartition
@@ -179,6 +179,8 @@ class GroupConsumer(Generic[T]):
             self._closed = True
             raise
         self._connection.attach(self)
+        self._opened_at = self._loop.time()
+        logger.info("Reading %s in group %s", ", ".join(self._member.topics) or "no topic yet", self.group)
         return self
 
     async def __aexit__(
@@ -209,6 +211,15 @@ class GroupConsumer(Generic[T]):
         finally:
             self._closed = True
             self._connection.detach(self)
+            if (member := self._member) is not None:
+                logger.info(
+                    "Stopped reading %s in group %s after %.1f s: %d records handed over%s",
+                    ", ".join(member.topics),
+                    self.group,
+                    asyncio.get_running_loop().time() - self._opened_at,
+                    member.buffer.handed_over,
+                    "" if member.readers.error is None else f"; ended by an error: {member.readers.error.message}",
+                )
 
     @property
     def closed(self) -> bool:
