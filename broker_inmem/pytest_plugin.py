@@ -9,7 +9,7 @@ the retry policy settles it. Every run of pytest imports this module, so only th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail the test if an assertion failed in a handler of a consumer on its `inmem_broker`."""
-    broker: Any = getattr(item, "funcargs", {}).get("inmem_broker")
+    broker = _broker_of(item)
     if broker is None or item.get_closest_marker(_MARKER) is not None:
         return (yield)
     failed = item.stash[_FAILED] = []
@@ -76,12 +76,23 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """The same for handlers that end while the fixtures close."""
+    broker = _broker_of(item)
     failed = item.stash.get(_FAILED, [])
     before = len(failed)
-    result = yield
+    try:
+        result = yield
+    finally:
+        if broker is not None:
+            broker.handler_raises = None
     if len(failed) > before:
         raise failed[before]
     return result
+
+
+def _broker_of(item: pytest.Item) -> broker_inmem.Broker | None:
+    """The broker of a test; None without the fixture, or where an application gives the name to something else."""
+    found: broker_inmem.Broker | None = getattr(item, "funcargs", {}).get("inmem_broker")
+    return found if hasattr(found, "handler_raises") else None
 
 
 def _is_assertion(error: BaseException) -> bool:
