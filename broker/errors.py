@@ -269,11 +269,6 @@ class Closed(BrokerError):
 class WrongEventLoop(BrokerError, RuntimeError):
     """A bus, or an object of one, was used outside the event loop that opened it; nothing was done."""
 
-    default_advice = (
-        "Open a bus in each event loop: `async with broker.connect(...)` in the coroutine that asyncio.run runs. From "
-        "other threads, use broker.blocking, or asyncio.run_coroutine_threadsafe with the loop of the bus"
-    )
-
 
 class BackendError(BrokerError):
     """Any other error of a backend; `native` has the details."""

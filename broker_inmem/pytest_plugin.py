@@ -9,7 +9,7 @@ the retry policy settles it. Every run of pytest imports this module, so only th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import pytest
 
@@ -77,7 +77,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """The same for handlers that end while the fixtures close."""
     broker = _broker_of(item)
-    failed = item.stash.get(_FAILED, [])
+    failed = item.stash.get(_FAILED, list[Exception]())
     before = len(failed)
     try:
         result = yield
@@ -95,9 +95,9 @@ def _broker_of(item: pytest.Item) -> broker_inmem.Broker | None:
     return found if hasattr(found, "handler_raises") else None
 
 
-def _is_assertion(error: BaseException) -> bool:
+def _is_assertion(error: Exception) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return any(map(_is_assertion, error.exceptions))
+        return cast("BaseExceptionGroup[BaseException]", error).subgroup(AssertionError) is not None
     return isinstance(error, AssertionError)
 
 

@@ -341,7 +341,7 @@ class MessageConsumer(Generic[T]):
 
     def _iterate_batches(self, batches: Any) -> Iterator[BlockingMessageBatch[T]]:
         while True:
-            batch = self._portal.next(Call(anext, (batches, None), undelivered=_release), self._opened)
+            batch: Any = self._portal.next(Call(anext, (batches, None), undelivered=_release), self._opened)
             if batch is None:
                 return
             yield BlockingMessageBatch(batch, self._portal, self._hooks)

@@ -265,7 +265,7 @@ class RecordConsumer(Generic[T]):
         """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
         batches: Any = self.asynchronous.batches(max_records)
         while True:
-            batch = self._portal.next(Call(anext, (batches, None), undelivered=self._unread), self._joined)
+            batch: Any = self._portal.next(Call(anext, (batches, None), undelivered=self._unread), self._joined)
             if batch is None:
                 return
             yield BlockingRecordBatch(batch, self._portal)

@@ -119,7 +119,9 @@ def check_loop(home: asyncio.AbstractEventLoop | None) -> None:
     if home is not None and asyncio._get_running_loop() is not home:
         ended = ", which has ended" if home.is_closed() else ""
         raise WrongEventLoop(
-            f"A bus and its objects are used on the event loop that opened the bus{ended}; this is another"
+            f"A bus and its objects are used on the event loop that opened the bus{ended}; this is another",
+            advice="Open a bus in each event loop: `async with broker.connect(...)` in the coroutine that asyncio.run "
+            "runs. From other threads, use broker.blocking, or asyncio.run_coroutine_threadsafe with the loop of the bus",
         )
 
 

@@ -86,7 +86,7 @@ def test_a_plain_handler_that_returns_a_coroutine_acks_nothing(inmem_broker: Bro
         inbox = bus.messages("orders", subscription="billing", dead_letter=broker.DROP)
         with inbox, pytest.raises(ConfigurationError, match="returned a coroutine"):
             getattr(inbox, by)(lambda message: Handlers().method(message))
-        assert bus.admin.lag("orders", "billing").unsettled == 1
+        assert bus.admin.lag("orders", "billing").waiting == 1
 
 
 @pytest.mark.parametrize("function", [no_argument, two_arguments, generates, 5])
