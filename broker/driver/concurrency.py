@@ -121,7 +121,7 @@ def check_loop(home: asyncio.AbstractEventLoop | None) -> None:
         raise WrongEventLoop(
             f"A bus and its objects are used on the event loop that opened the bus{ended}; this is another",
             advice="Open a bus in each event loop: `async with broker.connect(...)` in the coroutine that asyncio.run "
-            "runs. From other threads, use broker.blocking, or asyncio.run_coroutine_threadsafe with the loop of the bus",
+            "runs. From other threads, use broker.blocking, or asyncio.run_coroutine_threadsafe with the bus's loop",
         )
 
 
