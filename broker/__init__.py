@@ -53,6 +53,7 @@ from broker.errors import (
     UnknownScheme,
     UnknownSetting,
     Unsupported,
+    WrongEventLoop,
 )
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
@@ -162,6 +163,7 @@ __all__ = [
     "UnknownScheme",
     "UnknownSetting",
     "Unsupported",
+    "WrongEventLoop",
     "connect",
     "ephemeral",
     "native_name",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from broker.checks import check_callable, check_count, check_flag, is_whole, refused
+from broker.checks import check_accepts, check_count, check_flag, is_whole, refused
 from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.driver.optional import HasTopicIdentity
@@ -22,10 +22,14 @@ __all__ = ["AdminFacade"]
 
 
 class AdminFacade:
-    """Provisioning and operations on the broker of a bus."""
+    """Provisioning and operations on the broker of a bus.
 
-    def __init__(self, bus: RedriveBus) -> None:
+    :param check: raises an error if the bus cannot be used.
+    """
+
+    def __init__(self, bus: RedriveBus, check: Callable[[], None] = lambda: None) -> None:
         self._bus = bus
+        self._check = check
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
@@ -219,7 +223,9 @@ class AdminFacade:
                 check_name(name, "topic")
         check_flag("dry_run", dry_run)
         check_count("limit", limit, optional=True)
-        check_callable("progress", progress, optional=True)
+        if progress is not None:
+            check_accepts("progress", progress, "a number")
+        self._check()
         if dry_run:
             return await dry_redrive(self._bus, dead_letter_topic, to=to, limit=limit)
         return await redrive(self._bus, dead_letter_topic, to=to, limit=limit, progress=progress)
@@ -233,10 +239,12 @@ class AdminFacade:
         """
         check_name(dead_letter_topic, "topic")
         check_count("limit", limit)
+        self._check()
         return await list_dead_letters(self._bus, dead_letter_topic, limit=limit)
 
     @property
     def _spi(self) -> AdminSpi:
+        self._check()
         return self._bus.backend.admin()
 
     @property

@@ -1,6 +1,7 @@
 """`connect` and `Bus`: a connection to a broker, with its topics, consumers and administration.
 
-A bus belongs to the event loop that opened it; tasks of that loop may share the bus and its objects.
+A bus belongs to the event loop that opened it; tasks of that loop may share the bus and its objects. On another loop
+every call raises `WrongEventLoop` at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
 from broker.consuming.options import ConsumerOptions, MessageOptions
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
+from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, Start, check_start
 from broker.errors import BrokerError, Closed, Unsupported
 from broker.hooks import Hooks
@@ -76,12 +78,14 @@ class Bus:
         self.hooks = hooks
         self.url = url
         self._backend = backend
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that opened the bus."""
         self._opening = asyncio.Lock()
         self._opened = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._topics: dict[tuple[str, object], TopicFacade[Any]] = {}
-        self._admin = AdminFacade(self)
+        self._admin = AdminFacade(self, self.check_open)
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
         # Weak: the application holds its open consumers, and only those need a close.
@@ -94,14 +98,18 @@ class Bus:
 
         :raises ConnectionFailed: the server cannot be reached.
         :raises AuthenticationFailed: the server rejected the credentials.
+        :raises WrongEventLoop: another event loop opened the bus.
         """
         self._check_not_closing()
+        check_loop(self._loop)
         async with self._opening:
             if not self._opened:
+                self._loop = asyncio.get_running_loop()
                 try:
                     await self._backend.open()
                 except BaseException:
                     await self._backend.close()
+                    self._loop = None
                     raise
                 self._opened = True
 
@@ -113,7 +121,9 @@ class Bus:
         does not wait.
 
         :raises PublishError: queued messages failed, and the outcomes of their futures were not retrieved.
+        :raises WrongEventLoop: another event loop opened the bus.
         """
+        check_loop(self._loop)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="broker-bus-close")
         task = asyncio.current_task()
@@ -128,6 +138,8 @@ class Bus:
         finally:
             self._closed = True
             await self._backend.close()
+            # From now on every call raises Closed, on any loop.
+            self._loop = None
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
@@ -144,15 +156,32 @@ class Bus:
     async def health(self) -> Health:
         """Make one round trip to the server. Raises no `BrokerError`."""
         try:
-            self._check_open()
+            self.check_open()
             seconds = await self._backend.check_health()
         except BrokerError as error:
             return Health(False, None, str(error))
         return Health(True, seconds, f"{self.capabilities.backend} answered in {seconds * 1000:.1f} ms")
 
+    def check_open(self) -> None:
+        """Check that the bus can be used here; for objects that belong to it.
+
+        :raises Closed: the bus is not open.
+        :raises WrongEventLoop: another event loop opened the bus.
+        """
+        if self._closed:
+            raise Closed("The bus is closed", advice="Create a new one with connect(...)")
+        if not self._opened:
+            raise Closed("The bus is not open", advice="Use it as `async with connect(...) as bus:`")
+        check_loop(self._loop)
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._opened else "not open"
         return f"<Bus {self.url or self.capabilities.backend}, {state}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+        return self._opened and not self._closed
 
     @property
     def capabilities(self) -> Capabilities:
@@ -196,7 +225,7 @@ class Bus:
         if not self.capabilities.publish.transactions:
             raise self._unsupported("transactions", "publish.transactions")
         return open_transactional_publisher(
-            transactional_id, self._backend, self.capabilities, self.hooks, self._check_open
+            transactional_id, self._backend, self.capabilities, self.hooks, self.check_open
         )
 
     # -- consuming ---------------------------------------------------------------------------------------
@@ -345,6 +374,7 @@ class Bus:
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,
             make_messages=self._make_over,
+            check_bus=self.check_open,
         )
         self._remember(consumer)
         return consumer
@@ -354,11 +384,13 @@ class Bus:
         """Reads topics by position, without a group.
 
         :raises Unsupported: the broker has no readable log.
+        :raises Closed: the bus is not open.
         """
         if not self._record_family().log_reader:
             raise self._unsupported("reading the log", "records.log_reader")
+        self.check_open()
         if self._log is None:
-            self._log = LogReaderFacade(self._backend.log_reader(), self._record_family())
+            self._log = LogReaderFacade(self._backend.log_reader(), self._record_family(), self.check_open)
         return self._log
 
     @property
@@ -383,18 +415,12 @@ class Bus:
         self._consumers.add(consumer)
 
     def _target(self, name: str) -> Any:
-        self._check_open()
+        self.check_open()
         return self._backend.publish_target(name)
 
     def _check_not_closing(self) -> None:
         if self._closing is not None:
             raise Closed("The bus is closed", advice="Create a new one with connect(...)")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("The bus is closed", advice="Create a new one with connect(...)")
-        if not self._opened:
-            raise Closed("The bus is not open", advice="Use it as `async with connect(...) as bus:`")
 
     def _unsupported(self, what: str, capability: str) -> Unsupported:
         return unsupported(self.capabilities.backend, what, capability)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeGuard, get_origin
 from broker.errors import ConfigurationError
 
 __all__ = [
-    "check_callable",
+    "check_accepts",
     "check_choice",
     "check_codec",
     "check_count",
@@ -24,11 +24,13 @@ __all__ = [
     "check_seconds",
     "check_text",
     "check_time",
+    "is_async",
     "is_finite",
     "is_whole",
     "refused",
 ]
 
+_NO_YIELD: Final = "Write it without yield"
 _LARGEST: Final = sys.float_info.max
 """The event loop's clock is a float; an int may exceed its range."""
 
@@ -91,10 +93,35 @@ def check_text(name: str, value: object) -> None:
         raise refused(name, value, "a str")
 
 
-def check_callable(name: str, value: object, *, optional: bool = False) -> None:
-    """:raises ConfigurationError: the value is not callable (or None, if optional)."""
-    if not callable(value) and not (optional and value is None):
-        raise refused(name, value, "a function" + _or_none(optional))
+def check_accepts(name: str, function: object, *arguments: str) -> None:
+    """Check that a function can be called with these positional arguments, and that the call runs it.
+
+    :param arguments: what each argument is, for the error.
+    :raises ConfigurationError: it is not callable, has another signature, or is a generator function.
+    """
+    if not callable(function):
+        raise refused(name, function, f"a function of {' and '.join(arguments)}")
+    called = getattr(function, "__qualname__", None) or repr(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"{name} {called} is a generator function: calling it runs nothing", advice=_NO_YIELD)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some functions written in C have none.
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        shown = signature.replace(return_annotation=inspect.Signature.empty)
+        raise ConfigurationError(
+            f"{name} {called}{shown} cannot be called with {' and '.join(arguments)}: {error}",
+            advice=f"It is called with {len(arguments)} positional argument{'s' * (len(arguments) > 1)}",
+        ) from None
+
+
+def is_async(function: object) -> bool:
+    """Whether calling the function returns a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def check_time(name: str, value: object) -> None:

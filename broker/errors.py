@@ -26,6 +26,7 @@
     ├── TransactionAborted                   the transaction was rolled back: repeat the work (retriable)
     ├── TransactionFatal                     the publisher is fenced or broken: open a new one
     ├── Closed                               the object is closed
+    ├── WrongEventLoop (RuntimeError)        the object belongs to another event loop
     └── BackendError                         any other error of a backend
 
 Every error has `retriable` (whether the same call may succeed later), `native` (the exception of the client library,
@@ -67,6 +68,7 @@ __all__ = [
     "UnknownScheme",
     "UnknownSetting",
     "Unsupported",
+    "WrongEventLoop",
 ]
 
 
@@ -262,6 +264,10 @@ class TransactionFatal(BrokerError):
 
 class Closed(BrokerError):
     """The bus, topic, consumer or transaction is closed."""
+
+
+class WrongEventLoop(BrokerError, RuntimeError):
+    """A bus, or an object of one, was used outside the event loop that opened it; nothing was done."""
 
 
 class BackendError(BrokerError):

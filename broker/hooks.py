@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.checks import check_accepts, is_async
+from broker.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from broker.messages import Message
     from broker.outbound import OutboundMessage
@@ -282,9 +285,12 @@ class Hooks:
     """The listeners and interceptors of a bus.
 
     Test `hooks.listening` before building an event: without listeners no event is needed.
+
+    :ivar raises: for tests: whether an error of a handler or an `async with message` block is raised to the caller of
+        `receive`, or out of the block, instead of being settled by the retry policy. None never raises.
     """
 
-    __slots__ = ("_handling", "_in_flight", "_listeners", "_publishing", "listening")
+    __slots__ = ("_handling", "_in_flight", "_listeners", "_publishing", "listening", "raises")
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], object]] = []
@@ -292,9 +298,19 @@ class Hooks:
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
         self._in_flight: list[InFlightMessages] = []
         self.listening = False
+        self.raises: Callable[[Exception], bool] | None = None
 
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `listener` with every event; returns the function that removes it."""
+        """Call `listener` with every event; returns the function that removes it.
+
+        :raises ConfigurationError: the listener cannot be called with an event, or is a coroutine function.
+        """
+        check_accepts("listener", listener, "an event")
+        if is_async(listener):
+            raise ConfigurationError(
+                "The listener is a coroutine function, which nobody awaits",
+                advice="Pass a plain function; it may start a task",
+            )
         self._listeners.append(listener)
         self.listening = True
 
@@ -310,7 +326,10 @@ class Hooks:
         """Let `interceptor(topic, messages)` replace messages before they are sent, for instance to add trace headers.
 
         Returns the function that removes the interceptor.
+
+        :raises ConfigurationError: the interceptor cannot be called with a topic and messages.
         """
+        check_accepts("interceptor", interceptor, "a topic", "messages")
         self._publishing.append(interceptor)
         return lambda: self._publishing.remove(interceptor)
 
@@ -320,7 +339,10 @@ class Hooks:
         """Enter the context manager `interceptor(message)` around every handler and `async with message` block.
 
         Returns the function that removes the interceptor.
+
+        :raises ConfigurationError: the interceptor cannot be called with a message.
         """
+        check_accepts("interceptor", interceptor, "a message")
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
 

@@ -50,6 +50,7 @@ class InmemBackend:
         self.connection: Connection | None = None
         """None before `open` and after `close`."""
         self._hooks = hooks
+        hooks.raises = self.broker.raises_from_handlers
         self._lease_seconds = settings.lease_seconds or self.broker.options.lease_seconds
         self._open: set[InmemMessageSource | InmemRecordSource | InmemTransaction] = set()
         capabilities = self.broker.capabilities

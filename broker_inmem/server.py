@@ -8,7 +8,7 @@ timer: what is due is applied at the next call, and the clock wakes those who wa
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final
@@ -62,6 +62,8 @@ class Broker:
         self.producers: Final[dict[str, Producer]] = {}
         self.connections: Final[list[Connection]] = []
         """Open connections, in order of opening."""
+        self.handler_raises: Callable[[Exception], bool] | None = None
+        """For tests: whether an error of a handler, of any bus on this server, is raised instead of retried."""
         self._limits = MessageLimits(self.capabilities)
         self._numbers = count(1)
         self._deadlines: list[tuple[float, int, ServerTransaction]] = []
@@ -82,6 +84,10 @@ class Broker:
     def seed(self) -> int:
         """The random seed of the order between keys; pass it as `seed` to reproduce the order."""
         return self.shuffler.seed
+
+    def raises_from_handlers(self, error: Exception) -> bool:
+        """Whether the error of a handler is raised; see `handler_raises`."""
+        return self.handler_raises is not None and self.handler_raises(error)
 
     @classmethod
     def named(cls, name: str, options: BrokerOptions | None = None) -> Broker:

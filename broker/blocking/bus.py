@@ -11,7 +11,6 @@ callbacks of futures run on the loop of the bus: they must return at once and ma
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
@@ -29,14 +28,15 @@ from broker.blocking.records import LogReader, RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
-from broker.checks import check_callable
+from broker.checks import check_accepts, is_async
 from broker.consuming.options import MessageOptions
 from broker.driver.contract import TopicPartition
-from broker.errors import ConfigurationError, PublishError
+from broker.errors import Closed, ConfigurationError, PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
 from broker.publishing.topic import codec_key
+from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import AnyRecordOptions
 
 if TYPE_CHECKING:
@@ -93,8 +93,6 @@ class Bus:
         """
         with self._lock:
             started = not self._portal.running
-            if started:
-                self._portal.start()
             try:
                 self._portal.call(self._bus.open)
             except BaseException:
@@ -107,12 +105,12 @@ class Bus:
 
         :raises PublishError: queued messages failed, and the outcomes of their futures were not retrieved.
         """
-        if not self._portal.running:
+        if self._portal.ended:
             return
         try:
             self._portal.call(self._bus.close)
         finally:
-            self._portal.stop()
+            self._portal.close()
         failures: list[PublishError] = []
         for topic in self._topics.values():
             try:
@@ -138,18 +136,23 @@ class Bus:
         raise TypeError("A bus cannot be pickled: pass its settings object or URL, and connect in the other process")
 
     def health(self) -> asynchronous.Health:
-        """Make one round trip to the server.
-
-        :raises Closed: the bus is not open.
-        """
-        return self._portal.call(self._bus.health)
+        """Make one round trip to the server. Raises no `BrokerError`."""
+        try:
+            return self._portal.call(self._bus.health)
+        except Closed as error:
+            return asynchronous.Health(False, None, str(error))
 
     def call(self, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a coroutine function on the loop of the bus, and return its result.
 
-        :raises Closed: the bus is not open.
+        :raises Closed: the bus is closed.
         """
         return self._portal.call(function, *args, **kwargs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+        return self._bus.is_open
 
     @property
     def capabilities(self) -> Capabilities:
@@ -168,7 +171,7 @@ class Bus:
         Calls with the same name and an equal codec return the same object until it is closed.
 
         :raises InvalidName: the name is not portable.
-        :raises Closed: the bus is not open.
+        :raises ConfigurationError: `codec` is not a codec.
         """
         key = (name, codec_key(codec))
         topic = self._topics.get(key)
@@ -218,10 +221,9 @@ class Bus:
         :param options: as for `broker.Bus.messages`.
         :raises ConfigurationError: a name or an option is invalid.
         :raises Unsupported: the broker does not support an option.
-        :raises Closed: the bus is not open.
         """
         consumer = self._create("messages", topics, subscription=subscription, codec=codec, **options)
-        return MessageConsumer(consumer, self._portal, self.hooks)
+        return MessageConsumer(consumer, self._portal, self.hooks, self)
 
     @overload
     def records(
@@ -251,27 +253,30 @@ class Bus:
         :param options: as for `broker.Bus.records`; `on_revoking` is called in a thread, and may commit there.
         :raises ConfigurationError: a name or an option is invalid.
         :raises Unsupported: the broker has no log, or does not support an option.
-        :raises Closed: the bus is not open.
         """
         inner: dict[str, Any] = {**options}
         if (on_revoking := options.get("on_revoking")) is not None:
-            check_callable("on_revoking", on_revoking)
-            if inspect.iscoroutinefunction(on_revoking):
+            check_accepts("on_revoking", on_revoking, "a list of partitions")
+            if is_async(on_revoking):
                 raise ConfigurationError(
                     "on_revoking is a coroutine function",
                     advice="Pass a plain function, or use the asynchronous broker.connect",
                 )
             inner["on_revoking"] = in_thread(on_revoking)
         consumer = self._create("records", topics, group=group, codec=codec, **inner)
-        return RecordConsumer(consumer, self._portal, self.hooks)
+        return RecordConsumer(consumer, self._portal, self.hooks, self)
 
     @cached_property
     def log(self) -> LogReader:
         """Reads topics by position, without a group.
 
         :raises Unsupported: the broker has no readable log.
+        :raises Closed: the bus is not open.
         """
-        return LogReader(self._bus.log, self._portal)
+        return LogReader(self._portal.call(self._log), self._portal)
+
+    async def _log(self) -> LogReaderFacade:
+        return self._bus.log
 
     @cached_property
     def admin(self) -> Admin:

@@ -21,13 +21,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, overload
+from typing import Any, Final, Generic, Protocol, Self, overload
 
 from typing_extensions import TypeVar
 
 from broker.blocking.handler_threads import HandlerExit, HandlerThreads
 from broker.blocking.portal import Call, Portal
+from broker.checks import check_accepts, check_count, is_async
 from broker.consuming import consumer as asynchronous
+from broker.consuming.handlers import NotAsync
 from broker.consuming.runner import check_services
 from broker.errors import Closed, ConfigurationError, SettleError
 from broker.hooks import Hooks, logger
@@ -41,6 +43,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GLANCE: Final = 0.5
 """Seconds between wake-ups of a waiting thread: some platforms deliver signals only then."""
 _MISSING: Final = object()
+_PLAIN: Final = "Pass a plain function, or use the asynchronous broker.connect"
 
 
 class BlockingMessage(Generic[T]):
@@ -233,13 +236,29 @@ BatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException | Non
 """Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
 
 
+class HostBus(Protocol):
+    """The bus of a consumer; `run` closes it at the end if it was not open before."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def close(self) -> None: ...
+
+
 class MessageConsumer(Generic[T]):
     """Created by `bus.messages(...)`; opened and closed by `with`."""
 
-    def __init__(self, consumer: asynchronous.MessageConsumer[T], portal: Portal, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        consumer: asynchronous.MessageConsumer[T],
+        portal: Portal,
+        hooks: Hooks,
+        bus: HostBus | None = None,
+    ) -> None:
+        self.bus = bus
         self._consumer = consumer
         self._portal = portal
         self._hooks = hooks
+        self._opened = False
 
     @property
     def closed(self) -> bool:
@@ -253,20 +272,24 @@ class MessageConsumer(Generic[T]):
         :raises Unsupported: the broker does not support an option.
         """
         self._portal.call(self._consumer.open)
+        self._opened = True
 
     def stop(self) -> None:
         """Stop delivering: iterations end, and `receive` returns after its running handlers. Never waits.
 
         May be called in a signal handler.
         """
-        self._portal.call_soon(self._consumer.stop)
+        if self._portal.running:
+            self._portal.call_soon(self._consumer.stop)
+        elif not self._portal.ended:
+            self._consumer.stop()
 
     def close(self) -> None:
         """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
 
         Never deletes a subscription. May be called twice.
         """
-        if self._portal.running:
+        if not self._portal.ended:
             self._portal.call(self._consumer.close)
 
     def __enter__(self) -> Self:
@@ -293,7 +316,7 @@ class MessageConsumer(Generic[T]):
         """Iterate over messages until the consumer is stopped, closed or idle. Leaving the loop loses no message."""
         messages = aiter(self._consumer)
         while True:
-            message = self._portal.wait(Call(anext, (messages, None), undelivered=_release_one))
+            message = self._portal.next(Call(anext, (messages, None), undelivered=_release_one), self._opened)
             if message is None:
                 return
             yield BlockingMessage(message, self._portal, self._hooks)
@@ -318,7 +341,7 @@ class MessageConsumer(Generic[T]):
 
     def _iterate_batches(self, batches: Any) -> Iterator[BlockingMessageBatch[T]]:
         while True:
-            batch = self._portal.wait(Call(anext, (batches, None), undelivered=_release))
+            batch: Any = self._portal.next(Call(anext, (batches, None), undelivered=_release), self._opened)
             if batch is None:
                 return
             yield BlockingMessageBatch(batch, self._portal, self._hooks)
@@ -332,16 +355,19 @@ class MessageConsumer(Generic[T]):
         `Retry(timeout=)` the message counts as failed and another thread continues; the late handler keeps running, and
         its outcome is ignored.
 
-        :raises ConfigurationError: the handler is a coroutine function.
+        :raises ConfigurationError: the handler cannot be called with a message, or is a coroutine function.
         :raises BrokerError: a fatal error, raised once.
         """
+        _check_handler(handler, "a message")
         self._receive(handler, lambda receiving: self._consumer.receive(receiving.handle, concurrency=concurrency))
 
     def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
-        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
+            `max_outstanding`.
         """
+        _check_handler(handler, "a batch of messages")
         self._receive(
             handler,
             lambda receiving: self._consumer.receive_batches(
@@ -350,15 +376,15 @@ class MessageConsumer(Generic[T]):
         )
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
-        """This consumer and its handler, for `broker.blocking.run`."""
+        """This consumer and its handler, for `broker.blocking.run`.
+
+        :raises ConfigurationError: the handler cannot be called with a message, or is a coroutine function.
+        """
+        _check_handler(handler, "a message")
+        check_count("concurrency", concurrency)
         return Service(self, handler, concurrency)
 
     def _receive(self, handler: Callable[[Any], Any], start: Callable[[_Receiving[T]], Any]) -> None:
-        if inspect.iscoroutinefunction(handler):
-            raise ConfigurationError(
-                "The handler is a coroutine function",
-                advice="Pass a plain function, or use the asynchronous broker.connect",
-            )
         receiving = _Receiving[T](handler, self._portal, self._hooks)
         try:
             self._portal.wait(Call(receiving.run, (partial(start, receiving),), on_interrupt=receiving.interrupt))
@@ -385,8 +411,9 @@ class Service:
 def run(*services: Service) -> None:
     """Run services until a signal arrives, all are idle or stopped, or one fails; then stop all of them.
 
-    SIGTERM and SIGINT stop the consumers: running handlers have `close_timeout` seconds to end, and other messages are
-    released. A second signal ends the process as usual.
+    The consumers open their buses; `run` closes at the end those that were not open before. SIGTERM and SIGINT stop the
+    consumers: running handlers have `close_timeout` seconds to end, and other messages are released. A second signal
+    ends the process as usual.
 
     `broker.blocking.run(bus.messages(...).handled_by(handle, concurrency=8))`, in the main thread.
 
@@ -394,6 +421,7 @@ def run(*services: Service) -> None:
     :raises BrokerError: the error of the first service that failed, after the others were closed.
     """
     check_services(services, Service)
+    buses = {id(bus): bus for service in services if (bus := service.consumer.bus) is not None and not bus.is_open}
     failures: list[BaseException] = []
     before: dict[int, Any] = {}
 
@@ -422,6 +450,8 @@ def run(*services: Service) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for bus in buses.values():
+            bus.close()
     if failures:
         raise failures[0]
 
@@ -459,13 +489,26 @@ class _Receiving(Generic[T]):
 
     async def _run(self, argument: object, late: Callable[[Any, BaseException | None], Awaitable[object]]) -> Any:
         try:
-            return await self._threads.run(partial(self._handler, argument), late=late)
+            result = await self._threads.run(partial(self._handler, argument), late=late)
         except HandlerExit as raised:
             # SystemExit and the like end `receive` in the calling thread.
             self.exit = raised.error
             if self._task is not None:
                 self.interrupt(self._task)
             await asyncio.get_running_loop().create_future()
+        else:
+            if inspect.iscoroutine(result):
+                # Acking the message of a handler that never ran would lose it.
+                result.close()
+                raise NotAsync("The handler returned a coroutine, which runs nothing", advice=_PLAIN)
+            return result
+
+
+def _check_handler(handler: object, argument: str) -> None:
+    """:raises ConfigurationError: the handler cannot be called with the argument, or is a coroutine function."""
+    check_accepts("handler", handler, argument)
+    if is_async(handler):
+        raise ConfigurationError("The handler is a coroutine function", advice=_PLAIN)
 
 
 async def _release_one(message: Message[Any] | None) -> None:

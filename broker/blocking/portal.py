@@ -1,5 +1,7 @@
 """`Portal`: an event loop in a thread, and calls into the loop from other threads.
 
+The first call starts the thread, so that a portal that is only made needs none.
+
 *Concurrency.* Several threads may call at once. A call from a thread with an event loop blocks that loop. A call from
 the portal's own loop would deadlock, so it raises.
 
@@ -30,42 +32,51 @@ R = TypeVar("R")
 
 _GLANCE: Final = 0.5
 """Seconds between wake-ups of a waiting thread: some platforms deliver Ctrl-C only then."""
+_CONNECT: Final = "Create a new one with broker.blocking.connect(...)"
 _LONGEST_END: Final = 5.0
 """Seconds that cancelled tasks have to end after `stop`."""
 
 
 class Portal:
-    """One event loop, running in a daemon thread from `start` to `stop`."""
+    """One event loop, running in a daemon thread from the first call to `stop` or `close`."""
 
     def __init__(self) -> None:
+        self._starting = threading.Lock()
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
 
-    def start(self) -> None:
-        """Start the thread."""
-        loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=(loop,), name="broker-blocking", daemon=True)
-        self._pid = os.getpid()
-        self._loop = loop
-        self._thread.start()
-        # A loop that runs during the shutdown of the interpreter fails with obscure errors.
-        atexit.register(self.stop)
-
     def stop(self) -> None:
-        """Stop the loop and cancel its tasks. May be called twice, and in a forked child."""
-        loop, self._loop = self._loop, None
+        """Stop the loop and cancel its tasks; the next call starts a new one. May be called in a forked child."""
+        loop = self._loop
         if loop is None or self._pid != os.getpid():
             return
-        atexit.unregister(self.stop)
+        self._loop = None
+        atexit.unregister(self.close)
         loop.call_soon_threadsafe(loop.stop)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_LONGEST_END + 1)
 
+    def close(self) -> None:
+        """`stop`, and let no call start the loop again. May be called twice."""
+        self._closed = True
+        self.stop()
+
     @property
     def running(self) -> bool:
-        """Whether this process can make calls."""
+        """Whether the loop runs in this process."""
         return self._loop is not None and self._pid == os.getpid()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def ended(self) -> bool:
+        """Whether calls raise Closed: the portal was closed, or belongs to another process."""
+        return self._closed or (self._loop is not None and self._pid != os.getpid())
 
     def call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Await `function(*args, **kwargs)` on the loop, in the caller's context; return its result.
@@ -97,8 +108,19 @@ class Portal:
                 del call
         return call.result  # pyright: ignore[reportReturnType]
 
+    def next(self, call: Call[R | None], opened: bool) -> R | None:
+        """`wait` for the next item of an iteration; None, which ends it, if a consumer that was open has closed."""
+        try:
+            return self.wait(call)
+        except Closed:
+            if opened and self._closed:
+                return None
+            raise
+
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a plain function on the loop, and return its result."""
+        """Run a plain function on the loop, or in this thread if no loop runs; return its result."""
+        if self._loop is None:
+            return function(*args, **kwargs)
 
         async def run() -> R:
             return function(*args, **kwargs)
@@ -116,10 +138,21 @@ class Portal:
         if loop is not None:
             self.call_soon(lambda: loop.create_task(function()))
 
+    def _started_loop(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._closed:
+                raise Closed("The bus is closed", advice=_CONNECT)
+            if self._loop is None:
+                self._loop = loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run_loop, args=(loop,), name="broker-blocking", daemon=True)
+                self._pid = os.getpid()
+                self._thread.start()
+                # A loop that runs during the shutdown of the interpreter fails with obscure errors.
+                atexit.register(self.close)
+            return self._loop
+
     def _checked_loop(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is None:
-            raise Closed("The bus is not open", advice="Use it as `with broker.blocking.connect(...) as bus:`")
+        loop = self._loop or self._started_loop()
         if self._pid != os.getpid():
             raise Closed(
                 f"The bus belongs to process {self._pid}, and this is its child {os.getpid()}",
@@ -230,7 +263,7 @@ async def _await(awaitable: Awaitable[R]) -> R:
 
 
 def _closed_meanwhile() -> Closed:
-    return Closed("The bus was closed during the call", advice="Create a new one with broker.blocking.connect(...)")
+    return Closed("The bus was closed during the call", advice=_CONNECT)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
 
 from typing_extensions import TypeVar, Unpack
 
-from broker.blocking.messages import MessageConsumer
+from broker.blocking.messages import HostBus, MessageConsumer
 from broker.blocking.portal import Call, Portal
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
@@ -184,8 +184,16 @@ class AsMessagesOptions(TypedDict, total=False):
 class RecordConsumer(Generic[T]):
     """A member of a group; created by `bus.records`. Joins the group when its `with` block is entered."""
 
-    def __init__(self, consumer: record_consumer.RecordConsumer[T], portal: Portal, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        consumer: record_consumer.RecordConsumer[T],
+        portal: Portal,
+        hooks: Hooks,
+        bus: HostBus | None = None,
+    ) -> None:
         self.asynchronous = consumer
+        self._bus = bus
+        self._joined = False
         self._portal = portal
         self._hooks = hooks
 
@@ -207,6 +215,7 @@ class RecordConsumer(Generic[T]):
         :raises BrokerError: the group could not be joined.
         """
         self._portal.call(self.asynchronous.__aenter__)
+        self._joined = True
         return self
 
     def __exit__(
@@ -220,7 +229,7 @@ class RecordConsumer(Generic[T]):
         Waits for pending commits, at most `close_timeout` seconds, and commits nothing itself. The group persists.
         May be called twice.
         """
-        if self._portal.running:
+        if not self._portal.ended:
             self._portal.call(self.asynchronous.close)
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -247,7 +256,7 @@ class RecordConsumer(Generic[T]):
         """Iterate over the records until the consumer is closed or idle. Leaving the loop loses no record."""
         records = aiter(self.asynchronous)
         while True:
-            record = self._portal.wait(Call(anext, (records, None), undelivered=self._unread_one))
+            record = self._portal.next(Call(anext, (records, None), undelivered=self._unread_one), self._joined)
             if record is None:
                 return
             yield BlockingRecord(record, self._portal)
@@ -256,7 +265,7 @@ class RecordConsumer(Generic[T]):
         """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
         batches: Any = self.asynchronous.batches(max_records)
         while True:
-            batch = self._portal.wait(Call(anext, (batches, None), undelivered=self._unread))
+            batch: Any = self._portal.next(Call(anext, (batches, None), undelivered=self._unread), self._joined)
             if batch is None:
                 return
             yield BlockingRecordBatch(batch, self._portal)
@@ -283,7 +292,8 @@ class RecordConsumer(Generic[T]):
         :raises ConfigurationError: the options contradict each other.
         :raises Closed: this consumer was already opened or closed.
         """
-        return MessageConsumer(self._portal.run(self.asynchronous.as_messages, **options), self._portal, self._hooks)
+        consumer = self._portal.run(self.asynchronous.as_messages, **options)
+        return MessageConsumer(consumer, self._portal, self._hooks, self._bus)
 
     # -- committing and positions ------------------------------------------------------------------------
 

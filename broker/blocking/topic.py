@@ -148,7 +148,8 @@ class Topic(Generic[T]):
 
         :raises PublishError: some messages failed, and their futures were not looked at.
         """
-        self._portal.call(self._topic.flush)
+        if not self._portal.closed:
+            self._portal.call(self._topic.flush)
         self.raise_failures()
 
     def close(self, timeout: float = 30.0) -> None:
@@ -157,7 +158,7 @@ class Topic(Generic[T]):
         :param timeout: seconds for the flush and the calls; unsent messages then fail.
         :raises PublishError: some messages failed, and their futures were not looked at.
         """
-        if self._portal.running:
+        if not self._portal.ended:
             self._portal.call(self._topic.close, timeout)
         self.raise_failures()
 

@@ -16,9 +16,10 @@ from typing import Any, Generic, NoReturn, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import check_count, check_patience, is_whole, refused
+from broker.checks import check_accepts, check_count, check_patience, is_whole, refused
 from broker.consuming.engine import Engine
-from broker.consuming.handlers import LAST_CHANCE, check_handler, handle_batches, handle_each, work
+from broker.consuming.handlers import LAST_CHANCE, handle_batches, handle_each, work
+from broker.driver.concurrency import check_loop
 from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
@@ -80,6 +81,8 @@ class MessageConsumer(Generic[T]):
         self._name = name
         self._max_outstanding = max_outstanding
         self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that opened the consumer."""
         self._one_open = asyncio.Lock()
         self._opening: asyncio.Task[Any] | None = None
         self._stopped = False
@@ -101,11 +104,13 @@ class MessageConsumer(Generic[T]):
         :raises Unsupported: the broker does not support an option.
         :raises Closed: the consumer was closed, perhaps while it opened.
         """
+        check_loop(self._loop)
         async with self._one_open:
             if self._closed:
                 raise self._is_closed()
             if self._engine is not None:
                 return
+            self._loop = asyncio.get_running_loop()
             self._opening = task = asyncio.current_task()
             try:
                 self._engine = engine = await self._make_engine()
@@ -116,6 +121,8 @@ class MessageConsumer(Generic[T]):
                 raise
             finally:
                 self._opening = None
+                if self._engine is None:
+                    self._loop = None
             engine.owner = self
             if self._stopped:
                 self._never_ran = True
@@ -132,6 +139,7 @@ class MessageConsumer(Generic[T]):
         Undelivered messages are released at once. May be called before the consumer is open: then nothing is delivered,
         and `receive` returns at once.
         """
+        check_loop(self._loop)
         self._stopped = True
         if self._engine is not None:
             self._engine.end()
@@ -142,6 +150,7 @@ class MessageConsumer(Generic[T]):
         Never deletes a subscription. May be called twice; cancelling the caller does not stop the close. A handler that
         calls this does not wait for itself. Ends a running `open`.
         """
+        check_loop(self._loop)
         if self._opening is not None and not self._closed:
             self._opening.cancel()
         self._closed = True
@@ -175,7 +184,7 @@ class MessageConsumer(Generic[T]):
         :raises Closed: the consumer is not open.
         :raises BrokerError: a fatal error, raised once.
         """
-        engine = self._engine or self._not_open()
+        engine = self._opened_engine()
         if timeout is not None:
             check_patience("timeout", timeout)
         message = engine.take()
@@ -203,7 +212,7 @@ class MessageConsumer(Generic[T]):
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         :raises Closed: the consumer is not open.
         """
-        engine = self._engine or self._not_open()
+        engine = self._opened_engine()
         self._check_batch(max_messages)
         check_patience("timeout", timeout)
         batch = engine.take_batch(max_messages)
@@ -233,31 +242,42 @@ class MessageConsumer(Generic[T]):
         is handled in a context of its own. After a stop or a fatal error, running handlers have `close_timeout` seconds
         to end; then they are cancelled, and their messages released. Cancelling the call cancels the handlers at once.
 
-        :raises ConfigurationError: the handler is not a coroutine function.
+        :raises ConfigurationError: the handler cannot be called with a message, or is not a coroutine function.
         :raises BrokerError: a fatal error, raised once.
         """
-        check_handler(handler)
+        check_accepts("handler", handler, "a message")
         check_count("concurrency", concurrency)
         await self._work(concurrency, lambda engine: handle_each(engine, handler))
 
     async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
-        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
+            `max_outstanding`.
         """
-        check_handler(handler)
+        check_accepts("handler", handler, "a batch of messages")
         self._check_batch(max_messages)
         check_count("concurrency", concurrency)
         await self._work(concurrency, lambda engine: handle_batches(engine, handler, max_messages))
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
-        """This consumer and its handler, for `broker.run`."""
+        """This consumer and its handler, for `broker.run`.
+
+        :raises ConfigurationError: the handler cannot be called with a message.
+        """
+        check_accepts("handler", handler, "a message")
+        check_count("concurrency", concurrency)
         return Service(self, handler, concurrency)
 
     async def _work(self, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-        engine = self._engine or self._not_open()
+        engine = self._opened_engine()
         if not self._never_ran:
             await work(engine, self._name, concurrency, partial(handle, engine))
+
+    def _opened_engine(self) -> Engine:
+        engine = self._engine or self._not_open()
+        check_loop(self._loop)
+        return engine
 
     def _is_closed(self) -> Closed:
         return Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")

@@ -21,10 +21,11 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
+from broker.driver.concurrency import check_loop
 from broker.driver.contract import MessageSource, SourceListener
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, Closed, DecodeError
-from broker.hooks import Hooks
+from broker.hooks import Hooks, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
 
@@ -115,6 +116,15 @@ class Engine:
             if isinstance(source, ReportsIdle):
                 self._idle_sources.append(source)
         self.receivers.active()
+        self._opened_at = self._loop.time()
+        logger.info(
+            "Consuming %s as %s: at most %d messages at once; attempts: %d, then %s",
+            self._topics,
+            self._subscription,
+            self.options.max_outstanding,
+            self.retry.max_attempts,
+            self._last_step(),
+        )
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
 
@@ -192,6 +202,7 @@ class Engine:
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
+        check_loop(self._loop)
         still_open = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
             await _all([message.nack(delay) for message in still_open])
@@ -263,6 +274,30 @@ class Engine:
         for in_flight in self._in_flight:
             in_flight.release([message for message in in_flight.messages if message.state is _OPEN])
         await asyncio.gather(*(in_flight.close(deadline + 0.5) for in_flight in self._in_flight))
+        counts = self.receivers.counts
+        logger.info(
+            "Stopped consuming %s as %s after %.1f s: %d messages handed over, %d acked, %d failures, %d given up%s",
+            self._topics,
+            self._subscription,
+            self._loop.time() - self._opened_at,
+            counts.handed_over,
+            counts.acked,
+            counts.failed,
+            counts.given_up,
+            "" if self.fatal_cause is None else f"; ended by an error: {self.fatal_cause.message}",
+        )
+
+    @property
+    def _topics(self) -> str:
+        return ", ".join(topic for topic, _ in self._sources)
+
+    def _last_step(self) -> str:
+        """What happens to a message that is given up, in words."""
+        if self._retry_writer is not None:
+            return "the retry topics"
+        if isinstance(self._dead_letter, DeadLetterWriter):
+            return f"the dead-letter topic {self._dead_letter.target}"
+        return "more at the longest delay" if self._dead_letter is None else "dropped"
 
     def _busy(self) -> set[asyncio.Task[None]] | None:
         """The workers that still run, perhaps none, if anything is still being handled; else None."""

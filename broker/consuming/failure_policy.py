@@ -13,8 +13,9 @@ import asyncio
 import heapq
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
+from logging import DEBUG
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
@@ -24,7 +25,7 @@ from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.concurrency import TaskSet
+from broker.driver.concurrency import TaskSet, check_loop
 from broker.driver.contract import MessageSource, RetryTopic, Settlement
 from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
 from broker.driver.record_messages import letter_of
@@ -33,6 +34,8 @@ from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed, log
 from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["DelayHolder", "FailurePolicy"]
+
+_LONGEST_LINE: Final = 500
 
 
 class DelayHolder:
@@ -101,6 +104,7 @@ class FailurePolicy:
         self._tasks = TaskSet("broker-letter", lambda error: logger.debug("Giving up a message failed: %s", error))
         self._last_delivery: int | None = None
         self._stopped = False
+        self._loop = asyncio.get_running_loop()
 
     def start(self, source: MessageSource, capabilities: MessageCapabilities) -> None:
         """Begin to fetch from the source that was opened with `in_flight` as its listener."""
@@ -120,6 +124,7 @@ class FailurePolicy:
     # -- MessageOwner ------------------------------------------------------------------------------------
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
+        check_loop(self._loop)
         if outcome is Outcome.NACK:
             self.in_flight.transacted.check_free(message)
             await self.nack(message, delay)
@@ -132,6 +137,7 @@ class FailurePolicy:
             self.in_flight.transacted.check_free(message)
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
+        check_loop(self._loop)
         check_seconds("seconds", seconds, zero=True)
         if self.in_flight.capabilities.lease is LeaseMode.FIXED:
             raise Unsupported(
@@ -142,10 +148,12 @@ class FailurePolicy:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
 
     def begin(self, message: Message[Any]) -> None:
+        check_loop(self._loop)
         if self._hooks.handling:
             enter(message, self._hooks.handling)
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
+        check_loop(self._loop)
         if message.scope is not None:
             leave(message, error)
         self.in_flight.returned(message)
@@ -153,12 +161,16 @@ class FailurePolicy:
             # A refused ack is an event and does not raise: the message is redelivered, and the loop goes on.
             self.in_flight.ack_soon(message)
             return False
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not self.raises(error):
             self.handler_failed(message, error)
             return True
         if message.state is SettleState.OPEN:
             self.in_flight.release([message])
         return False
+
+    def raises(self, error: Exception) -> bool:
+        """Whether the error of a handler is raised; the message is then released (`Hooks.raises`)."""
+        return self._hooks.raises is not None and self._hooks.raises(error)
 
     # -- deciding ----------------------------------------------------------------------------------------
 
@@ -170,6 +182,7 @@ class FailurePolicy:
         if message.state is not SettleState.OPEN:
             self._failed_late(message, error)
             return
+        self.in_flight.counts.failed += 1
         failures = self._attempts.failed(message)
         total = failures + self._failures_before(message)
         retried = self.retry.retries(error)
@@ -180,12 +193,13 @@ class FailurePolicy:
         elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
             delay = target.delay
         logger.warning(
-            "Handling message %r of %r failed (failure %d, %s)",
+            "Handling message %r of %r failed (failure %d, %s): %s",
             message.id,
             message.topic,
             total,
             "given up" if delay is None else f"again in {delay:.2f} s",
-            exc_info=error,
+            _one_line(error),
+            exc_info=_traceback(error, last=delay is None),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
@@ -206,13 +220,15 @@ class FailurePolicy:
             failures = attempts.failures(message) + 1
         else:
             failures = attempts.failed(message)
+        self.in_flight.counts.failed += 1
         logger.warning(
-            "Handling message %r of %r failed (failure %d, after %s)",
+            "Handling message %r of %r failed (failure %d, after %s): %s",
             message.id,
             message.topic,
             failures,
             "it was lost" if message.outcome is None else f"its {message.outcome.name.lower()}",
-            exc_info=error,
+            _one_line(error),
+            exc_info=_traceback(error, last=done),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
@@ -400,6 +416,7 @@ class FailurePolicy:
             except BaseException as failure:
                 self._not_written(message, failure)
                 raise
+        self.in_flight.counts.given_up += 1
         self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
@@ -473,6 +490,17 @@ class FailurePolicy:
             advice="The message waits in this process; if this process dies, it may be redelivered early and with a "
             "lower attempt count",
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """The type and the text of an error as a line of the log."""
+    text = " ".join(describe(error)[: 2 * _LONGEST_LINE].split())
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
+
+
+def _traceback(error: Exception, *, last: bool) -> Exception | None:
+    """The error if its traceback is logged: with the last attempt, or always at level DEBUG."""
+    return error if last or logger.isEnabledFor(DEBUG) else None
 
 
 async def _wait_for(task: asyncio.Task[None], message: Message[Any]) -> None:

@@ -22,7 +22,7 @@ from broker.hooks import logger
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
-__all__ = ["LAST_CHANCE", "Isolated", "check_handler", "conclude", "handle_batches", "handle_each", "within", "work"]
+__all__ = ["LAST_CHANCE", "Isolated", "NotAsync", "conclude", "handle_batches", "handle_each", "within", "work"]
 
 
 class Isolated:
@@ -53,13 +53,7 @@ class Isolated:
 
 
 class NotAsync(ConfigurationError):
-    """The handler is not a coroutine function. This does not count as a failure of the message."""
-
-
-def check_handler(handler: object) -> None:
-    """:raises ConfigurationError: the handler is not callable."""
-    if not callable(handler):
-        raise ConfigurationError(f"The handler is {handler!r}", advice="Give an `async def` function")
+    """The handler is not, or must not be, a coroutine function. This does not count as a failure of the message."""
 
 
 async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
@@ -93,7 +87,7 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
         return None
     if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
-    if isinstance(error, Exception) and not isinstance(error, NotAsync):
+    if isinstance(error, Exception) and not isinstance(error, NotAsync) and not policy.raises(error):
         policy.handler_failed(message, error)
         return None
     in_flight.release([message])

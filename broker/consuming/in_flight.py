@@ -47,7 +47,7 @@ from broker.hooks import (
 )
 from broker.messages import Message, MessageOwner, Outcome, SettleState
 
-__all__ = ["Flow", "InFlight", "Receivers", "enter", "leave"]
+__all__ = ["Counts", "Flow", "InFlight", "Receivers", "enter", "leave"]
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _ACK = Outcome.ACK
@@ -140,6 +140,21 @@ def leave(message: Message[Any], error: BaseException | None) -> None:
             logger.exception("An interceptor failed after message %r was handled", message.id)
 
 
+class Counts:
+    """What a consumer has done, for the line that it logs when it closes; shared by its sources.
+
+    :ivar handed_over: deliveries to handlers and callers.
+    :ivar acked: messages that they acked.
+    :ivar failed: failures of handlers.
+    :ivar given_up: messages that were dead-lettered or dropped.
+    """
+
+    __slots__ = ("acked", "failed", "given_up", "handed_over")
+
+    def __init__(self) -> None:
+        self.handed_over = self.acked = self.failed = self.given_up = 0
+
+
 class Receivers:
     """The callers that wait for messages of one consumer, and its workers; shared by all sources of the consumer.
 
@@ -147,10 +162,11 @@ class Receivers:
     :ivar active_at: the loop time of the last activity; idleness counts from then.
     """
 
-    __slots__ = ("_loop", "active_at", "quiet", "waiters", "wanted", "workers")
+    __slots__ = ("_loop", "active_at", "counts", "quiet", "waiters", "wanted", "workers")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.counts = Counts()
         self.wanted = 0
         self.workers: set[asyncio.Task[None]] = set()
         self.waiters: deque[asyncio.Future[None]] = deque()
@@ -206,6 +222,7 @@ class InFlight:
         self.attempts = attempts
         self.max_messages = max_messages
         self._receivers = receivers
+        self.counts = receivers.counts
         self._failed = failed
         self._lanes = ready if isinstance(ready, Lanes) else None
         self.messages: dict[Message[Any], int] = {}
@@ -323,7 +340,7 @@ class InFlight:
 
     def concluded(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
         """Apply the results of settlements."""
-        size = count = 0
+        size = count = acked = 0
         attempts = self.attempts
         forgets = bool(attempts)
         lanes, in_flight = self._lanes, self.messages
@@ -340,12 +357,15 @@ class InFlight:
                 self._give_back_followers(message)
             elif message.state is not _LOST:
                 message.state = _SETTLED
+                if message.outcome is _ACK:
+                    acked += 1
                 if lanes is not None:
                     lanes.done(message)
                 if forgets and settlement.outcome is not Outcome.NACK:
                     attempts.forget(message)
         self._flow.count -= count
         self._flow.bytes -= size
+        self.counts.acked += acked
         if self.hooks.listening:
             _emit_settled(self.hooks, self.topic, settlements, results)
         self._refill()
@@ -422,6 +442,7 @@ class InFlight:
 
     def handed_over(self, count: int) -> None:
         """The consumer took so many messages; fetch if the buffer is half empty."""
+        self.counts.handed_over += count
         self._prefetch.requested(count, len(self._receivers.workers) or 1)
         self._refill()
 

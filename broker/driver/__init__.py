@@ -4,12 +4,22 @@ Read `broker.driver.contract` first. A backend imports the public names of `brok
 `broker.driver.settings` is a module of its own because it imports pydantic, which applications need not load.
 """
 
-from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
+from broker.checks import (
+    check_accepts,
+    check_choice,
+    check_codec,
+    check_flag,
+    check_seconds,
+    check_text,
+    is_finite,
+    is_whole,
+    refused,
+)
 from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
 from broker.driver.clear_text import warn_of_clear_text
-from broker.driver.concurrency import Backoff, SharedResource, TaskSet, jitter, pause
+from broker.driver.concurrency import Backoff, SharedResource, TaskSet, check_loop, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
     Backend,
@@ -165,9 +175,11 @@ __all__ = [
     "View",
     "Waker",
     "Warned",
+    "check_accepts",
     "check_choice",
     "check_codec",
     "check_flag",
+    "check_loop",
     "check_name",
     "check_owner",
     "check_partitions",

@@ -1,4 +1,4 @@
-"""Tasks, pauses and shared resources on one event loop: `Backoff`, `pause`, `TaskSet` and `SharedResource`."""
+"""On one event loop: tasks, pauses, shared resources, and the check that a caller is on the loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from random import Random
 from typing import Any, Final, Generic, TypeVar
 
+from broker.errors import WrongEventLoop
 from broker.hooks import logger
 
-__all__ = ["Backoff", "SharedResource", "TaskSet", "jitter", "pause"]
+__all__ = ["Backoff", "SharedResource", "TaskSet", "check_loop", "jitter", "pause"]
 
 
 jitter: Final = Random()
@@ -105,6 +106,23 @@ class TaskSet:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._failed(error)
+
+
+def check_loop(home: asyncio.AbstractEventLoop | None) -> None:
+    """Check that the caller runs on the event loop of an object; None, before the object has one, admits all.
+
+    Without the check, a call from another loop waits for a future that no loop completes, or races with the tasks of
+    the object.
+
+    :raises WrongEventLoop: the caller runs on another loop, or on none.
+    """
+    if home is not None and asyncio._get_running_loop() is not home:
+        ended = ", which has ended" if home.is_closed() else ""
+        raise WrongEventLoop(
+            f"A bus and its objects are used on the event loop that opened the bus{ended}; this is another",
+            advice="Open a bus in each event loop: `async with broker.connect(...)` in the coroutine that asyncio.run "
+            "runs. From other threads, use broker.blocking, or asyncio.run_coroutine_threadsafe with the bus's loop",
+        )
 
 
 R = TypeVar("R")

@@ -24,6 +24,7 @@ from typing import Any, Final, Generic, Literal, cast, overload
 from typing_extensions import TypeVar
 
 from broker.capabilities import Capabilities
+from broker.driver.concurrency import check_loop
 from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
@@ -71,6 +72,7 @@ class TopicFacade(Generic[T]):
         "_idle",
         "_interceptors",
         "_limits",
+        "_loop",
         "_pipeline",
         "_pipeline_settings",
         "_target",
@@ -99,6 +101,8 @@ class TopicFacade(Generic[T]):
         self._pipeline_settings = pipeline
         self._pipeline: PublishingPipeline | None = None
         self._target: PublishTarget | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the first publish."""
         self._calls = 0
         self._idle: asyncio.Future[None] | None = None
         self._closed = False
@@ -126,6 +130,7 @@ class TopicFacade(Generic[T]):
         :raises BrokerError: the message was not published.
         :raises Closed: the topic was closed before the call.
         """
+        check_loop(self._loop)
         target = self._target or self._open()
         if type(payload) is OutboundMessage and key is None and attributes is None:
             message = payload
@@ -201,6 +206,7 @@ class TopicFacade(Generic[T]):
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was queued.
         :raises Closed: the topic was closed before the message was queued.
         """
+        check_loop(self._loop)
         target = self._target or self._open()
         if type(payload) is OutboundMessage and key is None and attributes is None:
             message = payload
@@ -219,6 +225,7 @@ class TopicFacade(Generic[T]):
 
         :raises PublishError: some messages failed, and their futures were not looked at.
         """
+        check_loop(self._loop)
         if self._pipeline is not None:
             await self._pipeline.flush()
 
@@ -229,6 +236,7 @@ class TopicFacade(Generic[T]):
         :param timeout: seconds for the flush and the calls; unsent messages then fail.
         :raises PublishError: some messages failed, and their futures were not looked at.
         """
+        check_loop(self._loop)
         if self._closing is None:
             self._closed = True
             target, self._target = self._target, None
@@ -258,6 +266,7 @@ class TopicFacade(Generic[T]):
                 advice="Call bus.topic again; it returns a new topic once this one has flushed",
             )
         self._target = self._target_factory()
+        self._loop = asyncio.get_running_loop()
         return self._target
 
     def _open_pipeline(self, target: PublishTarget) -> PublishingPipeline:
@@ -306,6 +315,7 @@ class TopicFacade(Generic[T]):
         self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
     ) -> Sequence[Receipt | BrokerError | None]:
         """Send the messages that can be sent; return the outcome of each payload."""
+        check_loop(self._loop)
         target = self._target or self._open()
         check_batch(payloads)
         messages, refused = self._sendable(payloads)

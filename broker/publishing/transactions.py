@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, cast, overload
 
 from broker.capabilities import Capabilities
-from broker.driver.concurrency import TaskSet
+from broker.driver.concurrency import TaskSet, check_loop
 from broker.driver.contract import Backend, TransactionSpi
 from broker.driver.limits import MessageLimits
 from broker.driver.optional import ChecksConsumers
@@ -63,6 +63,8 @@ class TransactionalPublisherFacade:
         self._dead: BrokerError | None = None
         self._closed = False
         self._ending: asyncio.Task[None] | None = None
+        self.loop = asyncio._get_running_loop()
+        """The loop of the publisher and its transactions; None if it was made on none."""
 
     def transaction(
         self, consumer: BatchedRecordStream[Any] | None = None
@@ -89,6 +91,7 @@ class TransactionalPublisherFacade:
 
         Waits for the end of a transaction whose block was cancelled, at most 30 seconds.
         """
+        check_loop(self.loop)
         if not self._closed:
             self._closed = True
             if self._ending is not None:
@@ -97,6 +100,7 @@ class TransactionalPublisherFacade:
 
     async def begin(self, member: Membership | None) -> OpenTransaction:
         """Enter a transaction."""
+        check_loop(self.loop)
         if self._current is not None and self._ending is not None:
             # A cancelled block did not wait for the end of its transaction.
             await asyncio.wait((self._ending,), timeout=_LONGEST_END)
@@ -225,6 +229,7 @@ class OpenTransaction:
         self._add_acks(checked(messages))
 
     def _add_acks(self, messages: Sequence[Message[Any]]) -> None:
+        check_loop(self._publisher.loop)
         if self._over:
             raise Closed("The transaction is over", advice="Ack inside its block")
         self._acks.add(messages)
@@ -232,6 +237,7 @@ class OpenTransaction:
     async def _publish(
         self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
+        check_loop(self._publisher.loop)
         if not messages:
             return []
         if self._over:

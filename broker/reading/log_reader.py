@@ -7,7 +7,7 @@ raises `OffsetOutOfRange`; there are no silent gaps. Other errors of the backend
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 
 from broker.capabilities import RecordCapabilities
@@ -25,11 +25,18 @@ class LogReaderFacade:
     """Implements `LogReader`.
 
     :param capabilities: of the backend's records; None if they are unknown.
+    :param check: raises an error if the bus cannot be used.
     """
 
-    def __init__(self, reader: LogReaderSpi, capabilities: RecordCapabilities | None = None) -> None:
-        self._reader = reader
+    def __init__(
+        self,
+        reader: LogReaderSpi,
+        capabilities: RecordCapabilities | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._open_reader = reader
         self._capabilities = capabilities
+        self._check = check
 
     async def partitions(self, topic: str) -> Sequence[int]:
         """The numbers of the topic's partitions.
@@ -109,3 +116,8 @@ class LogReaderFacade:
         async for records in self._reader.read(topic, partition, start, stop, max_records):
             if records:
                 yield RecordBatch(records)
+
+    @property
+    def _reader(self) -> LogReaderSpi:
+        self._check()
+        return self._open_reader

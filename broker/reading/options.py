@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from broker.checks import check_callable, check_choice, check_codec, check_count, check_seconds, refused
+from broker.checks import check_accepts, check_choice, check_codec, check_count, check_seconds, refused
 from broker.driver.contract import RecordSubscription, Start
 from broker.errors import ConfigurationError
 from broker.names import check_name
@@ -44,7 +44,8 @@ def check_record_options(
     """:raises ConfigurationError: an option has the wrong type or value, or the options contradict each other."""
     check_codec(codec)
     check_choice("isolation", subscription.isolation, ("read_committed", "read_uncommitted"))
-    check_callable("on_revoking", on_revoking, optional=True)
+    if on_revoking is not None:
+        check_accepts("on_revoking", on_revoking, "a list of partitions")
     check_count("max_buffered", max_buffered)
     check_count("max_buffered_bytes", max_buffered_bytes)
     check_seconds("stop_when_idle", stop_when_idle, optional=True)

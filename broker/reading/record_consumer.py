@@ -29,9 +29,10 @@ from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import Assignments, check_positions
+from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
-from broker.hooks import Hooks
+from broker.hooks import Hooks, logger
 from broker.protocols import Codec
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.membership import Membership, OnRevoking
@@ -74,6 +75,7 @@ class RecordReading:
         self._is_idle = is_idle
         self._time = asyncio.get_running_loop().time
         self._since_yield = 0
+        self._before_yield = 0
         self.ended: BrokerError | None = None
         """The fatal error, once it was raised."""
 
@@ -107,7 +109,7 @@ class RecordReading:
         """Wait until the next record can be popped, decoded; False if there was none in time."""
         if self._since_yield >= _RECORDS_BETWEEN_YIELDS:
             # A consumer that finds its buffer full never suspends: let the fetch loop and other tasks run.
-            self._since_yield = 0
+            self._yielded()
             await asyncio.sleep(0)
         fetcher = self._fetcher
         started: float | None = None
@@ -143,8 +145,17 @@ class RecordReading:
             if head is not None and self._decoder is not None:
                 await self._decoder.dead_lettered(left)
             else:
-                self._since_yield = 0
+                self._yielded()
                 await fetcher.arrival(left)
+
+    @property
+    def handed_over(self) -> int:
+        """How many records were handed over."""
+        return self._before_yield + self._since_yield
+
+    def _yielded(self) -> None:
+        self._before_yield += self._since_yield
+        self._since_yield = 0
 
     def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
         """Seconds that a call which began at `started` may still wait; None is forever."""
@@ -201,6 +212,7 @@ class RecordConsumer(Generic[T]):
     :param close_timeout: seconds that pending commits have to end at the close.
     :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still be
         committed; bounded by the broker's deadline.
+    :param check_bus: raises an error if the bus cannot be used.
     """
 
     def __init__(
@@ -217,6 +229,7 @@ class RecordConsumer(Generic[T]):
         close_timeout: float = 30.0,
         on_revoking: OnRevoking | None = None,
         make_messages: MakeMessages | None = None,
+        check_bus: Callable[[], None] = lambda: None,
     ) -> None:
         check_record_options(
             subscription,
@@ -239,6 +252,8 @@ class RecordConsumer(Generic[T]):
         self._close_timeout = close_timeout
         self._on_revoking = on_revoking
         self._make_messages = make_messages
+        self._check_bus = check_bus
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._state = _State.NEW
         self._assignments = Assignments()
         self._reading: RecordReading | None = None
@@ -256,6 +271,7 @@ class RecordConsumer(Generic[T]):
         """
         if self._state is not _State.NEW:
             raise Closed("A record consumer opens once", advice="Create a new one with bus.records(...)")
+        self._check_bus()
         if self._backend.capabilities.records is None:
             raise Unsupported(
                 f"Backend {self._backend.capabilities.backend!r} has no records",
@@ -304,6 +320,8 @@ class RecordConsumer(Generic[T]):
             stop_when_idle=self._stop_when_idle,
             is_idle=self._member.is_idle,
         )
+        self._opened_at = self._loop.time()
+        logger.info("Reading %s in group %s", ", ".join(self._subscription.topics), self._subscription.group)
         return self
 
     async def __aexit__(
@@ -317,24 +335,26 @@ class RecordConsumer(Generic[T]):
         Waits for pending commits, at most `close_timeout` seconds, and commits nothing itself. The group persists. May
         be called twice; cancelling the caller does not stop the close.
         """
+        check_loop(self._loop)
         if self._state <= _State.OPENING:
             self._state = _State.CLOSED
         if self._state is _State.CLOSED:
             return
         if self._closing is None:
             self._state = _State.CLOSING
-            self._closing = self._loop.create_task(self._close(), name="broker-record-close")
+            self._closing = asyncio.create_task(self._close(), name="broker-record-close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        deadline = self._loop.time() + self._close_timeout
+        time = asyncio.get_running_loop().time
+        deadline = time() + self._close_timeout
         try:
             if self._decoder is not None:
                 self._decoder.stop()
             self._fetcher.stop()
             await self._fetcher.stopped(deadline)
             await self._member.drain(deadline)
-            async with asyncio.timeout(max(_LEAST_CLOSE, deadline - self._loop.time())):
+            async with asyncio.timeout(max(_LEAST_CLOSE, deadline - time())):
                 await self._member.leave()
                 if self._decoder is not None:
                     await self._decoder.close()
@@ -344,6 +364,15 @@ class RecordConsumer(Generic[T]):
             self._state = _State.CLOSED
             self._fetcher.cancel()
             self._fetcher.buffer.clear()
+            if self._reading is not None:
+                logger.info(
+                    "Stopped reading %s in group %s after %.1f s: %d records handed over%s",
+                    ", ".join(self._subscription.topics),
+                    self._subscription.group,
+                    time() - self._opened_at,
+                    self._reading.handed_over,
+                    "" if self._reading.ended is None else f"; ended by an error: {self._reading.ended.message}",
+                )
 
     def as_messages(
         self,
@@ -462,6 +491,7 @@ class RecordConsumer(Generic[T]):
         return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 
     def _open_reading(self) -> RecordReading:
+        check_loop(self._loop)
         if self._reading is None:
             raise self._not_open()
         return self._reading
@@ -548,8 +578,10 @@ class RecordConsumer(Generic[T]):
         """
         if self._state is not _State.OPEN:
             raise self._not_open()
+        check_loop(self._loop)
         return self._member
 
     def _check_not_closed(self) -> None:
+        check_loop(self._loop)
         if self._state not in (_State.OPEN, _State.CLOSING):
             raise self._not_open()

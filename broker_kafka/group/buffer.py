@@ -61,6 +61,8 @@ class DeliveryBuffer:
         self._changed = changed
         self._line: deque[AssignedPartition] = deque()
         self._count = 0
+        self.handed_over = 0
+        """How many records were handed over."""
         """Records that wait and are not paused by the application."""
         self._size = 0
         self._owed = 0
@@ -228,6 +230,7 @@ class DeliveryBuffer:
     def _less(self, assigned: AssignedPartition, count: int, size: int) -> None:
         self._count -= count
         self._size -= size
+        self.handed_over += count
         if assigned.full:
             self._check_room(assigned)
         if self._owed:

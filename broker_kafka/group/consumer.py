@@ -30,7 +30,7 @@ from broker import (
     TopicPartition,
     Unsupported,
 )
-from broker.driver import check_partitions
+from broker.driver import check_loop, check_partitions, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import check_in_log
 from broker_kafka.group.assigned_partition import AssignedPartition
@@ -157,6 +157,8 @@ class GroupConsumer(Generic[T]):
         self._member: ConsumerMember | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._check_bus = bus.check_open
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -168,6 +170,8 @@ class GroupConsumer(Generic[T]):
         """
         if self._member is not None or self._closed:
             raise Closed("A group consumer opens once", advice="Make another GroupConsumer(...)")
+        self._check_bus()
+        self._loop = asyncio.get_running_loop()
         self._member = ConsumerMember(self._connection, self._options, self._hooks, self)
         try:
             await self._member.open()
@@ -175,6 +179,8 @@ class GroupConsumer(Generic[T]):
             self._closed = True
             raise
         self._connection.attach(self)
+        self._opened_at = self._loop.time()
+        logger.info("Reading %s in group %s", ", ".join(self._member.topics) or "no topic yet", self.group)
         return self
 
     async def __aexit__(
@@ -188,6 +194,7 @@ class GroupConsumer(Generic[T]):
         Work in flight and `on_revoked` get `close_timeout` seconds. Further calls wait for the same close; cancelling a
         caller does not stop it. Within a rebalance callback, the call returns at once.
         """
+        check_loop(self._loop)
         member, task = self._member, asyncio.current_task()
         if member is None or self._closed:
             self._closed = True
@@ -204,6 +211,15 @@ class GroupConsumer(Generic[T]):
         finally:
             self._closed = True
             self._connection.detach(self)
+            if (member := self._member) is not None:
+                logger.info(
+                    "Stopped reading %s in group %s after %.1f s: %d records handed over%s",
+                    ", ".join(member.topics),
+                    self.group,
+                    asyncio.get_running_loop().time() - self._opened_at,
+                    member.buffer.handed_over,
+                    "" if member.readers.error is None else f"; ended by an error: {member.readers.error.message}",
+                )
 
     @property
     def closed(self) -> bool:
@@ -556,6 +572,7 @@ class GroupConsumer(Generic[T]):
         return member
 
     def _open_member(self) -> ConsumerMember:
+        check_loop(self._loop)
         if self._member is None:
             raise Closed("The group consumer is not open", advice="Enter it: async with GroupConsumer(...) as group")
         if self._closed:

@@ -12,7 +12,17 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from broker import Codec, ConfigurationError, Record, TopicPartition, UnknownSetting
-from broker.driver import Start, check_codec, check_name, check_partitions, check_start, is_finite, is_whole, refused
+from broker.driver import (
+    Start,
+    check_accepts,
+    check_codec,
+    check_name,
+    check_partitions,
+    check_start,
+    is_finite,
+    is_whole,
+    refused,
+)
 from broker_kafka.cluster.names import check_id
 from broker_kafka.config.properties import CONSUMER_PROPERTIES
 from broker_kafka.group.topics import Subscription
@@ -154,8 +164,8 @@ class GroupOptions:
             )
         for name in ("on_assigned", "on_revoked", "on_lost"):
             callback = getattr(self, name)
-            if callback is not None and not callable(callback):
-                raise ConfigurationError(f"{name} is {callback!r}", advice="It takes a function of one Rebalance")
+            if callback is not None:
+                check_accepts(name, callback, "a Rebalance")
         _check_seconds("close_timeout", self.close_timeout, none=False)
         for name in ("flush_timeout", "commit_interval", "stop_when_idle"):
             _check_seconds(name, getattr(self, name), none=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from broker.errors import (
     UnknownScheme,
     UnknownSetting,
     Unsupported,
+    WrongEventLoop,
 )
 from broker.messages import Message
 from broker.names import ephemeral
@@ -51,6 +52,45 @@ class Errors(ConformanceCase):
         for malformed in ("", "localhost:4222/x y", "://nothing"):
             with pytest.raises(ConfigurationError):
                 broker.connect(malformed)
+
+    @promise(
+        "errors.other-event-loop",
+        "A call from another event loop raises WrongEventLoop at once and does nothing; the bus works on.",
+        seconds=60,
+    )
+    async def test_other_event_loop(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            calls: list[Callable[[], Awaitable[object]]] = [
+                bus.open,
+                bus.close,
+                partial(bus.admin.describe_topic, topic),
+                partial(bus.topic(topic).publish, b"y"),
+                partial(bus.topic(topic).publish_batch, [b"y"]),
+                partial(bus.topic(topic).enqueue, b"y"),
+                bus.messages(topic, subscription="others").open,
+                inbox.next_message,
+                partial(inbox.next_batch, 10),
+                message.ack,
+                message.nack,
+                inbox.close,
+            ]
+            if bus.capabilities.records is not None:
+                calls.append(bus.records(topic, group="others").__aenter__)
+                if bus.capabilities.records.log_reader:
+                    calls.append(partial(bus.log.bounds, topic))
+            for call in calls:
+                error = await asyncio.to_thread(_on_another_loop, call)
+                assert isinstance(error, WrongEventLoop), call
+                assert "event loop" in error.message
+                assert error.advice
+            await message.ack()
+            await bus.topic(topic).publish(b"z")
+            (last,) = await take(inbox, 1, harness.patience)
+            assert last.data == b"z"
+            await last.ack()
 
     @promise(
         "errors.unknown-parameter",
@@ -208,8 +248,19 @@ class Errors(ConformanceCase):
         bus, topic = await harness.bus(), await harness.topic()
         with pytest.raises(Closed, match="async with"):
             await bus.messages(topic, subscription="readers").next_message(timeout=0)
-        with pytest.raises(Closed, match="async with"):
-            await harness.open_bus(harness.url(), None).topic(topic).publish(b"x")
+        unopened = harness.open_bus(harness.url(), None)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            partial(unopened.topic(topic).publish, b"x"),
+            unopened.admin.topics,
+            partial(unopened.admin.list_dead, topic),
+        ]
+        if unopened.capabilities.records is not None:
+            calls.append(unopened.records(topic, group="readers").__aenter__)
+            if unopened.capabilities.records.log_reader:
+                calls.append(lambda: unopened.log.bounds(topic))
+        for call in calls:
+            with pytest.raises(Closed, match="async with"):
+                await call()
 
     @promise(
         "errors.endless-handler-loses-nothing",
@@ -288,3 +339,17 @@ def _refuses(make: Callable[[], object], option: str) -> None:
 def _as_url(harness: Harness) -> str:
     url = harness.url()
     return url if isinstance(url, str) else url.url
+
+
+def _on_another_loop(call: Callable[[], Awaitable[object]]) -> BaseException | None:
+    """Run the call on a new event loop of this thread; return its error."""
+
+    async def run() -> None:
+        async with asyncio.timeout(10):
+            await call()
+
+    try:
+        asyncio.run(run())
+    except Exception as error:
+        return error
+    return None

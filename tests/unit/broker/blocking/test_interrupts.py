@@ -29,9 +29,8 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture
 def portal() -> Iterator[Portal]:
     portal = Portal()
-    portal.start()
     yield portal
-    portal.stop()
+    portal.close()
 
 
 def press_ctrl_c() -> None:
@@ -94,9 +93,9 @@ def test_second_interrupt_does_not_wait(portal: Portal) -> None:
     ended.set()
 
 
-def test_stop_ends_waiting_calls(portal: Portal) -> None:
+def test_close_ends_waiting_calls(portal: Portal) -> None:
     async def wait() -> None:
-        threading.Thread(target=portal.stop).start()
+        threading.Thread(target=portal.close).start()
         await asyncio.get_running_loop().create_future()
 
     with pytest.raises(Closed, match="during the call"):

@@ -44,7 +44,7 @@ def test_closed_bus_has_no_thread_and_refuses_calls(inmem_broker: Broker) -> Non
     before = threading.active_count()
     bus = broker.blocking.connect(inmem_broker.url)
     with pytest.raises(Closed, match="not open"):
-        bus.topic(TOPIC)
+        bus.topic(TOPIC).publish(b"")
     with bus:
         bus.admin.ensure_topic(TOPIC)
         topic = bus.topic(TOPIC)
@@ -56,7 +56,8 @@ def test_closed_bus_has_no_thread_and_refuses_calls(inmem_broker: Broker) -> Non
     inbox.close()
     topic.close()
     inbox.stop()
-    for call in (bus.health, bus.admin.topics, inbox.next_message, lambda: topic.publish(b"")):
+    assert not bus.health().ok
+    for call in (bus.admin.topics, inbox.next_message, lambda: topic.publish(b"")):
         with pytest.raises(Closed):
             call()
     with pytest.raises(Closed):

@@ -22,6 +22,7 @@ from broker.blocking import AsMessagesOptions, MessageOptions, RecordOptions
 
 ONLY_ASYNCHRONOUS = {
     "backend": "the backend's calls belong to the bus's loop; `bus.call` gets there",
+    "check_open": "inner: the check of the bus's objects",
     "make_engine": "inner",
     "member": "inner",
     "bus": "inner",

@@ -182,7 +182,11 @@ class ConsumerMachine(OnALoop):
         key = TopicPartition("orders", partition)
         if self.owned(partition) and key not in self.paused:
             self.paused.add(key)
-            self.consumer.pause([key])
+
+            async def step() -> None:
+                self.consumer.pause([key])
+
+            self.run(step())
 
     @rule(partition=PARTITIONS)
     def resume(self, partition: int) -> None:
