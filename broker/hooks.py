@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.receipts import Receipt, count_duplicates
+
 if TYPE_CHECKING:
     from broker.messages import Message
     from broker.outbound import OutboundMessage
-    from broker.receipts import Receipt
 
 __all__ = [
     "Connected",
@@ -84,6 +85,11 @@ class Published(Event):
     topic: str
     outcomes: Sequence[Receipt | BaseException | None]
     seconds: float
+
+    @property
+    def duplicates(self) -> int:
+        """The number of messages that the broker dropped, because it already had their ids."""
+        return count_duplicates(self.outcomes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypedDict, Unpack
 
 from broker.checks import is_finite
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIXES, Envelope, brief, reserved_prefixes
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIXES, UNSET, Envelope, brief, reserved_prefixes
 from broker.errors import InvalidMessage
 
 __all__ = ["OutboundMessage", "check_batch"]
 
 _SHOWN: Final = 100
 """Maximum length of a value in an error."""
+
+
+class OutboundFields(TypedDict, total=False):
+    """The fields of an `OutboundMessage`, for `replace`."""
+
+    data: bytes | None
+    key: bytes | str | None
+    attributes: Mapping[str, str] | None
+    id: str | None
+    deliver_at: datetime | None
+    ttl: float | None
+    partition: int | None
+    publish_time: datetime | None
+    native: Any
 
 
 class OutboundMessage:
@@ -82,9 +96,11 @@ class OutboundMessage:
 
     @classmethod
     def from_message(cls, message: Envelope) -> OutboundMessage:
-        """Copy a received message or record for forwarding: body, key, attributes, id and publish time.
+        """Copy a received message or record for forwarding: body, key, attributes, publish time and `given_id`.
 
-        Also keeps `native`, from which a backend of the same kind forwards what `OutboundMessage` cannot express.
+        Also keeps `native`, from which a backend of the same kind forwards what `OutboundMessage` cannot express. An id
+        that the SDK or the broker made is not copied, since a broker that deduplicates would drop a copy to the same
+        topic; `from_message(message).replace(id=message.id)` copies it, which drops a repetition of the copy.
 
         :raises InvalidMessage: `message` is neither a message nor a record.
         """
@@ -96,15 +112,39 @@ class OutboundMessage:
             data,
             message.key,
             message.attributes,
-            # A foreign producer may give an empty id.
-            id=getattr(message, "id", None) or None,
+            id=_given_id(message),
             publish_time=message.publish_time,
             native=native,
         )
 
+    def replace(self, **changes: Unpack[OutboundFields]) -> OutboundMessage:
+        """A copy in which some fields are changed; all others stay, `native` among them.
+
+        :param changes: fields by name, as the constructor takes them; None removes one.
+        :raises InvalidMessage: a field is invalid.
+        """
+        fields: OutboundFields = {
+            "data": self.data,
+            "key": self.key,
+            "attributes": self.attributes,
+            "id": self.id,
+            "deliver_at": self.deliver_at,
+            "ttl": self.ttl,
+            "partition": self.partition,
+            "publish_time": self.publish_time,
+            "native": self.native,
+        }
+        return OutboundMessage(**(fields | changes))
+
     def __repr__(self) -> str:
         attributes = dict(self.attributes)
         return f"OutboundMessage(data={brief(self.data)}, key={self.key!r}, attributes={attributes!r}, id={self.id!r})"
+
+
+def _given_id(message: Envelope) -> str | None:
+    """The id for a copy. Only the SDK's own messages and records tell which ids publishers gave."""
+    found = getattr(message, "given_id", UNSET)
+    return getattr(message, "id", None) or None if found is UNSET else found  # pyright: ignore[reportReturnType]
 
 
 def _as_key(key: object) -> bytes:

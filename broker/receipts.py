@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
-__all__ = ["Receipt"]
+__all__ = ["Receipt", "count_duplicates"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,3 +33,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     def time(self) -> datetime | None:
         """The time that the broker stored with the message, UTC: its own, or on some brokers the producer's."""
         return None if self.timestamp is None else _EPOCH + timedelta(milliseconds=self.timestamp)
+
+
+def count_duplicates(outcomes: Iterable[object]) -> int:
+    """How many of the outcomes are receipts of messages that the broker dropped as duplicates."""
+    return len([True for outcome in outcomes if type(outcome) is Receipt and outcome.duplicate])

@@ -7,7 +7,7 @@
 
 *Failure.* Limits and capabilities of the backend are checked before anything is sent. `publish` and `publish_batch` try
 once; the pipeline of `enqueue` retries retriable failures. A message that cannot be sent does not fail the rest of its
-batch.
+batch. The first message that the broker drops as a duplicate is logged, for callers that look at no receipt.
 
 The backend sets the publish time of a message without one while it encodes the message. There it costs one look at the
 clock per batch; here it would cost a copy of each message.
@@ -31,7 +31,7 @@ from broker.hooks import Hooks, Published, logger
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import Codec
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
-from broker.receipts import Receipt
+from broker.receipts import Receipt, count_duplicates
 
 __all__ = ["TopicFacade", "codec_key", "intercepted"]
 
@@ -66,6 +66,7 @@ class TopicFacade(Generic[T]):
         "_check",
         "_closed",
         "_closing",
+        "_duplicates_logged",
         "_encode",
         "_hooks",
         "_idle",
@@ -101,6 +102,7 @@ class TopicFacade(Generic[T]):
         self._target: PublishTarget | None = None
         self._calls = 0
         self._idle: asyncio.Future[None] | None = None
+        self._duplicates_logged = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -152,6 +154,8 @@ class TopicFacade(Generic[T]):
         outcome = cast("Receipt | BrokerError", outcomes[0])
         if isinstance(outcome, BrokerError):
             raise outcome
+        if outcome.duplicate:
+            self._log_duplicates(outcomes)
         return outcome
 
     @overload
@@ -348,7 +352,22 @@ class TopicFacade(Generic[T]):
                 self._report_idle(self._idle)
         if len(outcomes) != len(messages):
             raise _wrong_number(outcomes, len(messages))
+        if self._able.reports_duplicates and not self._duplicates_logged:
+            self._log_duplicates(outcomes)
         return outcomes
+
+    def _log_duplicates(self, outcomes: Sequence[Receipt | BrokerError | None]) -> None:
+        """Log the first messages of the topic that the broker dropped as duplicates; receipts and metrics have all."""
+        number = count_duplicates(outcomes)
+        if number and not self._duplicates_logged:
+            self._duplicates_logged = True
+            logger.warning(
+                "The broker dropped %d of %d messages published to topic %r, because it already had their ids. "
+                "Publish a copy that it must keep without the id: message.replace(id=None). This is logged once",
+                number,
+                len(outcomes),
+                self.name,
+            )
 
     async def _call_observed(
         self, publish: _Publish, messages: Sequence[OutboundMessage]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker.bus import Bus
 from broker.capabilities import Limits
 from broker.codecs import Json, Text
 from broker.errors import (
@@ -381,3 +382,18 @@ async def test_every_call_to_the_backend_is_an_event_with_a_listener() -> None:
     assert list(published[0].outcomes) == [receipt]
     assert list(published[2].outcomes) == [error]
     assert all(event.topic == "orders" and event.seconds >= 0 for event in published)
+
+
+async def test_the_first_duplicate_of_a_topic_is_logged(broker_bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    topic = broker_bus.topic("orders")
+    again = OutboundMessage(b"x", id="same")
+    await topic.publish(again)
+    assert not caplog.records
+    await topic.enqueue(again)
+    await topic.enqueue(again)
+    await topic.flush()
+    await topic.publish(again)
+    await topic.publish_batch([again], receipts=False)
+    (record,) = caplog.records
+    assert "dropped 2 of 2 messages published to topic 'orders'" in record.getMessage()
+    assert "message.replace(id=None)" in record.getMessage()
