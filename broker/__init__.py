@@ -56,7 +56,7 @@ from broker.errors import (
 )
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.protocols import (
     Admin,
     BatchedMessageIterator,
@@ -130,6 +130,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OperationTimeout",
     "OutboundMessage",
+    "OutboundPayload",
     "Outcome",
     "PositionChange",
     "PublishCapabilities",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, Generic, Literal, cast, overload
@@ -28,7 +29,7 @@ from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, Published, logger
-from broker.outbound import OutboundMessage, check_batch
+from broker.outbound import OutboundMessage, OutboundPayload, check_batch, check_no_fields
 from broker.protocols import Codec
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt, count_duplicates
@@ -113,15 +114,19 @@ class TopicFacade(Generic[T]):
 
     async def publish(
         self,
-        payload: T | OutboundMessage,
+        payload: T | OutboundMessage | OutboundPayload[T],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one message; return when the broker has stored it. A cancelled call may have published.
 
-        :param key: the key of a payload; an `OutboundMessage` has its own.
-        :param attributes: the attributes of a payload, likewise.
+        :param payload: what the codec of the topic encodes, an `OutboundPayload` of it, or an `OutboundMessage`.
+        :param key: the key of a payload, like the other fields; an outbound payload or message has its own.
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was sent.
         :raises TopicNotFound: the topic does not exist.
         :raises OperationTimeout: no answer in time; the message may be on the broker.
@@ -129,10 +134,10 @@ class TopicFacade(Generic[T]):
         :raises Closed: the topic was closed before the call.
         """
         target = self._target or self._open()
-        if type(payload) is OutboundMessage and key is None and attributes is None:
+        if type(payload) is OutboundMessage and (key is attributes is id is deliver_at is ttl is partition is None):
             message = payload
         else:
-            message = self._outbound(payload, key, attributes)
+            message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
         if self._interceptors:
             (message,) = intercepted(self._interceptors, self.name, (message,))
         self._check(message)
@@ -160,16 +165,18 @@ class TopicFacade(Generic[T]):
 
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[True] = True
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: Literal[True] = True
     ) -> list[Receipt]: ...
     @overload
-    async def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[False]) -> None: ...
+    async def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: Literal[False]
+    ) -> None: ...
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool
     ) -> list[Receipt] | None: ...
     async def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool = True
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool = True
     ) -> list[Receipt] | None:
         """Publish many messages, in order per key; return their receipts in the order of the payloads.
 
@@ -191,10 +198,14 @@ class TopicFacade(Generic[T]):
 
     async def enqueue(
         self,
-        payload: T | OutboundMessage,
+        payload: T | OutboundMessage | OutboundPayload[T],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
@@ -206,10 +217,10 @@ class TopicFacade(Generic[T]):
         :raises Closed: the topic was closed before the message was queued.
         """
         target = self._target or self._open()
-        if type(payload) is OutboundMessage and key is None and attributes is None:
+        if type(payload) is OutboundMessage and (key is attributes is id is deliver_at is ttl is partition is None):
             message = payload
         else:
-            message = self._outbound(payload, key, attributes)
+            message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
         if self._interceptors:
             (message,) = intercepted(self._interceptors, self.name, (message,))
         pipeline = self._pipeline or self._open_pipeline(target)
@@ -270,7 +281,7 @@ class TopicFacade(Generic[T]):
         return self._pipeline
 
     def _sendable(
-        self, payloads: Sequence[T | OutboundMessage]
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]]
     ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
         """The messages that can be sent, and by index the errors of the others."""
         messages: list[Any] = list(payloads)
@@ -278,7 +289,7 @@ class TopicFacade(Generic[T]):
         for index, payload in enumerate(messages):
             if type(payload) is not OutboundMessage:
                 try:
-                    messages[index] = self._outbound(payload, None, None)
+                    messages[index] = self._outbound(payload)
                 except BrokerError as error:
                     unmade[index] = error
         if unmade:
@@ -293,21 +304,27 @@ class TopicFacade(Generic[T]):
         return [message for index, message in enumerate(messages) if index not in refused], unmade
 
     def _outbound(
-        self, payload: T | OutboundMessage, key: bytes | str | None, attributes: Mapping[str, str] | None
+        self,
+        payload: T | OutboundMessage | OutboundPayload[T],
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> OutboundMessage:
-        if isinstance(payload, OutboundMessage):
-            if key is not None or attributes is not None:
-                raise InvalidMessage(
-                    "key= or attributes= was given together with an OutboundMessage",
-                    advice="Give them to the OutboundMessage",
-                )
-            return payload
-        if self._encode is None:
-            return OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
-        return OutboundMessage(_encoded(self._encode, payload), key, attributes)
+        if isinstance(payload, (OutboundMessage, OutboundPayload)):
+            check_no_fields(
+                payload, key=key, attributes=attributes, id=id, deliver_at=deliver_at, ttl=ttl, partition=partition
+            )
+            return payload if isinstance(payload, OutboundMessage) else payload.encoded(self._body(payload.payload))
+        return OutboundMessage(self._body(payload), key, attributes, id, deliver_at, ttl, partition)
+
+    def _body(self, payload: Any) -> bytes | None:
+        return payload if self._encode is None else _encoded(self._encode, payload)
 
     async def _send_many(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool
     ) -> Sequence[Receipt | BrokerError | None]:
         """Send the messages that can be sent; return the outcome of each payload."""
         target = self._target or self._open()

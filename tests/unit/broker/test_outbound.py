@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from broker.errors import InvalidMessage
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.testing import make_message, make_record
 
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
@@ -103,6 +103,18 @@ def test_replace_validates() -> None:
     with pytest.raises(InvalidMessage, match="id is ''"):
         OutboundMessage(b"").replace(id="")
     assert OutboundMessage(b"", id="1").replace(id=None).plain
+
+
+@pytest.mark.parametrize(("field", "value"), [("key", 5), ("attributes", {"n": 3}), ("id", ""), ("ttl", 0)])
+def test_an_outbound_payload_validates_its_fields_when_it_is_created(field: str, value: Any) -> None:
+    with pytest.raises(InvalidMessage, match=field):
+        OutboundPayload({"n": 1}, **{field: value})
+
+
+def test_an_outbound_message_of_another_type_names_the_way() -> None:
+    with pytest.raises(InvalidMessage) as raised:
+        OutboundMessage({"n": 1})  # type: ignore[arg-type]
+    assert "OutboundPayload" in raised.value.advice
 
 
 def test_a_large_wrong_value_does_not_flood_the_error() -> None:
