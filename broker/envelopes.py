@@ -106,7 +106,8 @@ class HasPlace(Protocol):
 
 @runtime_checkable
 class HasGivenId(Protocol):
-    """A `View` that tells the ids that publishers gave from those that the SDK or the broker made; optional."""
+    """A `View` that tells the ids that publishers gave from those that the backend or its broker made. Without it, all
+    ids pass for given ones."""
 
     def given_id(self, raw: Any, /) -> str | None: ...
 

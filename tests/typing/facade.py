@@ -140,7 +140,7 @@ async def publishing_is_typed(bus: Bus) -> None:
     OutboundMessage(b"{}").replace(id=1)  # pyright: ignore[reportArgumentType]
     OutboundMessage(b"{}").replace(topic="orders")  # pyright: ignore[reportCallIssue]
     await topic.publish(OutboundPayload(b"bytes"))  # pyright: ignore[reportArgumentType]
-    await topic.publish_batch([OutboundPayload(Refund(1, "late"))])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await topic.publish_batch([OutboundPayload(Refund(1, "late"))])  # pyright: ignore[reportArgumentType]
     await topic.publish(Order(1), id=1)  # pyright: ignore[reportArgumentType]
     await topic.publish(b"bytes")  # pyright: ignore[reportArgumentType]
     await bus.topic("orders").publish(Order(1))  # pyright: ignore[reportArgumentType]

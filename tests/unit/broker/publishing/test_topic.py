@@ -433,6 +433,7 @@ async def test_every_call_to_the_backend_is_an_event_with_a_listener() -> None:
 
 
 async def test_the_first_duplicate_of_a_topic_is_logged(broker_bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await broker_bus.admin.ensure_topic("orders")
     topic = broker_bus.topic("orders")
     again = OutboundMessage(b"x", id="same")
     await topic.publish(again)
