@@ -314,10 +314,11 @@ class TopicFacade(Generic[T]):
         partition: int | None = None,
     ) -> OutboundMessage:
         if isinstance(payload, (OutboundMessage, OutboundPayload)):
+            message = cast("OutboundMessage | OutboundPayload[Any]", payload)
             check_no_fields(
-                payload, key=key, attributes=attributes, id=id, deliver_at=deliver_at, ttl=ttl, partition=partition
+                message, key=key, attributes=attributes, id=id, deliver_at=deliver_at, ttl=ttl, partition=partition
             )
-            return payload if isinstance(payload, OutboundMessage) else payload.encoded(self._body(payload.payload))
+            return message if isinstance(message, OutboundMessage) else message.encoded(self._body(message.payload))
         return OutboundMessage(self._body(payload), key, attributes, id, deliver_at, ttl, partition)
 
     def _body(self, payload: Any) -> bytes | None:

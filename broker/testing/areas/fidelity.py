@@ -165,11 +165,12 @@ class Fidelity(ConformanceCase):
     async def test_copies_to_the_same_topic_arrive(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers") as inbox:
-            await bus.topic(topic).publish(b"job", key="k", attributes={"a": "b"})
+            receipt = await bus.topic(topic).publish(b"job", key="k", attributes={"a": "b"})
             seen: set[str] = set()
             for _ in range(3):
                 (message,) = await take(inbox, 1, harness.patience)
                 assert (message.given_id, message.key, message.data) == (None, b"k", b"job")
+                assert message.id == receipt.id
                 assert message.id not in seen
                 seen.add(message.id)
                 receipt = await bus.topic(topic).publish(OutboundMessage.from_message(message))

@@ -22,7 +22,7 @@ def received(message_id: str | None, properties: dict[bytes, Any]) -> Any:
 @pytest.mark.parametrize("given", [None, "order-1", UUID, "x" * 200])
 def test_ids_of_this_version(given: str | None) -> None:
     sent, identity = encode(OutboundMessage(b"x", id=given))
-    properties = {name.encode(): value for name, value in (sent.application_properties or {}).items()}
+    properties = {str(name).encode(): value for name, value in (sent.application_properties or {}).items()}
     raw = received(sent.message_id, properties)
     assert (VIEW.id(raw), VIEW.given_id(raw)) == (identity, given)
 
