@@ -57,7 +57,7 @@ from broker.errors import (
 )
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.protocols import (
     Admin,
     BatchedMessageIterator,
@@ -131,6 +131,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OperationTimeout",
     "OutboundMessage",
+    "OutboundPayload",
     "Outcome",
     "PositionChange",
     "PublishCapabilities",

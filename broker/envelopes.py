@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -10,16 +11,19 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, overload,
 __all__ = [
     "DEAD_LETTER_PREFIX",
     "NO_ATTRIBUTES",
+    "REDRIVEN_SUFFIX",
     "RESERVED_PREFIX",
     "RESERVED_PREFIXES",
     "RETRY_LETTER_PREFIX",
     "UNSET",
     "Batch",
     "Envelope",
+    "HasGivenId",
     "HasPlace",
     "Place",
     "View",
     "brief",
+    "given_id",
     "is_letter",
     "reserved_prefixes",
     "shown_attributes",
@@ -40,6 +44,9 @@ _OF_RETRY_LETTERS: Final = f"{RETRY_LETTER_PREFIX}topic"
 _OF_LETTERS: Final = {DEAD_LETTER_PREFIX: _OF_DEAD_LETTERS, RETRY_LETTER_PREFIX: _OF_RETRY_LETTERS}
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
+
+REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
+"""The end of the id that a redrive gives to a message."""
 
 
 class _Unset:
@@ -95,6 +102,23 @@ class HasPlace(Protocol):
     """A `View` that knows the original positions of its messages; optional."""
 
     def place(self, raw: Any, /) -> Place | None: ...
+
+
+@runtime_checkable
+class HasGivenId(Protocol):
+    """A `View` that tells the ids that publishers gave from those that the backend or its broker made. Without it, all
+    ids pass for given ones."""
+
+    def given_id(self, raw: Any, /) -> str | None: ...
+
+
+def given_id(view: View, raw: Any) -> str | None:
+    """The id that the publisher gave; None if the SDK or the broker made it. A copy may have no other id: a broker
+    that deduplicates would drop it."""
+    found = view.given_id(raw) if isinstance(view, HasGivenId) else view.id(raw)
+    if not found or REDRIVEN_SUFFIX.search(found) or is_letter(view.attributes(raw)):
+        return None
+    return found
 
 
 def is_letter(attributes: Mapping[str, str]) -> bool:

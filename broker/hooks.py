@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.checks import check_accepts, is_async
 from broker.errors import ConfigurationError
+from broker.receipts import Receipt, count_duplicates
 
 if TYPE_CHECKING:
     from broker.messages import Message
     from broker.outbound import OutboundMessage
-    from broker.receipts import Receipt
 
 __all__ = [
     "Connected",
@@ -87,6 +87,11 @@ class Published(Event):
     topic: str
     outcomes: Sequence[Receipt | BaseException | None]
     seconds: float
+
+    @property
+    def duplicates(self) -> int:
+        """The number of messages that the broker dropped, because it already had their ids."""
+        return count_duplicates(self.outcomes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

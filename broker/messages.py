@@ -16,7 +16,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from broker.checks import refused
-from broker.envelopes import UNSET, Batch, View, brief
+from broker.envelopes import UNSET, Batch, View, brief, given_id
 from broker.errors import AlreadySettled, LeaseLost
 
 __all__ = ["BatchOwner", "Message", "MessageBatch", "MessageOwner", "Outcome", "SettleState"]
@@ -115,6 +115,11 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     def id(self) -> str:
         """The publisher's id, otherwise the broker's; the same on every redelivery."""
         return self.view.id(self.raw)
+
+    @property
+    def given_id(self) -> str | None:
+        """The publisher's id; None if the SDK or the broker made the id. `OutboundMessage.from_message` copies it."""
+        return given_id(self.view, self.raw)
 
     @property
     def key(self) -> bytes | None:

@@ -58,7 +58,8 @@ _BOUNDS: Final = (
 )
 
 _PUBLISHING: Final = {
-    "published_messages_total": "Messages that the broker accepted; a repetition counts again.",
+    "published_messages_total": "Messages that the broker stored; a repetition counts again.",
+    "duplicate_messages_total": "Messages that the broker dropped, because it already had their ids, and reported.",
     "publish_failures_total": "Messages that failed to be published, or whose outcome is unknown.",
     "publish_seconds": "Duration of a call that published one message or a batch.",
 }
@@ -213,7 +214,9 @@ class Metrics:
     def _published(self, event: Published) -> None:
         counts = self._publishing.of(event.topic)
         failed = sum(isinstance(outcome, BaseException) for outcome in event.outcomes)
-        counts.add("published_messages_total", len(event.outcomes) - failed)
+        duplicates = event.duplicates
+        counts.add("published_messages_total", len(event.outcomes) - failed - duplicates)
+        counts.add("duplicate_messages_total", duplicates)
         counts.add("publish_failures_total", failed)
         counts.histograms["publish_seconds"].add(event.seconds)
 

@@ -1,20 +1,37 @@
-"""`OutboundMessage`: a message to publish, validated when it is created. Immutable; safe from any thread."""
+"""`OutboundMessage` and `OutboundPayload`: what is published, validated when it is created. Immutable; safe from any
+thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Generic, NoReturn, TypedDict, TypeVar, Unpack
 
 from broker.checks import is_finite
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIXES, Envelope, brief, reserved_prefixes
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIXES, UNSET, Envelope, brief, reserved_prefixes
 from broker.errors import InvalidMessage
 
-__all__ = ["OutboundMessage", "check_batch"]
+__all__ = ["OutboundMessage", "OutboundPayload", "check_batch", "check_no_fields"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 _SHOWN: Final = 100
 """Maximum length of a value in an error."""
+
+
+class OutboundFields(TypedDict, total=False):
+    """The fields of an `OutboundMessage`, for `replace`."""
+
+    data: bytes | None
+    key: bytes | str | None
+    attributes: Mapping[str, str] | None
+    id: str | None
+    deliver_at: datetime | None
+    ttl: float | None
+    partition: int | None
+    publish_time: datetime | None
+    native: Any
 
 
 class OutboundMessage:
@@ -82,9 +99,11 @@ class OutboundMessage:
 
     @classmethod
     def from_message(cls, message: Envelope) -> OutboundMessage:
-        """Copy a received message or record for forwarding: body, key, attributes, id and publish time.
+        """Copy a received message or record for forwarding: body, key, attributes, publish time and `given_id`.
 
-        Also keeps `native`, from which a backend of the same kind forwards what `OutboundMessage` cannot express.
+        Also keeps `native`, from which a backend of the same kind forwards what `OutboundMessage` cannot express. An id
+        that the SDK or the broker made is not copied, since a broker that deduplicates would drop a copy to the same
+        topic; `from_message(message).replace(id=message.id)` copies it, which drops a repetition of the copy.
 
         :raises InvalidMessage: `message` is neither a message nor a record.
         """
@@ -96,15 +115,78 @@ class OutboundMessage:
             data,
             message.key,
             message.attributes,
-            # A foreign producer may give an empty id.
-            id=getattr(message, "id", None) or None,
+            id=_given_id(message),
             publish_time=message.publish_time,
             native=native,
         )
 
+    def replace(self, **changes: Unpack[OutboundFields]) -> OutboundMessage:
+        """A copy in which some fields are changed; all others stay, `native` among them.
+
+        :param changes: fields by name, as the constructor takes them; None removes one.
+        :raises InvalidMessage: a field is invalid.
+        """
+        fields: OutboundFields = {
+            "data": self.data,
+            "key": self.key,
+            "attributes": self.attributes,
+            "id": self.id,
+            "deliver_at": self.deliver_at,
+            "ttl": self.ttl,
+            "partition": self.partition,
+            "publish_time": self.publish_time,
+            "native": self.native,
+        }
+        return OutboundMessage(**(fields | changes))
+
     def __repr__(self) -> str:
         attributes = dict(self.attributes)
         return f"OutboundMessage(data={brief(self.data)}, key={self.key!r}, attributes={attributes!r}, id={self.id!r})"
+
+
+class OutboundPayload(Generic[T_co]):
+    """A payload with all other fields of a message, for a topic with a codec, which encodes the payload; immutable.
+
+    :param payload: of the codec's type; bytes or None for a topic without a codec.
+    :param key: as of `OutboundMessage`, like all other parameters.
+    :raises InvalidMessage: a field has the wrong type, is not valid UTF-8, or an attribute name is reserved.
+    """
+
+    __slots__ = ("_fields", "payload")
+
+    def __init__(
+        self,
+        payload: T_co,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
+        publish_time: datetime | None = None,
+    ) -> None:
+        self.payload: Final[T_co] = payload
+        self._fields: Final = OutboundMessage(None, key, attributes, id, deliver_at, ttl, partition, publish_time)
+
+    def encoded(self, data: bytes | None) -> OutboundMessage:
+        """The message with this body.
+
+        :raises InvalidMessage: `data` is not bytes.
+        """
+        return self._fields.replace(data=data)
+
+    def __repr__(self) -> str:
+        fields = self._fields
+        return (
+            f"OutboundPayload(payload={_shown(self.payload)}, key={fields.key!r}, "
+            f"attributes={dict(fields.attributes)!r}, id={fields.id!r})"
+        )
+
+
+def _given_id(message: Envelope) -> str | None:
+    """The id for a copy. Only the SDK's own messages and records tell which ids publishers gave."""
+    found = getattr(message, "given_id", UNSET)
+    return getattr(message, "id", None) or None if found is UNSET else found  # pyright: ignore[reportReturnType]
 
 
 def _as_key(key: object) -> bytes:
@@ -121,7 +203,7 @@ def _as_key(key: object) -> bytes:
 def _as_bytes(data: object) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)  # pyright: ignore[reportUnknownArgumentType]
-    return _wrong("data", data, "bytes or None; give the topic a codec to publish other types")
+    return _wrong("data", data, "bytes or None; OutboundPayload takes what the codec of the topic encodes")
 
 
 def _check_id(id: object) -> None:
@@ -179,6 +261,18 @@ def check_batch(payloads: object) -> None:
         raise InvalidMessage(
             f"The batch is {_shown(payloads)} of type {type(payloads).__name__}",  # pyright: ignore[reportUnknownArgumentType]
             advice="It takes a list of messages: [message, …], or list(iterator)",
+        )
+
+
+def check_no_fields(message: OutboundMessage | OutboundPayload[Any], **fields: object) -> None:
+    """Check that no field was given beside a message that has its own.
+
+    :raises InvalidMessage: a field was given.
+    """
+    if given := [f"{name}=" for name, value in fields.items() if value is not None]:
+        kind = type(message).__name__
+        raise InvalidMessage(
+            f"{' and '.join(given)} given together with an {kind}", advice=f"Give the fields to the {kind}"
         )
 
 

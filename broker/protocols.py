@@ -26,7 +26,7 @@ from typing_extensions import TypeVar
 from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 
@@ -85,15 +85,19 @@ class Topic(Protocol[T_contra]):
 
     async def publish(
         self,
-        payload: T_contra | OutboundMessage,
+        payload: T_contra | OutboundMessage | OutboundPayload[T_contra],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one message; return when the broker has stored it. A cancelled call may have published.
 
-        :param key: the key of a payload; an `OutboundMessage` has its own.
-        :param attributes: the attributes of a payload, likewise.
+        :param payload: what the codec of the topic encodes, an `OutboundPayload` of it, or an `OutboundMessage`.
+        :param key: the key of a payload, like the other fields; an outbound payload or message has its own.
         :raises OperationTimeout: no answer in time; the message may be on the broker.
         :raises BrokerError: the message was not published.
         """
@@ -101,18 +105,21 @@ class Topic(Protocol[T_contra]):
 
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: Literal[True] = True
+        self,
+        payloads: Sequence[T_contra | OutboundMessage | OutboundPayload[T_contra]],
+        *,
+        receipts: Literal[True] = True,
     ) -> list[Receipt]: ...
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: Literal[False]
+        self, payloads: Sequence[T_contra | OutboundMessage | OutboundPayload[T_contra]], *, receipts: Literal[False]
     ) -> None: ...
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: bool
+        self, payloads: Sequence[T_contra | OutboundMessage | OutboundPayload[T_contra]], *, receipts: bool
     ) -> list[Receipt] | None: ...
     async def publish_batch(
-        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: bool = True
+        self, payloads: Sequence[T_contra | OutboundMessage | OutboundPayload[T_contra]], *, receipts: bool = True
     ) -> list[Receipt] | None:
         """Publish many messages, in order per key; return a receipt for each.
 
@@ -123,10 +130,14 @@ class Topic(Protocol[T_contra]):
 
     async def enqueue(
         self,
-        payload: T_contra | OutboundMessage,
+        payload: T_contra | OutboundMessage | OutboundPayload[T_contra],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
@@ -160,6 +171,10 @@ class Transaction(Protocol):
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt: ...
     @overload
     async def publish_batch(

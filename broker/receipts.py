@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
-__all__ = ["Receipt"]
+__all__ = ["Receipt", "count_duplicates"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -39,3 +40,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
             f"Receipt(id={self.id!r}, partition={self.partition}, offset={self.offset}, duplicate={self.duplicate}, "
             f"time={time})"
         )
+
+
+def count_duplicates(outcomes: Iterable[object]) -> int:
+    """How many of the outcomes are receipts of messages that the broker dropped as duplicates."""
+    return len([True for outcome in outcomes if type(outcome) is Receipt and outcome.duplicate])

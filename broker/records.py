@@ -17,7 +17,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from broker.arrow import COLUMNS, check_columns, records_to_arrow
-from broker.envelopes import UNSET, Batch, View, brief
+from broker.envelopes import UNSET, Batch, View, brief, given_id
 from broker.errors import ConfigurationError, DecodeError
 
 __all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns", "undecodable"]
@@ -57,6 +57,11 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
     def id(self) -> str:
         """The publisher's id, otherwise one made of partition and offset."""
         return self.view.id(self.raw)
+
+    @property
+    def given_id(self) -> str | None:
+        """The publisher's id; None if the SDK or the broker made the id. `OutboundMessage.from_message` copies it."""
+        return given_id(self.view, self.raw)
 
     @property
     def attributes(self) -> Mapping[str, str]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from broker.consuming.options import MessageOptions
 from broker.consuming.retry.policy import Retry
 from broker.driver.contract import Backend
 from broker.driver.optional import ReportsOrigins
-from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
+from broker.envelopes import DEAD_LETTER_PREFIX, REDRIVEN_SUFFIX, Envelope
 from broker.errors import (
     BackendError,
     BrokerError,
@@ -64,7 +63,6 @@ _DIGITS: Final = 40
 """Maximum length of a number in a letter, since any program may write letters."""
 _SHOWN: Final = 200
 """Maximum length of a letter's text in an error."""
-_REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
 
 
 @dataclass(slots=True)
@@ -152,7 +150,7 @@ class DeadLetter:
 def redriven_message(letter: Message[Any]) -> OutboundMessage:
     """The original message of a letter, to be published again with a new id."""
     original_id = letter.attributes.get(f"{DEAD_LETTER_PREFIX}id") or letter.id
-    stem = _REDRIVEN_SUFFIX.sub("", original_id)[:80]
+    stem = REDRIVEN_SUFFIX.sub("", original_id)[:80]
     digest = hashlib.blake2s(letter.id.encode(), digest_size=8).hexdigest()
     return OutboundMessage(
         letter.data,

@@ -50,10 +50,15 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     size: int
     expires: float = _FOREVER
     transaction: TransactionState | None = None
+    scheduled: int = 0
+    """Counts the scheduled messages of the topic, for their ids: they have no offset yet. 0 is none."""
 
     @property
     def id(self) -> str:
-        return self.given_id or f"{self.partition}-{self.offset}"
+        if self.given_id is not None:
+            return self.given_id
+        place = f"scheduled:{self.scheduled}" if self.scheduled else f"{self.partition}:{self.offset}"
+        return f"{self.topic}:{place}"
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
@@ -81,6 +86,9 @@ class _EntryView:
     def id(self, raw: Entry, /) -> str:
         return raw.id
 
+    def given_id(self, raw: Entry, /) -> str | None:
+        return raw.given_id
+
     def key(self, raw: Entry, /) -> bytes | None:
         return raw.key
 
@@ -107,6 +115,9 @@ class _DeliveryView:
 
     def id(self, raw: Delivery, /) -> str:
         return raw.entry.id
+
+    def given_id(self, raw: Delivery, /) -> str | None:
+        return raw.entry.given_id
 
     def key(self, raw: Delivery, /) -> bytes | None:
         return raw.entry.key

@@ -87,6 +87,12 @@ class PartitionLog:
                 size += entry.size
         return found, max(position, limit)
 
+    def at(self, offset: int) -> Entry | None:
+        """The entry with this offset; None if there is none any more."""
+        index = self._index(offset)
+        entry = self.entries[index] if index < len(self.entries) else None
+        return entry if entry is not None and entry.offset == offset else None
+
     def count(self, position: int, now: float) -> int:
         """The number of unexpired entries at or above a position, including those of open transactions."""
         entries = self.entries[self._index(position) :]

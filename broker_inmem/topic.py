@@ -102,9 +102,8 @@ class Topic:
                 continue
             given_id = message.id
             if given_id is not None and transaction is None:
-                known = self._ids.get(given_id)
-                if known is not None:
-                    first = known[1]
+                first = self._stored_under(given_id, now)
+                if first is not None:
                     outcomes.append(Receipt(given_id, first.partition, first.offset, True))
                     continue
             if message.deliver_at is not None and (due := message.deliver_at.timestamp()) > now:
@@ -113,8 +112,8 @@ class Topic:
                 self._append(entry, now)
                 stored.append(entry)
                 receipt = Receipt(entry.id, entry.partition, entry.offset, False, int(now * 1000))
-            if given_id is not None and transaction is None:
-                self._ids[given_id] = (now + self._dedup_seconds, receipt)
+            if (given_id is not None or entry.scheduled) and transaction is None:
+                self._ids[entry.id] = (now + self._dedup_seconds, receipt)
             outcomes.append(receipt)
         if stored:
             self._apply_retention(now)
@@ -238,6 +237,22 @@ class Topic:
             transaction,
         )
 
+    def _stored_under(self, id: str, now: float) -> Receipt | None:
+        """The receipt of the message with this id, given or made, if it is within the deduplication window."""
+        if (known := self._ids.get(id)) is not None:
+            return known[1]
+        # Made ids are positions, so that they need not be remembered.
+        name, _, place = id.partition(":")
+        partition, _, offset = place.partition(":")
+        if name != self.name or not _is_number(partition) or not _is_number(offset):
+            return None
+        entry = self.partitions[int(partition)].at(int(offset)) if int(partition) < len(self.partitions) else None
+        if entry is None or entry.id != id or entry.transaction is not None:
+            return None
+        if entry.time + self._dedup_seconds <= now:
+            return None
+        return Receipt(id, entry.partition, entry.offset)
+
     def _append(self, entry: Entry, now: float) -> None:
         self._seq += 1
         entry.seq = self._seq
@@ -246,8 +261,7 @@ class Topic:
 
     def _publish_later(self, entry: Entry, due: float, work: TransactionWork | None) -> Receipt:
         number = next(self._scheduled)
-        if entry.given_id is None:
-            entry.given_id = f"scheduled-{number}"
+        entry.scheduled = number
         if entry.publish_time is None:
             entry.publish_time = as_datetime(entry.time)
         entry.transaction = None
@@ -256,7 +270,7 @@ class Topic:
         else:
             heappush(self._schedule, (due, number, entry))
             self._wake_sleepers()
-        return Receipt(entry.given_id)
+        return Receipt(entry.id)
 
     def _wake_sleepers(self) -> None:
         """Wake sleepers, because something may be due earlier."""
@@ -275,6 +289,10 @@ class Topic:
         for waker in self.watchers:
             waker.wake()
         self.watchers.clear()
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) < 20
 
 
 def _seq(entry: Entry) -> int:

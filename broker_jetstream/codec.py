@@ -5,11 +5,14 @@
 | `anybroker-key`, `anybroker-key-64` | the key; in base64 if its bytes are not plain text |
 | `anybroker-time` | publish time by the producer's clock, microseconds since 1970 |
 | `anybroker-null` | the message is a tombstone |
-| `anybroker-id` | the id, for messages whose `Nats-Msg-Id` the server removes |
+| `anybroker-id` | the id, if the server removes `Nats-Msg-Id`, or if a given id looks like a made one |
 | `anybroker-attributes` | attributes that a header cannot carry unchanged, percent-encoded |
 
 Every other attribute is a plain header. Headers are parsed when a property is read. Any message of a foreign client
 can be read: a value that this module did not write is ignored, and stays visible in `native`.
+
+Every message has a `Nats-Msg-Id`. If it is 16 hexadecimal digits, a dash and a number, beside `anybroker-time` and
+without `anybroker-id`, the SDK made it, in any version; a publisher, or a foreign program, gave every other id.
 
 `header_columns` reads each block once for many messages. It parses blocks as our publishers write them, and leaves
 all others to the view.
@@ -17,6 +20,7 @@ all others to the view.
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -79,6 +83,7 @@ SUBJECT: Final = b"\r\nNats-Subject: "
 TIME_STAMP: Final = b"\r\nNats-Time-Stamp: "
 PIN: Final = b"\r\nNats-Pin-Id: "
 NUM_PENDING: Final = b"\r\nNats-Num-Pending: "
+_MADE_ID: Final = re.compile(rb"[0-9a-f]{16}-[0-9]+")
 _OURS: Final = b"anybroker-"
 _RESERVED: Final = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
 _SERVERS: Final = b"nats-"
@@ -169,6 +174,8 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
     block = b"NATS/1.0\r\n" if key is None else _key_line(key)
     if message_id:
         block = b"%bNats-Msg-Id: %b\r\nanybroker-time: %d\r\n" % (block, message_id, now)
+        if message.id is not None and _MADE_ID.fullmatch(message_id):
+            block = b"%banybroker-id: %b\r\n" % (block, message_id)
     else:
         block = b"%banybroker-time: %d\r\n" % (block, now)
     if message.data is None:
@@ -311,6 +318,16 @@ class MessageView:
         fields = raw.reply.split(b".")
         stream = fields[2 if len(fields) == 9 else 4]
         return f"{stream.decode()}:{_reply_field(raw.reply, 1)}"
+
+    def given_id(self, raw: Any, /) -> str | None:
+        block: bytes = raw.block
+        sent, repeated = header(block, _MSG_ID), header(block, _ID)
+        if sent and repeated:
+            return decode_id(sent)
+        found = sent or repeated
+        if not found or (_MADE_ID.fullmatch(found) and header(block, _TIME) is not None):
+            return None
+        return decode_id(found)
 
     def key(self, raw: Any, /) -> bytes | None:
         return key_of(raw.block)

@@ -95,6 +95,9 @@ class MessageView:
         message = raw.message
         return message.attributes.get(ID) or message.message_id
 
+    def given_id(self, raw: Any, /) -> str | None:
+        return raw.message.attributes.get(ID)
+
     def key(self, raw: Any, /) -> bytes | None:
         message = raw.message
         if attributes := message.attributes:

@@ -97,11 +97,13 @@ class MessageView:
     """Reads the properties of a message."""
 
     def id(self, raw: NativeMessage, /) -> str:
-        found = _properties(raw).get(_ID)
-        if found:
+        if found := self.given_id(raw):
             return found
         message_id = raw.message_id()
         return f"{max(message_id.partition(), 0)}-{offset_of(message_id)}"
+
+    def given_id(self, raw: NativeMessage, /) -> str | None:
+        return _properties(raw).get(_ID)
 
     def key(self, raw: NativeMessage, /) -> bytes | None:
         return key_of(raw)

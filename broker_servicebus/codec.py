@@ -5,17 +5,21 @@
 | `anybroker-key` | the key, as bytes |
 | `anybroker-time` | publish time by the producer's clock, microseconds since 1970 |
 | `anybroker-null` | the message is a tombstone |
-| `anybroker-id` | an id that is too long for a message id |
+| `anybroker-id` | an id that is too long for a message id; and a given id that looks like a made one |
 
 Attributes are application properties. Every message has a session id, which entities with sessions require: the key's
 text if possible, else a digest of the key, else the message id. Any message of a foreign client can be read: properties
 of other types become text, and are unchanged in `native`.
+
+A message without an id gets a UUID. If a message id is 32 hexadecimal digits, beside `anybroker-time` and without
+`anybroker-id`, the SDK made it, in any version; a publisher, or a foreign program, gave every other id.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -34,6 +38,7 @@ TIME: Final = "anybroker-time"
 NULL: Final = "anybroker-null"
 ID: Final = "anybroker-id"
 LONGEST_ID: Final = 128
+_MADE_ID: Final = re.compile("[0-9a-f]{32}")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -69,6 +74,8 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
     message_id = identity
     if len(identity) > LONGEST_ID:
         message_id = hashlib.blake2s(identity.encode()).hexdigest()
+        properties[ID] = identity
+    elif message.id is not None and _MADE_ID.fullmatch(identity):
         properties[ID] = identity
     key = message.key
     if key is not None:
@@ -154,6 +161,14 @@ class MessageView:
         if longer:
             return _text(longer)
         return _text(native.message_id) if native.message_id else f"#{native.sequence_number}"
+
+    def given_id(self, raw: Any, /) -> str | None:
+        native: ServiceBusReceivedMessage = raw.native
+        properties: Mapping[Any, Any] = native.application_properties or {}
+        if repeated := properties.get(ID.encode()):
+            return _text(repeated)
+        sent = _text(native.message_id) if native.message_id else None
+        return None if sent is None or (TIME.encode() in properties and _MADE_ID.fullmatch(sent)) else sent
 
     def key(self, raw: Any, /) -> bytes | None:
         native: ServiceBusReceivedMessage = raw.native

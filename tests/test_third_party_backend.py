@@ -80,6 +80,9 @@ class ItemView:
     def id(self, raw: Item) -> str:
         return raw.id
 
+    def given_id(self, raw: Item) -> str | None:
+        return raw.message.id
+
     def key(self, raw: Item) -> bytes | None:
         return raw.message.key
 

@@ -82,6 +82,11 @@ class BlockingMessage(Generic[T]):
         return self._message.id
 
     @property
+    def given_id(self) -> str | None:
+        """The publisher's id; None if the SDK or the broker made the id. `OutboundMessage.from_message` copies it."""
+        return self._message.given_id
+
+    @property
     def key(self) -> bytes | None:
         return self._message.key
 

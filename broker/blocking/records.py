@@ -76,6 +76,11 @@ class BlockingRecord(Generic[T]):
         return self._record.id
 
     @property
+    def given_id(self) -> str | None:
+        """The publisher's id; None if the SDK or the broker made the id. `OutboundMessage.from_message` copies it."""
+        return self._record.given_id
+
+    @property
     def attributes(self) -> Mapping[str, str]:
         return self._record.attributes
 

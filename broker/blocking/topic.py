@@ -11,13 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Final, Generic, Literal, overload
+from datetime import datetime
+from typing import Any, Final, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
 from broker.blocking.portal import Portal
 from broker.errors import BrokerError, PublishError
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.publishing import topic as asynchronous
 from broker.receipts import Receipt
 
@@ -73,32 +74,51 @@ class Topic(Generic[T]):
 
     def publish(
         self,
-        payload: T | OutboundMessage,
+        payload: T | OutboundMessage | OutboundPayload[T],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one message; return when the broker has stored it. An interrupted call may have published.
 
-        :param key: the key of a payload; an `OutboundMessage` has its own.
-        :param attributes: the attributes of a payload, likewise.
+        :param payload: what the codec of the topic encodes, an `OutboundPayload` of it, or an `OutboundMessage`.
+        :param key: the key of a payload, like the other fields; an outbound payload or message has its own.
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was sent.
         :raises TopicNotFound: the topic does not exist.
         :raises OperationTimeout: no answer in time; the message may be on the broker.
         :raises BrokerError: the message was not published.
         :raises Closed: the topic was closed before the call.
         """
-        return self._portal.call(self._topic.publish, payload, key=key, attributes=attributes)
+        return self._portal.call(
+            self._topic.publish,
+            payload,
+            key=key,
+            attributes=attributes,
+            id=id,
+            deliver_at=deliver_at,
+            ttl=ttl,
+            partition=partition,
+        )
 
     @overload
     def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[True] = True
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: Literal[True] = True
     ) -> list[Receipt]: ...
     @overload
-    def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[False]) -> None: ...
+    def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: Literal[False]
+    ) -> None: ...
     @overload
-    def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: bool) -> list[Receipt] | None: ...
-    def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: bool = True) -> list[Receipt] | None:
+    def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool = True
+    ) -> list[Receipt] | None:
         """Publish many messages, in order per key; return their receipts in the order of the payloads.
 
         :param receipts: False returns None, which is faster on some brokers.
@@ -111,22 +131,33 @@ class Topic(Generic[T]):
 
     def enqueue(
         self,
-        payload: T | OutboundMessage,
+        payload: T | OutboundMessage | OutboundPayload[T],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> ReceiptFuture:
         """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was queued.
         :raises Closed: the topic was closed before the message was queued.
         """
-        return self._portal.call(self._enqueue, payload, key, attributes)
+        return self._portal.call(
+            self._enqueue,
+            payload,
+            key=key,
+            attributes=attributes,
+            id=id,
+            deliver_at=deliver_at,
+            ttl=ttl,
+            partition=partition,
+        )
 
-    async def _enqueue(
-        self, payload: T | OutboundMessage, key: bytes | str | None, attributes: Mapping[str, str] | None
-    ) -> ReceiptFuture:
-        inner = await self._topic.enqueue(payload, key=key, attributes=attributes)
+    async def _enqueue(self, payload: T | OutboundMessage | OutboundPayload[T], **fields: Any) -> ReceiptFuture:
+        inner = await self._topic.enqueue(payload, **fields)
         outer = ReceiptFuture()
 
         def settle(inner: asyncio.Future[Receipt]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
@@ -86,12 +87,26 @@ class Transaction:
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one message in the transaction.
 
         :raises BrokerError: the message was not published; the transaction will be aborted.
         """
-        return self._portal.call(self._opened.publish, topic, payload, key=key, attributes=attributes)
+        return self._portal.call(
+            self._opened.publish,
+            topic,
+            payload,
+            key=key,
+            attributes=attributes,
+            id=id,
+            deliver_at=deliver_at,
+            ttl=ttl,
+            partition=partition,
+        )
 
     @overload
     def publish_batch(

@@ -44,6 +44,7 @@ FIELDS: Final = (
     "key_base64",
     "attributes",
     "id",
+    "given_id",
     "publish_time",
     "deliver_at",
     "ttl",
@@ -255,6 +256,8 @@ class _Reader:
                 near = difflib.get_close_matches(name, FIELDS, 1)
                 advice = f"Did you mean {near[0]!r}?" if near else f"The fields are {', '.join(FIELDS)}"
                 raise self._bad(name, "unknown", advice)
+        if "given_id" in fields:
+            fields["id"] = fields.pop("given_id")
         data = self._one_of("data", "data_base64", "payload", required=True)
         own: dict[str, Any] = {}
         if "key" in fields or "key_base64" in fields:

@@ -173,6 +173,7 @@ class _Publishing:
         self._queue: asyncio.Queue[tuple[int, asyncio.Future[Receipt] | Failure | BrokerError] | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(WINDOW)
         self._published = 0
+        self._duplicates = 0
         self._failed = 0
         self._unknown = 0
         self._stop = False
@@ -244,7 +245,10 @@ class _Publishing:
             return
         error = future.exception()
         if error is None:
-            self._published += 1
+            if future.result().duplicate:
+                self._duplicates += 1
+            else:
+                self._published += 1
             if self._session.as_json:
                 lines.append(json_line(_receipt_json(self._unit, line, future.result())))
         elif isinstance(error, BrokerError):
@@ -289,6 +293,8 @@ class _Publishing:
         parts = [
             f"Published {self._published} {'message' if self._published == 1 else 'messages'} to {self._topic.name!r}"
         ]
+        if self._duplicates:
+            parts.append(f"{self._duplicates} dropped as {'a duplicate' if self._duplicates == 1 else 'duplicates'}")
         if self._failed:
             parts.append(f"{self._failed} not published")
         if self._unknown:

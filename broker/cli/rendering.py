@@ -56,7 +56,9 @@ def envelope_json(envelope: Message[Any] | Record[Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"topic": envelope.topic}
     if isinstance(envelope, Record):
         fields |= {"partition": envelope.partition, "offset": envelope.offset}
-    fields |= {"id": envelope.id, **bytes_field("key", envelope.key), **bytes_field("data", envelope.data)}
+    # A copy of the message must not have an id that the SDK or the broker made.
+    fields |= {"id": envelope.id, "given_id": envelope.given_id}
+    fields |= {**bytes_field("key", envelope.key), **bytes_field("data", envelope.data)}
     fields |= {
         "attributes": dict(envelope.attributes),
         "publish_time": timestamp(envelope.publish_time),

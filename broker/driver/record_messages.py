@@ -55,6 +55,8 @@ class RetryLetter(NamedTuple):
     """The number of finished rounds of failures."""
     place: tuple[str, str]
     """Partition and offset of the original, as text; empty if unknown."""
+    id_given: bool = False
+    """Whether the publisher gave the id of the original."""
 
 
 class Delivery(NamedTuple):
@@ -103,6 +105,7 @@ def make_retry_letter(
     original: Envelope,
     *,
     id: str,
+    id_given: bool,
     target: RetryTopic,
     due: float,
     attempts: int,
@@ -126,7 +129,7 @@ def make_retry_letter(
         "attempts": str(attempts),
         "failures": str(failures),
         "step": str(step),
-    }
+    } | ({"id-given": "true"} if id_given else {})
     details = {
         "partition": place[0],
         "offset": place[1],
@@ -162,6 +165,7 @@ def read_retry_letter(attributes: Mapping[str, str]) -> RetryLetter | None:
             _count(found["failures"]),
             _count(found["step"]),
             (found.get("partition", ""), found.get("offset", "")),
+            "id-given" in found,
         )
     except (KeyError, ValueError, OverflowError):
         return None
@@ -183,6 +187,9 @@ class _FirstView:
 
     def id(self, raw: Record[Any], /) -> str:
         return raw.id
+
+    def given_id(self, raw: Record[Any], /) -> str | None:
+        return raw.given_id
 
     def key(self, raw: Record[Any], /) -> bytes | None:
         return raw.key
@@ -213,6 +220,10 @@ class _AgainView:
 
     def id(self, raw: Delivery, /) -> str:
         return raw.record.id if raw.letter is None else raw.letter.id
+
+    def given_id(self, raw: Delivery, /) -> str | None:
+        letter = raw.letter
+        return raw.record.given_id if letter is None else letter.id if letter.id_given else None
 
     def key(self, raw: Delivery, /) -> bytes | None:
         return raw.record.key

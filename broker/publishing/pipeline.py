@@ -29,6 +29,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
+import msgspec
+
 from broker.capabilities import PublishCapabilities
 from broker.driver.concurrency import Backoff
 from broker.driver.limits import MessageLimits, PipelineSettings
@@ -296,6 +298,9 @@ class PublishingPipeline:
             if isinstance(outcome, BrokerError):
                 failed.append((entry, outcome))
                 continue
+            if outcome.duplicate and entry.error is not None:
+                # Of its own first attempt, which had no answer.
+                outcome = msgspec.structs.replace(outcome, duplicate=False)
             future = entry.future
             if not future.done():
                 future.set_result(outcome)

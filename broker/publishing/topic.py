@@ -7,7 +7,7 @@
 
 *Failure.* Limits and capabilities of the backend are checked before anything is sent. `publish` and `publish_batch` try
 once; the pipeline of `enqueue` retries retriable failures. A message that cannot be sent does not fail the rest of its
-batch.
+batch. The first message that the broker drops as a duplicate is logged, for callers that look at no receipt.
 
 The backend sets the publish time of a message without one while it encodes the message. There it costs one look at the
 clock per batch; here it would cost a copy of each message.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, Generic, Literal, cast, overload
@@ -29,10 +30,10 @@ from broker.driver.contract import PublishTarget
 from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, Published, logger
-from broker.outbound import OutboundMessage, check_batch
+from broker.outbound import OutboundMessage, OutboundPayload, check_batch, check_no_fields
 from broker.protocols import Codec
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
-from broker.receipts import Receipt
+from broker.receipts import Receipt, count_duplicates
 
 __all__ = ["TopicFacade", "codec_key", "intercepted"]
 
@@ -67,6 +68,7 @@ class TopicFacade(Generic[T]):
         "_check",
         "_closed",
         "_closing",
+        "_duplicates_logged",
         "_encode",
         "_hooks",
         "_idle",
@@ -105,6 +107,7 @@ class TopicFacade(Generic[T]):
         """The loop of the first publish."""
         self._calls = 0
         self._idle: asyncio.Future[None] | None = None
+        self._duplicates_logged = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -115,15 +118,19 @@ class TopicFacade(Generic[T]):
 
     async def publish(
         self,
-        payload: T | OutboundMessage,
+        payload: T | OutboundMessage | OutboundPayload[T],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one message; return when the broker has stored it. A cancelled call may have published.
 
-        :param key: the key of a payload; an `OutboundMessage` has its own.
-        :param attributes: the attributes of a payload, likewise.
+        :param payload: what the codec of the topic encodes, an `OutboundPayload` of it, or an `OutboundMessage`.
+        :param key: the key of a payload, like the other fields; an outbound payload or message has its own.
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry the message; nothing was sent.
         :raises TopicNotFound: the topic does not exist.
         :raises OperationTimeout: no answer in time; the message may be on the broker.
@@ -132,10 +139,10 @@ class TopicFacade(Generic[T]):
         """
         check_loop(self._loop)
         target = self._target or self._open()
-        if type(payload) is OutboundMessage and key is None and attributes is None:
+        if type(payload) is OutboundMessage and (key is attributes is id is deliver_at is ttl is partition is None):
             message = payload
         else:
-            message = self._outbound(payload, key, attributes)
+            message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
         if self._interceptors:
             (message,) = intercepted(self._interceptors, self.name, (message,))
         self._check(message)
@@ -157,20 +164,24 @@ class TopicFacade(Generic[T]):
         outcome = cast("Receipt | BrokerError", outcomes[0])
         if isinstance(outcome, BrokerError):
             raise outcome
+        if outcome.duplicate:
+            self._log_duplicates(outcomes)
         return outcome
 
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[True] = True
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: Literal[True] = True
     ) -> list[Receipt]: ...
     @overload
-    async def publish_batch(self, payloads: Sequence[T | OutboundMessage], *, receipts: Literal[False]) -> None: ...
+    async def publish_batch(
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: Literal[False]
+    ) -> None: ...
     @overload
     async def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool
     ) -> list[Receipt] | None: ...
     async def publish_batch(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool = True
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool = True
     ) -> list[Receipt] | None:
         """Publish many messages, in order per key; return their receipts in the order of the payloads.
 
@@ -192,10 +203,14 @@ class TopicFacade(Generic[T]):
 
     async def enqueue(
         self,
-        payload: T | OutboundMessage,
+        payload: T | OutboundMessage | OutboundPayload[T],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """Queue one message for publishing; return a future of its receipt. Waits while the queue is full.
 
@@ -208,10 +223,10 @@ class TopicFacade(Generic[T]):
         """
         check_loop(self._loop)
         target = self._target or self._open()
-        if type(payload) is OutboundMessage and key is None and attributes is None:
+        if type(payload) is OutboundMessage and (key is attributes is id is deliver_at is ttl is partition is None):
             message = payload
         else:
-            message = self._outbound(payload, key, attributes)
+            message = self._outbound(payload, key, attributes, id, deliver_at, ttl, partition)
         if self._interceptors:
             (message,) = intercepted(self._interceptors, self.name, (message,))
         pipeline = self._pipeline or self._open_pipeline(target)
@@ -275,7 +290,7 @@ class TopicFacade(Generic[T]):
         return self._pipeline
 
     def _sendable(
-        self, payloads: Sequence[T | OutboundMessage]
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]]
     ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
         """The messages that can be sent, and by index the errors of the others."""
         messages: list[Any] = list(payloads)
@@ -283,7 +298,7 @@ class TopicFacade(Generic[T]):
         for index, payload in enumerate(messages):
             if type(payload) is not OutboundMessage:
                 try:
-                    messages[index] = self._outbound(payload, None, None)
+                    messages[index] = self._outbound(payload)
                 except BrokerError as error:
                     unmade[index] = error
         if unmade:
@@ -298,21 +313,28 @@ class TopicFacade(Generic[T]):
         return [message for index, message in enumerate(messages) if index not in refused], unmade
 
     def _outbound(
-        self, payload: T | OutboundMessage, key: bytes | str | None, attributes: Mapping[str, str] | None
+        self,
+        payload: T | OutboundMessage | OutboundPayload[T],
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> OutboundMessage:
-        if isinstance(payload, OutboundMessage):
-            if key is not None or attributes is not None:
-                raise InvalidMessage(
-                    "key= or attributes= was given together with an OutboundMessage",
-                    advice="Give them to the OutboundMessage",
-                )
-            return payload
-        if self._encode is None:
-            return OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
-        return OutboundMessage(_encoded(self._encode, payload), key, attributes)
+        if isinstance(payload, (OutboundMessage, OutboundPayload)):
+            message = cast("OutboundMessage | OutboundPayload[Any]", payload)
+            check_no_fields(
+                message, key=key, attributes=attributes, id=id, deliver_at=deliver_at, ttl=ttl, partition=partition
+            )
+            return message if isinstance(message, OutboundMessage) else message.encoded(self._body(message.payload))
+        return OutboundMessage(self._body(payload), key, attributes, id, deliver_at, ttl, partition)
+
+    def _body(self, payload: Any) -> bytes | None:
+        return payload if self._encode is None else _encoded(self._encode, payload)
 
     async def _send_many(
-        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
+        self, payloads: Sequence[T | OutboundMessage | OutboundPayload[T]], *, receipts: bool
     ) -> Sequence[Receipt | BrokerError | None]:
         """Send the messages that can be sent; return the outcome of each payload."""
         check_loop(self._loop)
@@ -358,7 +380,22 @@ class TopicFacade(Generic[T]):
                 self._report_idle(self._idle)
         if len(outcomes) != len(messages):
             raise _wrong_number(outcomes, len(messages))
+        if self._able.reports_duplicates and not self._duplicates_logged:
+            self._log_duplicates(outcomes)
         return outcomes
+
+    def _log_duplicates(self, outcomes: Sequence[Receipt | BrokerError | None]) -> None:
+        """Log the first messages of the topic that the broker dropped as duplicates; receipts and metrics have all."""
+        number = count_duplicates(outcomes)
+        if number and not self._duplicates_logged:
+            self._duplicates_logged = True
+            logger.warning(
+                "The broker dropped %d of %d messages published to topic %r, because it already had their ids. "
+                "Publish a copy that it must keep without the id: message.replace(id=None). This is logged once",
+                number,
+                len(outcomes),
+                self.name,
+            )
 
     async def _call_observed(
         self, publish: _Publish, messages: Sequence[OutboundMessage]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, cast, overload
 
@@ -26,7 +27,6 @@ from broker.errors import (
     BrokerError,
     Closed,
     ConfigurationError,
-    InvalidMessage,
     LeaseLost,
     PublishError,
     TransactionAborted,
@@ -36,7 +36,7 @@ from broker.errors import (
 from broker.hooks import Hooks, Published, logger
 from broker.messages import Message
 from broker.names import check_name
-from broker.outbound import OutboundMessage, check_batch
+from broker.outbound import OutboundMessage, check_batch, check_no_fields
 from broker.protocols import BatchedRecordStream
 from broker.publishing.topic import intercepted
 from broker.publishing.transactional_acks import TransactedAcks, checked
@@ -160,6 +160,10 @@ class OpenTransaction:
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> Receipt:
         """Publish one message in the transaction; readers of committed data see it after the commit.
 
@@ -169,14 +173,18 @@ class OpenTransaction:
         :raises Closed: the block has ended.
         """
         if isinstance(payload, OutboundMessage):
-            if key is not None or attributes is not None:
-                raise InvalidMessage(
-                    "key= or attributes= was given together with an OutboundMessage",
-                    advice="Give them to the OutboundMessage",
-                )
+            check_no_fields(
+                payload,
+                key=key,
+                attributes=attributes,
+                id=id,
+                deliver_at=deliver_at,
+                ttl=ttl,
+                partition=partition,
+            )
             message = payload
         else:
-            message = OutboundMessage(payload, key, attributes)
+            message = OutboundMessage(payload, key, attributes, id, deliver_at, ttl, partition)
         outcome = (await self._publish(topic, [message]))[0]
         if isinstance(outcome, BrokerError):
             raise outcome

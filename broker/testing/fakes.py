@@ -41,6 +41,9 @@ class _ReceivedView:
     def id(self, raw: _Received, /) -> str:
         return raw.id
 
+    def given_id(self, raw: _Received, /) -> str | None:
+        return raw.outbound.id
+
     def key(self, raw: _Received, /) -> bytes | None:
         return raw.outbound.key
 

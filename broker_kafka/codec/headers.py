@@ -201,10 +201,14 @@ class RecordView:
         self._last_time = (0, _EPOCH)
 
     def id(self, raw: Any, /) -> str:
+        found = self.given_id(raw)
+        return record_id(raw.topic(), raw.partition(), raw.offset()) if found is None else found
+
+    def given_id(self, raw: Any, /) -> str | None:
         for name, value in headers_of(raw) or ():
             if name == _ID and value is not None:
                 return value.decode("utf-8", "replace")
-        return record_id(raw.topic(), raw.partition(), raw.offset())
+        return None
 
     def key(self, raw: Any, /) -> bytes | None:
         return raw.key()

@@ -224,6 +224,20 @@ class ChangesTheIdOnRedelivery(BrokenSource):
         return message
 
 
+class _MadeIdAsGiven(BrokenView):
+    def given_id(self, raw: Any) -> str | None:
+        return self.inner.id(raw)
+
+
+@breaks("fidelity.copies-to-the-same-topic-arrive")
+class MadeIdPassesForGiven(BrokenSource):
+    """An id that was made for a message passes for one that the publisher gave."""
+
+    def show(self, message: Message[Any]) -> Message[Any]:
+        message.view = cast("View", _MadeIdAsGiven(message.view))
+        return message
+
+
 @breaks("outcomes.idle-returns-none", healthy="")
 class IdleRaises(BrokenSource):
     """An idle fetch raises."""

@@ -71,13 +71,29 @@ def test_json_lines_and_back_again(cli):
 
     def content(result):
         return [
-            {name: line.get(name) for name in ("data", "data_base64", "key", "key_base64", "attributes", "id")}
+            {name: line.get(name) for name in ("data", "data_base64", "key", "key_base64", "attributes", "given_id")}
             for line in result.lines
         ]
 
     assert content(second) == content(first)
     assert json.loads(first.lines[1]["data"]) == {"n": [1, 2]}
     assert first.lines[2]["key_base64"] == "/w=="
+
+
+def test_a_copy_to_the_same_topic_is_stored_unless_the_publisher_gave_its_id(cli):
+    topic = cli.topic()
+    cli("publish", topic, "--jsonl", stdin='{"data": "a", "id": "job-1"}\n{"data": "b"}\n{"data": "c"}')
+    first = consume(cli, topic)
+    assert sorted((line["data"], line["given_id"]) for line in first.lines) == [
+        ("a", "job-1"),
+        ("b", None),
+        ("c", None),
+    ]
+    result = cli("publish", topic, "--jsonl", stdin=first.out)
+    assert f"Published 2 messages to '{topic}', 1 dropped as a duplicate" in result.err
+    assert sorted(bodies(consume(cli, topic))) == ["b", "c"]
+    result = cli("publish", topic, "--jsonl", stdin='{"data": "a", "id": "job-1"}\n' * 3)
+    assert f"Published 0 messages to '{topic}', 3 dropped as duplicates" in result.err
 
 
 def test_a_bad_line_ends_the_run_after_publishing_earlier_lines(cli):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -46,6 +46,24 @@ async def test_an_id_is_stored_once_within_the_window(client: Client, clock: Man
     [later] = await published(client, [OutboundMessage(b"4", id="a")])
     assert not later.duplicate
     assert sorted(bodies(await take(await client.subscribe()))) == [b"1", b"3", b"4"]
+
+
+async def test_an_id_that_the_server_made_is_stored_once_within_the_window(client: Client, clock: ManualClock) -> None:
+    due = datetime.fromtimestamp(clock.time() + 10, UTC)
+    for message in (OutboundMessage(b"1"), OutboundMessage(b"1", deliver_at=due)):
+        [first] = await published(client, [message])
+        [again] = await published(client, [OutboundMessage(b"2", id=first.id)])
+        assert (again.id, again.duplicate, again.offset) == (first.id, True, first.offset)
+        clock.advance(120)
+        [later] = await published(client, [OutboundMessage(b"3", id=first.id)])
+        assert not later.duplicate
+
+
+@pytest.mark.parametrize("id", ["orders:0:0", "0-0", ":0:0", "orders:0:", "orders:9:9", "orders:²:0", "orders:0:-1"])
+async def test_an_id_that_only_looks_made_is_no_duplicate(client: Client, id: str) -> None:
+    await published(client, [OutboundMessage(b"1", id="a", partition=0)])
+    [other] = await published(client, [OutboundMessage(b"2", id=id)])
+    assert not other.duplicate
 
 
 async def test_each_message_of_a_batch_has_its_own_outcome(client: Client) -> None:

@@ -219,7 +219,33 @@ async def test_headers_of_a_foreign_producer_are_forwarded(backend: JetStreamBac
     (forwarded,) = await receive(await subscribe(backend, f"{topic}.next"), 1)
     assert forwarded.native.headers["Trace"] == ("a", "b")
     assert b"bin: \xff\xfe\r\n" in forwarded.native.block
-    assert forwarded.id == message.id
+    assert (message.given_id, forwarded.given_id) == (None, None)
+
+
+async def test_ids_of_older_versions_and_foreign_programs_are_told_apart(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    subject, made = f"{topic.replace('.', '=')}.0", b"0123456789abcdef-17"
+    blocks = {
+        b"NATS/1.0\r\nNats-Msg-Id: %b\r\nanybroker-time: 1\r\n\r\n" % made: None,
+        b"NATS/1.0\r\nNats-Msg-Id: order-1\r\nanybroker-time: 1\r\n\r\n": "order-1",
+        b"NATS/1.0\r\nNats-Msg-Id: 1%b\r\n\r\n" % made: f"1{made.decode()}",
+        b"NATS/1.0\r\nNats-Msg-Id: a%b\r\n\r\n" % made[1:]: f"a{made[1:].decode()}",
+        b"NATS/1.0\r\nOther: 1\r\n\r\n": None,
+    }
+    for block in blocks:
+        await _write_raw(backend, subject, block, b"x")
+    found = await receive(await subscribe(backend, topic), len(blocks))
+    assert [message.given_id for message in found] == list(blocks.values())
+
+
+async def test_a_scheduled_message_keeps_which_id_was_made(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    made, _ = await publish(
+        backend, topic, OutboundMessage(b"a", deliver_at=due), OutboundMessage(b"b", id="b", deliver_at=due)
+    )
+    found = await receive(await subscribe(backend, topic), 2)
+    assert {(message.id, message.given_id) for message in found} == {(made.id, None), ("b", "b")}
 
 
 async def test_plain_attributes_are_plain_headers(backend: JetStreamBackend, topic: str) -> None:

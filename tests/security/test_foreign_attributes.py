@@ -292,6 +292,7 @@ def test_a_retry_letter_is_made_of_a_record() -> None:
     make_retry_letter(
         message,
         id="1",
+        id_given=True,
         target=RetryTopic("orders.billing.retry.1", "orders", 1.0),
         due=0.0,
         attempts=1,

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import assert_type
 
 import broker
-from broker import protocols
+from broker import blocking, protocols
 from broker.admin import AdminFacade
+from broker.blocking.topic import ReceiptFuture
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
 from broker.consuming.consumer import MessageConsumer
 from broker.envelopes import Envelope
 from broker.messages import Message, MessageBatch
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.publishing.topic import TopicFacade
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.record_consumer import RecordConsumer
@@ -123,8 +125,36 @@ async def publishing_is_typed(bus: Bus) -> None:
     assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")]), list[Receipt])
     assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")], receipts=False), None)
     assert_type(await topic.enqueue(Order(1)), asyncio.Future[Receipt])
+    due = datetime.now(UTC)
+    assert_type(await topic.publish(Order(1), id="1", deliver_at=due, ttl=60, partition=0), Receipt)
+    assert_type(await topic.enqueue(Order(1), id="1", deliver_at=due, ttl=60, partition=0), asyncio.Future[Receipt])
+    whole = OutboundPayload(Order(1), key="a", attributes={"a": "b"}, id="1", deliver_at=due, ttl=60, partition=0)
+    assert_type(whole, OutboundPayload[Order])
+    assert_type(whole.payload, Order)
+    assert_type(await topic.publish(whole), Receipt)
+    assert_type(await topic.enqueue(whole), asyncio.Future[Receipt])
+    assert_type(await topic.publish_batch([Order(1), whole, OutboundMessage(b"{}")]), list[Receipt])
+    assert_type(await bus.topic("o.x", codec=Json(Order | Refund)).publish(whole), Receipt)
+    assert_type(await bus.topic("orders").publish(OutboundPayload(b"x", id="1")), Receipt)
+    assert_type(OutboundMessage(b"{}").replace(key="a", id=None, data=b"x"), OutboundMessage)
+    OutboundMessage(b"{}").replace(id=1)  # pyright: ignore[reportArgumentType]
+    OutboundMessage(b"{}").replace(topic="orders")  # pyright: ignore[reportCallIssue]
+    await topic.publish(OutboundPayload(b"bytes"))  # pyright: ignore[reportArgumentType]
+    await topic.publish_batch([OutboundPayload(Refund(1, "late"))])  # pyright: ignore[reportArgumentType]
+    await topic.publish(Order(1), id=1)  # pyright: ignore[reportArgumentType]
     await topic.publish(b"bytes")  # pyright: ignore[reportArgumentType]
     await bus.topic("orders").publish(Order(1))  # pyright: ignore[reportArgumentType]
+
+
+def blocking_publishing_is_typed(bus: blocking.Bus) -> None:
+    topic = bus.topic("orders", codec=Json(Order))
+    due = datetime.now(UTC)
+    assert_type(topic.publish(Order(1), id="1", deliver_at=due, ttl=60, partition=0), Receipt)
+    assert_type(topic.enqueue(Order(1), id="1", deliver_at=due, ttl=60, partition=0), ReceiptFuture)
+    assert_type(topic.publish(OutboundPayload(Order(1), id="1")), Receipt)
+    assert_type(topic.enqueue(OutboundPayload(Order(1), id="1")), ReceiptFuture)
+    assert_type(topic.publish_batch([Order(1), OutboundPayload(Order(1), key="a")]), list[Receipt])
+    topic.publish(OutboundPayload(b"bytes"))  # pyright: ignore[reportArgumentType]
 
 
 async def transactions_are_typed(bus: Bus) -> None:

@@ -16,7 +16,7 @@ from broker import protocols
 from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 
@@ -31,32 +31,32 @@ class FakeTopic:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.published: list[Order | OutboundMessage] = []
+        self.published: list[Order | OutboundMessage | OutboundPayload[Order]] = []
 
     @property
     def name(self) -> str:
         return self._name
 
-    async def publish(
-        self,
-        payload: Order | OutboundMessage,
-        *,
-        key: bytes | str | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> Receipt:
+    async def publish(self, payload: Order | OutboundMessage | OutboundPayload[Order], **fields: Any) -> Receipt:
         self.published.append(payload)
         return Receipt(str(len(self.published)))
 
-    async def publish_batch(self, payloads: Sequence[Order | OutboundMessage], *, receipts: bool = True) -> Any:
+    async def publish_batch(
+        self, payloads: Sequence[Order | OutboundMessage | OutboundPayload[Order]], *, receipts: bool = True
+    ) -> Any:
         found = [await self.publish(payload) for payload in payloads]
         return found if receipts else None
 
     async def enqueue(
         self,
-        payload: Order | OutboundMessage,
+        payload: Order | OutboundMessage | OutboundPayload[Order],
         *,
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
     ) -> asyncio.Future[Receipt]:
         return asyncio.ensure_future(self.publish(payload))
 
@@ -138,9 +138,7 @@ class FakeTransaction:
         self,
         topic: str,
         payload: bytes | OutboundMessage | None,
-        *,
-        key: bytes | str | None = None,
-        attributes: Mapping[str, str] | None = None,
+        **fields: Any,
     ) -> Receipt:
         return Receipt("1")
 

@@ -76,6 +76,7 @@ class RetryWriter:
             make_retry_letter,
             message,
             id=message.id,
+            id_given=message.given_id is not None,
             target=target,
             due=time.time() + target.delay,
             attempts=message.delivery_attempt or 1,

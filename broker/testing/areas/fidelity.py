@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -18,7 +19,7 @@ from broker.testing.areas.admin import listed
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
-from broker.testing.waiting import nothing_more, take
+from broker.testing.waiting import nothing_more, read, take
 
 __all__ = ["HOSTILE", "Codecs", "Fidelity"]
 
@@ -143,7 +144,7 @@ class Fidelity(ConformanceCase):
 
     @promise(
         "fidelity.forwarding-is-lossless",
-        "A message forwarded with `from_message` keeps its body, key, attributes, id and time.",
+        "A message forwarded with `from_message` keeps its body, key, attributes, time, and the id that was given.",
     )
     async def test_forwarding_is_lossless(self, harness: Harness) -> None:
         bus, onward = await harness.bus(), await harness.topic()
@@ -155,6 +156,52 @@ class Fidelity(ConformanceCase):
         assert (second.id, second.key, second.data) == (sent.id, sent.key, sent.data)
         assert dict(second.attributes) == dict(sent.attributes)
         assert second.publish_time == first.publish_time
+
+    @promise(
+        "fidelity.copies-to-the-same-topic-arrive",
+        "A copy made with `from_message` arrives on the topic of the original, and so does a copy of the copy: "
+        "no id that was made for a message is copied.",
+    )
+    async def test_copies_to_the_same_topic_arrive(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            receipt = await bus.topic(topic).publish(b"job", key="k", attributes={"a": "b"})
+            seen: set[str] = set()
+            for _ in range(3):
+                (message,) = await take(inbox, 1, harness.patience)
+                assert (message.given_id, message.key, message.data) == (None, b"k", b"job")
+                assert message.id == receipt.id
+                assert message.id not in seen
+                seen.add(message.id)
+                receipt = await bus.topic(topic).publish(OutboundMessage.from_message(message))
+                assert not receipt.duplicate
+                await message.ack()
+            (message,) = await take(inbox, 1, harness.patience)
+            assert message.id == receipt.id
+
+    @requires("records")
+    @promise(
+        "fidelity.copied-records-arrive",
+        "A copy of a record made with `from_message` arrives on the topic of the original.",
+    )
+    async def test_copied_records_arrive(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        async with bus.records(topic, group="readers") as log:
+            await bus.topic(topic).publish(b"entry", key="k")
+            for _ in range(3):
+                (record,) = await read(log, 1, harness.patience)
+                assert (record.given_id, record.data) == (None, b"entry")
+                receipt = await bus.topic(topic).publish(OutboundMessage.from_message(record))
+                assert not receipt.duplicate
+
+    @promise("fidelity.given-id-is-told", "`given_id` is the id that the publisher gave, whatever it looks like.")
+    async def test_given_id_is_told(self, harness: Harness) -> None:
+        given = [unique("id"), uuid4().hex, str(uuid4()), f"{uuid4().hex[:16]}-7", "17"]
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch([OutboundMessage(b"x", id=each) for each in given])
+            messages = await take(inbox, len(given), harness.patience)
+            assert sorted(message.given_id or "" for message in messages) == sorted(given)
 
     @promise(
         "fidelity.portable-names",

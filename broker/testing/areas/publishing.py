@@ -17,6 +17,7 @@ from broker.errors import (
     TopicNotFound,
     Unsupported,
 )
+from broker.hooks import Published
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -320,6 +321,43 @@ class Publishing(ConformanceCase):
             assert (first.duplicate, second.duplicate) == (False, bus.capabilities.publish.reports_duplicates)
             await bus.topic(topic).publish(b"last")
             assert bodies(await until_seen(inbox, [b"x", b"last"], harness.patience)) == once([b"x", b"last"])
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("publish.deduplication", "publish.reports_duplicates")
+    @promise(
+        "publishing.duplicates-are-told",
+        "Every way of publishing tells that the broker dropped a message as a duplicate.",
+    )
+    async def test_duplicates_are_told(self, harness: Harness) -> None:
+        told: list[int] = []
+        bus, topic = await harness.bus(), await harness.topic()
+        bus.hooks.listen(lambda event: told.append(event.duplicates) if isinstance(event, Published) else None)
+        again = OutboundMessage(b"x", id="same")
+        orders = bus.topic(topic)
+        await orders.publish(again)
+        told.clear()
+        assert (await orders.publish(again)).duplicate
+        new, known = await orders.publish_batch([b"new", again])
+        assert (new.duplicate, known.duplicate) == (False, True)
+        await orders.publish_batch([again], receipts=False)
+        assert (await (await orders.enqueue(again))).duplicate
+        assert told == [1, 1, 1, 1]
+
+    @requires("publish.deduplication")
+    @promise(
+        "publishing.made-ids-count-too",
+        "A second message with the id that was made for the first, as its receipt says, is dropped.",
+    )
+    async def test_made_ids_count_too(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            for body, key in ((b"1", None), (b"2", "key")):
+                first = await bus.topic(topic).publish(body, key=key)
+                second = await bus.topic(topic).publish(OutboundMessage(b"again", key=key, id=first.id))
+                assert (second.id, second.duplicate) == (first.id, bus.capabilities.publish.reports_duplicates)
+            await bus.topic(topic).publish(b"last")
+            wanted = [b"1", b"2", b"last"]
+            assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
             await nothing_more(inbox, harness.quiet)
 
     @requires("publish.deliver_at")

@@ -80,11 +80,11 @@ class RetryingOnTopics(ConformanceCase):
                 (message,) = await take(inbox, 1, harness.patience)
                 assert message.delivery_attempt == attempt
                 body = message.key, message.data, dict(message.attributes)
-                shown.append((message.topic, message.id, *body, message.publish_time))
+                shown.append((message.topic, message.id, message.given_id, *body, message.publish_time))
                 await (message.nack() if attempt < 3 else message.ack())
             await nothing_more(inbox, harness.quiet)
         assert shown[0] == shown[1] == shown[2]
-        assert shown[0] == (topic, "the-id", b"key", b"body", {"colour": "red"}, message.publish_time)
+        assert shown[0] == (topic, "the-id", "the-id", b"key", b"body", {"colour": "red"}, message.publish_time)
 
     @requires("records")
     @promise(

@@ -64,16 +64,18 @@ async def test_publishing(broker_bus: broker.Bus, inmem_broker: Broker, metrics:
     await orders.publish(b"1")
     await orders.publish_batch([b"2", b"3"], receipts=False)
     await (await orders.enqueue(b"4"))
+    await orders.publish_batch([broker.OutboundMessage(b"4", id="4")] * 3, receipts=False)
     inmem_broker.faults.fail_publish()
     with pytest.raises(broker.PublishError):
         await orders.publish_batch([b"5", b"6"])
     inmem_broker.faults.fail("publish")
     with pytest.raises(broker.ConnectionFailed):
         await orders.publish(b"7")
-    assert number(metrics, "published_messages_total") == 5
+    assert number(metrics, "published_messages_total") == 6
+    assert number(metrics, "duplicate_messages_total") == 2
     assert number(metrics, "publish_failures_total") == 2
     calls = histogram(metrics, "publish_seconds")
-    assert sum(calls.counts) == 5
+    assert sum(calls.counts) == 6
     assert calls.sum > 0
 
 

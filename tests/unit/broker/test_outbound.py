@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from broker.errors import InvalidMessage
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
+from broker.testing import make_message, make_record
 
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 
@@ -72,6 +73,50 @@ def test_every_field_accepts_its_documented_values() -> None:
     assert not OutboundMessage(b"", attributes={}).attributes
 
 
+FIELDS: dict[str, Any] = {
+    "data": b"body",
+    "key": b"key",
+    "attributes": {"a": "b"},
+    "id": "1",
+    "deliver_at": NOW,
+    "ttl": 60.0,
+    "partition": 1,
+    "publish_time": NOW,
+    "native": object(),
+}
+
+
+def fields_of(message: OutboundMessage) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in OutboundMessage.__slots__ if name != "plain"}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_replace_changes_one_field_and_keeps_the_others(name: str) -> None:
+    original = OutboundMessage(**FIELDS)
+    assert fields_of(original.replace()) == FIELDS
+    removed: Any = original.replace(**{name: None})
+    assert fields_of(removed) == FIELDS | {name: {} if name == "attributes" else None}
+    assert fields_of(removed.replace(**{name: FIELDS[name]})) == FIELDS
+
+
+def test_replace_validates() -> None:
+    with pytest.raises(InvalidMessage, match="id is ''"):
+        OutboundMessage(b"").replace(id="")
+    assert OutboundMessage(b"", id="1").replace(id=None).plain
+
+
+@pytest.mark.parametrize(("field", "value"), [("key", 5), ("attributes", {"n": 3}), ("id", ""), ("ttl", 0)])
+def test_an_outbound_payload_validates_its_fields_when_it_is_created(field: str, value: Any) -> None:
+    with pytest.raises(InvalidMessage, match=field):
+        OutboundPayload({"n": 1}, **{field: value})
+
+
+def test_an_outbound_message_of_another_type_names_the_way() -> None:
+    with pytest.raises(InvalidMessage) as raised:
+        OutboundMessage({"n": 1})  # type: ignore[arg-type]
+    assert "OutboundPayload" in raised.value.advice
+
+
 def test_a_large_wrong_value_does_not_flood_the_error() -> None:
     with pytest.raises(InvalidMessage) as raised:
         OutboundMessage("x" * 1_000_000)  # type: ignore[arg-type]
@@ -84,3 +129,27 @@ def test_only_received_messages_can_be_forwarded(given: Any) -> None:
         OutboundMessage.from_message(given)
     assert raised.value.message.startswith(f"message is {given!r} of type {type(given).__name__}")
     assert raised.value.advice == "It takes a received message or record"
+
+
+@pytest.mark.parametrize(
+    ("given", "attributes", "copied"),
+    [
+        (None, {}, None),
+        ("order-1", {}, "order-1"),
+        ("order-1-r0123456789abcdef", {}, None),
+        ("order-1-0", {"dead-letter-topic": "orders"}, None),
+        ("order-1-0", {"retry-letter-topic": "orders"}, None),
+    ],
+    ids=["made", "given", "of a redrive", "of a dead letter", "of a retry letter"],
+)
+def test_a_copy_has_only_an_id_that_a_publisher_gave(
+    given: str | None, attributes: dict[str, str], copied: str | None
+) -> None:
+    sent = OutboundMessage(b"x", attributes=attributes, id=given)
+    assert OutboundMessage.from_message(make_message(sent)).id == copied
+    assert OutboundMessage.from_message(make_record(sent)).id == copied
+
+
+def test_a_fake_of_a_message_is_copied_with_its_id() -> None:
+    seen = SimpleNamespace(data=b"x", key=None, attributes={}, id="1", publish_time=None, native=None)
+    assert OutboundMessage.from_message(cast("Any", seen)).id == "1"

@@ -13,11 +13,11 @@ from broker.publishing.pipeline import PipelineSettings
 from broker.publishing.topic import TopicFacade
 from broker.receipts import Receipt
 
-Answer = Callable[[OutboundMessage], BrokerError | None]
+Answer = Callable[[OutboundMessage], BrokerError | Receipt | None]
 
 
 class ScriptedTarget:
-    """Answers at once, unless `gate` is closed; `answer` turns single messages into failures."""
+    """Answers at once, unless `gate` is closed; `answer` gives single messages another outcome."""
 
     def __init__(self) -> None:
         self.calls: list[list[OutboundMessage]] = []
@@ -44,10 +44,10 @@ class ScriptedTarget:
             raise self.error
         outcomes: list[Receipt | BrokerError] = []
         for message in messages:
-            error = self.answer(message)
-            if error is None:
+            answer = self.answer(message)
+            if answer is None:
                 self.published.append(message)
-            outcomes.append(error or Receipt(message.id or str(len(self.published)), offset=len(self.published)))
+            outcomes.append(answer or Receipt(message.id or str(len(self.published)), offset=len(self.published)))
         return outcomes
 
     async def close(self) -> None:

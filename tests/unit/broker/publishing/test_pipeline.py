@@ -313,6 +313,15 @@ async def test_unknown_outcome_is_retried_only_with_deduplication(
     assert isinstance(future.exception(), OperationTimeout) is (calls == 1)
 
 
+async def test_the_copy_of_its_own_first_attempt_is_no_duplicate() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target, able=capabilities(deduplication=True))
+    answers = iter([OperationTimeout("no answer"), Receipt("x", duplicate=True), Receipt("y", duplicate=True)])
+    target.answer = lambda _: next(answers)
+    assert not (await (await topic.enqueue(OutboundMessage(b"", id="x")))).duplicate
+    assert (await (await topic.enqueue(OutboundMessage(b"", id="y")))).duplicate
+
+
 async def test_failure_overtaken_by_a_later_message_of_its_key_is_not_retried() -> None:
     target = ScriptedTarget()
     topic = topic_of(target)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
+from broker.bus import Bus
 from broker.capabilities import Limits
 from broker.codecs import Json, Text
 from broker.errors import (
@@ -23,7 +25,7 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Event, Hooks, Published
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, OutboundPayload
 from broker.protocols import Topic
 from broker.publishing.topic import TopicFacade
 from broker.receipts import Receipt
@@ -64,13 +66,27 @@ async def test_outbound_message_is_published_unchanged() -> None:
     assert target.published == [message]
 
 
-@pytest.mark.parametrize("extra", [{"key": b"k"}, {"key": b""}, {"attributes": {}}, {"attributes": {"a": "b"}}])
-async def test_key_and_attributes_beside_an_outbound_message_are_refused(extra: dict[str, Any]) -> None:
+FIELDS: dict[str, Any] = {
+    "key": b"k",
+    "attributes": {"a": "b"},
+    "id": "1",
+    "deliver_at": datetime(2030, 1, 31, tzinfo=UTC),
+    "ttl": 60.0,
+    "partition": 0,
+}
+"""Every field that goes with a payload."""
+
+
+@pytest.mark.parametrize("extra", [{"key": b""}, {"attributes": {}}, *({name: FIELDS[name]} for name in FIELDS)])
+@pytest.mark.parametrize("kind", [OutboundMessage, OutboundPayload])
+async def test_fields_beside_an_outbound_message_are_refused(
+    kind: type[OutboundMessage | OutboundPayload[bytes]], extra: dict[str, Any]
+) -> None:
     target = ScriptedTarget()
     topic = topic_of(target)
     for publish in (topic.publish, topic.enqueue):
-        with pytest.raises(InvalidMessage, match="OutboundMessage"):
-            await publish(OutboundMessage(b""), **extra)
+        with pytest.raises(InvalidMessage, match=f"{next(iter(extra))}= given together with an {kind.__name__}"):
+            await publish(kind(b""), **extra)
     assert not target.calls
 
 
@@ -86,6 +102,39 @@ async def test_codec_encodes_payloads_but_not_outbound_messages() -> None:
     await topic.enqueue(Order(3))
     await topic.flush()
     assert target.bodies == [b'{"number":1}', b'{"number":2}', b"raw", b'{"number":3}']
+
+
+async def test_a_typed_payload_goes_with_every_field() -> None:
+    target = ScriptedTarget()
+    able = capabilities(deliver_at=True, ttl=True, partitions=True)
+    topic = TopicFacade("orders", lambda: target, Json(Order), able, Hooks())
+    await topic.publish(Order(1), **FIELDS)
+    await topic.publish(OutboundPayload(Order(1), **FIELDS))
+    await topic.publish_batch([OutboundPayload(Order(1), **FIELDS)])
+    await topic.enqueue(Order(1), **FIELDS)
+    await topic.enqueue(OutboundPayload(Order(1), **FIELDS))
+    await topic.flush()
+    assert len(target.published) == 5
+    for message in target.published:
+        assert message.data == b'{"number":1}'
+        assert {name: getattr(message, name) for name in FIELDS} == FIELDS
+
+
+async def test_an_outbound_payload_without_a_codec_takes_bytes() -> None:
+    target = ScriptedTarget()
+    await topic_of(target).publish(OutboundPayload(b"x", id="1"))
+    assert [(message.data, message.id) for message in target.published] == [(b"x", "1")]
+    wrong: Any = OutboundPayload(Order(1), id="2")
+    with pytest.raises(InvalidMessage, match="data is Order"):
+        await topic_of(target).publish(wrong)
+
+
+async def test_a_payload_of_a_batch_that_cannot_be_encoded_fails_alone() -> None:
+    target = ScriptedTarget()
+    topic: TopicFacade[Any] = TopicFacade("orders", lambda: target, Text(), capabilities(), Hooks())
+    with pytest.raises(PublishError) as raised:
+        await topic.publish_batch([OutboundPayload("a", id="1"), OutboundPayload(7, id="2"), "c"])
+    assert [type(outcome) for outcome in raised.value.outcomes] == [Receipt, InvalidMessage, Receipt]
 
 
 async def test_payload_that_the_codec_cannot_encode_is_an_invalid_message() -> None:
@@ -381,3 +430,19 @@ async def test_every_call_to_the_backend_is_an_event_with_a_listener() -> None:
     assert list(published[0].outcomes) == [receipt]
     assert list(published[2].outcomes) == [error]
     assert all(event.topic == "orders" and event.seconds >= 0 for event in published)
+
+
+async def test_the_first_duplicate_of_a_topic_is_logged(broker_bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    await broker_bus.admin.ensure_topic("orders")
+    topic = broker_bus.topic("orders")
+    again = OutboundMessage(b"x", id="same")
+    await topic.publish(again)
+    assert not caplog.records
+    await topic.enqueue(again)
+    await topic.enqueue(again)
+    await topic.flush()
+    await topic.publish(again)
+    await topic.publish_batch([again], receipts=False)
+    (record,) = caplog.records
+    assert "dropped 2 of 2 messages published to topic 'orders'" in record.getMessage()
+    assert "message.replace(id=None)" in record.getMessage()
