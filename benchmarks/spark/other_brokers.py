@@ -164,7 +164,6 @@ def _pubsub(scale: float) -> Generator[_Broker]:
         return RawPubSub(host)
 
     portal = Portal()
-    portal.start()
     try:
         # Retained messages slow the emulator down; without them a drain waits for a lease.
         settings = "topic_retention=0&lease_seconds=5"

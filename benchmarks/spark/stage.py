@@ -143,7 +143,6 @@ class JetStreamSide(Side):
 
     def __init__(self) -> None:
         self.portal = Portal()
-        self.portal.start()
         self._server = EmbeddedServer("")
         self.place = self.portal.call(self._server.ensure)
         super().__init__(self.place.url.replace("://", f"://{self.place.token}@"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from broker.outbound import OutboundMessage
 from broker_servicebus.codec import VIEW, Raw, encode
 
-UUID = uuid4().hex
+UUID = "6a6e747e78574c308ac92eb3c5717bc8"
 
 
 def received(message_id: str | None, properties: dict[bytes, Any]) -> Any:
