@@ -73,7 +73,8 @@ async def test_hostile_payloads_are_dead_letters_and_the_next_message_is_handled
 
 HUGE = b"9" * 5000
 LINES = {
-    **{name: b'{"payload":' + body + b"}" for name, body in BODIES.items() if name not in ("lists", "surrogate")},
+    # The text of long numbers passes through.
+    **{name: b'{"payload":' + body + b"}" for name, body in BODIES.items() if name not in ("digits", "exponent")},
     "arrays": b'{"payload":' + b"[" * DEEP + b"]" * DEEP + b"}",
     "bare": b"[" * DEEP,
     "key": b'{"data":"x","key":' + HUGE + b"}",
