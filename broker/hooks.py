@@ -313,7 +313,7 @@ class Hooks:
         check_accepts("listener", listener, "an event")
         if is_async(listener):
             raise ConfigurationError(
-                "The listener is a coroutine function, which nobody awaits",
+                "The listener is a coroutine function, and listeners are not awaited",
                 advice="Pass a plain function; it may start a task",
             )
         self._listeners.append(listener)

@@ -119,10 +119,12 @@ def _is_safe(address: str, is_source: bool) -> bool:
 
 
 def _is_metadata_server(host: str) -> bool:
+    if host in _METADATA_SERVERS:
+        return True
     try:
-        return ip_address(host).is_link_local or host in _METADATA_SERVERS
+        return ip_address(host).is_link_local
     except ValueError:
-        return host in _METADATA_SERVERS
+        return False
 
 
 def _read(path: Path) -> Any:

@@ -61,9 +61,9 @@ class DeliveryBuffer:
         self._changed = changed
         self._line: deque[AssignedPartition] = deque()
         self._count = 0
+        """Records that wait and are not paused by the application."""
         self.handed_over = 0
         """How many records were handed over."""
-        """Records that wait and are not paused by the application."""
         self._size = 0
         self._owed = 0
         """Batches that the thread was not answered for."""

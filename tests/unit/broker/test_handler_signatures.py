@@ -111,7 +111,7 @@ async def test_callbacks_of_hooks_and_redrives_are_refused(bus: broker.Bus, func
         await bus.admin.redrive("orders.dead", to=["orders"], progress=function)
     with pytest.raises(ConfigurationError, match="interceptor"):
         bus.hooks.on_publish(plain_no_argument)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="nobody awaits"):
+    with pytest.raises(ConfigurationError, match="listeners are not awaited"):
         bus.hooks.listen(Handlers())
 
 
