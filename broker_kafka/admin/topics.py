@@ -291,6 +291,13 @@ class KafkaTopics:
             )
         except BrokerError as error:
             raise explain(error, options) from error
+        # Brokers learn of the change a moment later. Another process may undo the change, so the wait ends in any case.
+        replaced = {entry.name: present.get(entry.name) for entry in entries if options.config[entry.name] is not None}
+        await retry_while(
+            self._timeout,
+            lambda: self._config(name),
+            lambda config: any(config.get(key) == value for key, value in replaced.items()),
+        )
 
     async def _config(self, name: str) -> dict[str, str | None]:
         resource = ConfigResource(ResourceType.TOPIC, plain_str(name))

@@ -109,6 +109,26 @@ async def test_a_broker_with_stale_metadata_is_retried(spi: KafkaAdmin, name: st
     assert requests > max(strangers)
 
 
+async def test_changed_options_are_described_when_ensure_topic_returns(
+    spi: KafkaAdmin, connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    await ensure(spi, name, retention=timedelta(hours=1))
+    ask = connection.outcomes
+    descriptions: list[Any] = []
+
+    async def outcomes(start: Any, what: str) -> Any:
+        found = await ask(start, what)
+        if what == f"Describing topic {name!r}":
+            descriptions.append(found)
+            # The first is from before the change; the next ones are of brokers that have not heard of the change.
+            return descriptions[0] if len(descriptions) < 5 else found
+        return found
+
+    monkeypatch.setattr(connection, "outcomes", outcomes)
+    changed = await ensure(spi, name, retention=timedelta(hours=2))
+    assert changed.native["config"]["retention.ms"] == "7200000"
+
+
 async def test_partitions_can_be_added_only(spi: KafkaAdmin, kafka: KafkaServer, name: str):
     await ensure(spi, name, partitions=2)
     assert (await ensure(spi, name, partitions=4)).partitions == 4
