@@ -30,6 +30,7 @@ __all__ = [
     "check_servers",
     "did_you_mean",
     "for_role",
+    "in_own_group",
 ]
 
 
@@ -169,6 +170,8 @@ UNUSED_BY_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By `group_protocol`, settings that librdkafka rejects with it."""
 
+_OWN_ASSIGNOR: Final = "cooperative-sticky"
+
 
 def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     """:raises ValueError: librdkafka would ignore a server, or connect to another one."""
@@ -209,6 +212,16 @@ def for_role(properties: Mapping[str, Any], role: Role) -> dict[str, Any]:
     """The properties of a client of this role."""
     foreign = PRODUCER_PROPERTIES if role == "consumer" else CONSUMER_PROPERTIES
     return {name: value for name, value in properties.items() if name not in foreign}
+
+
+def in_own_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a consumer in a group that only this library joins.
+
+    All members of a classic group need a common assignor, so that of the application's groups does not count.
+    """
+    if config.get("group.protocol") == "consumer":
+        return {**config}
+    return {**config, "partition.assignment.strategy": _OWN_ASSIGNOR}
 
 
 def did_you_mean(name: str) -> str:

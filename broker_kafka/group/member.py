@@ -17,11 +17,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 from broker import Bounds, BrokerError, TopicPartition
-from broker.driver import PositionReset, Start, TaskSet
+from broker.driver import REDRIVE_SUBSCRIPTION, PositionReset, Start, TaskSet
 from broker_kafka.client.consumer import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
+from broker_kafka.config.properties import in_own_group
 from broker_kafka.errors import translate
 from broker_kafka.group.assigned_partition import Assignment
 from broker_kafka.group.commits import LogEnds
@@ -78,7 +79,10 @@ class Member(ABC, Generic[A]):
             f"broker-kafka-group-{group}", lambda error: self.failed(translate(error, f"Group {group!r}"))
         )
         self.log_ends = LogEnds()
-        config = settings.client_config("consumer") | {
+        config = settings.client_config("consumer")
+        if group == REDRIVE_SUBSCRIPTION:
+            config = in_own_group(config)
+        config |= {
             "error_cb": connection.client_config("consumer")["error_cb"],
             "group.id": group,
             "isolation.level": isolation,
