@@ -151,7 +151,8 @@ class StartTransactions:
         starts = self._start_builder.starts([each for each in records if each.held is not None], int(1000 * time()))
         packed, _ = pack_records([start.marker for start in starts], self._max_markers)
         entries = [self._marker._replace(value=data, partition=partition) for partition, data, _ in packed]
-        text = commit_text(member_id, self._id, key_mark=self._start_builder.key_mark)
+        builder = self._start_builder
+        text = commit_text(member_id, self._id, topic_mark=builder.topic_mark, key_mark=builder.key_mark)
         offsets = [NativePartition(*place, at, metadata=text) for place, at in claimed.positions.items()]
         self._unknown_commits.sent(claimed.positions, text)
         try:
