@@ -22,6 +22,7 @@ __all__ = [
     "CODE_PROPERTIES",
     "CONSUMER_PROPERTIES",
     "KNOWN_PROPERTIES",
+    "LARGEST",
     "OWNED",
     "PRODUCER_PROPERTIES",
     "UNUSED_BY_PROTOCOL",
@@ -169,6 +170,10 @@ UNUSED_BY_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
     "consumer": ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"),
 }
 """By `group_protocol`, settings that librdkafka rejects with it."""
+
+LARGEST: Final = 1_000_000_000
+"""Bytes; the most that librdkafka takes. Markers and redeliveries carry messages of any publisher, so the topics limit
+their size, not `message_max_bytes`."""
 
 _OWN_ASSIGNOR: Final = "cooperative-sticky"
 

@@ -23,10 +23,10 @@ from broker import BrokerError, MessageTooLarge, TopicPartition
 from broker.driver import Backoff, lease_time
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
+from broker_kafka.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.consumer.start_builder import FetchedRecord, StartBuilder
 from broker_kafka.queue.consumer.unknown_commits import UnknownCommits
 from broker_kafka.queue.markers.commit_text import commit_text, writer_in
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.markers.marker_producer import explain_marker_error, pack_records
 from broker_kafka.records import KafkaRecordSource
 

@@ -11,6 +11,7 @@ from broker import BrokerError, ConfigurationError, TopicPartition, Unsupported
 from broker.driver import Ephemeral, MessageSubscription, RecordSubscription, SourceListener, Warned, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
+from broker_kafka.fenced_writer import OutgoingRecord
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.consumer.conflicting_members import (
@@ -23,7 +24,6 @@ from broker_kafka.queue.consumer.start_builder import StartBuilder
 from broker_kafka.queue.consumer.start_transactions import StartTransactions
 from broker_kafka.queue.consumer.unknown_commits import UnknownCommits
 from broker_kafka.queue.markers.commit_text import topic_mark_in
-from broker_kafka.queue.markers.fenced_writer import OutgoingRecord
 from broker_kafka.queue.markers.marker_producer import MarkerProducer
 from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name
 from broker_kafka.queue.markers.queue_filter import QueueFilter
