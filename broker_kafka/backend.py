@@ -41,11 +41,13 @@ from broker.driver import (
 )
 from broker.driver.settings import BackendSettings
 from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.admin.topics import KafkaTopics
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import read_metadata
 from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.messages import ensure_group, subscribe
+from broker_kafka.old_times import OldPublishTimes
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
 from broker_kafka.queue.admin.inspecting import list_open_leases, queued_messages
 from broker_kafka.queue.admin.purging import purge_queue
@@ -80,7 +82,10 @@ class KafkaBackend:
     def __init__(self, settings: KafkaSettings, hooks: Hooks) -> None:
         self._hooks = hooks
         self.connection: Final = Connection(settings, hooks)
-        self._producer = SharedProducer(self.connection)
+        self._old_times = OldPublishTimes(
+            lambda topic: KafkaTopics(self.connection).retention(topic), self.connection.warn
+        )
+        self._producer = SharedProducer(self.connection, self._old_times.published)
         self._log = KafkaLogReader(self.connection)
         self._trackers = SharedTrackers(self.connection, hooks)
         largest = settings.message_max_bytes - _HEADROOM
@@ -160,7 +165,9 @@ class KafkaBackend:
         return source
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
-        transaction = KafkaTransaction(self.connection, transactional_id, self.connection.detach)
+        transaction = KafkaTransaction(
+            self.connection, transactional_id, self.connection.detach, self._old_times.published
+        )
         self.connection.attach(transaction)
         try:
             await transaction.open()
@@ -206,6 +213,7 @@ class KafkaBackend:
         await self._trackers.close()
         await self._log.close()
         await self._producer.close()
+        await self._old_times.close()
         await self.connection.close()
 
 

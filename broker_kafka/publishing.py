@@ -8,7 +8,7 @@ raised if it is the outcome of every message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from broker import BrokerError, Closed, OutboundMessage, Receipt, TopicNotFound
@@ -23,11 +23,13 @@ _CLOSE_SECONDS: Final = 10.0
 class SharedProducer:
     """The producer of a backend, which starts with the first message.
 
+    :param on_old: as of `ProducerThread`.
     :ivar running: the thread, for a caller to use at once; None while `get` has to be called.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, on_old: Callable[[str, Sequence[int]], object] | None = None) -> None:
         self._connection = connection
+        self._on_old = on_old
         self.running: ProducerThread | None = None
         self._starting: asyncio.Future[ProducerThread] | None = None
         self._line = asyncio.Lock()
@@ -74,6 +76,7 @@ class SharedProducer:
             eager="linger_ms" not in settings.model_fields_set,
             partitioner=settings.partition_function,
             changed=self._connection.changed,
+            on_old=self._on_old,
             on_crash=self._replace,
         )
         await thread.start()

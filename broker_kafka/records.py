@@ -74,6 +74,7 @@ class KafkaRecordSource(Member[Assignment]):
                 lambda: self.claims.owner,
                 group=self.group,
                 timeout=connection.settings.request_timeout,
+                beside=self.rebalance_commits,
                 missing=self._topic_ids.missing,
             ),
             self.thread,
@@ -114,7 +115,8 @@ class KafkaRecordSource(Member[Assignment]):
         self._topic_ids.close()
         await self._topic_ids.check()
         self._tasks.cancel()
-        if not await self.thread.stop(_CLOSE_SECONDS):
+        stopped, _ = await asyncio.gather(self.thread.stop(_CLOSE_SECONDS), self._close_rebalance_commits())
+        if not stopped:
             logger.warning("Group %r: leaving takes long; its partitions wait for the end of the session", self.group)
         self.assignments.clear()
         self._records.clear()

@@ -67,11 +67,17 @@ class KafkaTransaction:
     """Implements `TransactionSpi`, and `TransactionalAcks` and `ChecksConsumers`.
 
     :param on_close: called after the close.
+    :param on_old: as of `ProducerThread`.
     """
 
     def __init__(
-        self, connection: Connection, transactional_id: str, on_close: Callable[[KafkaTransaction], object]
+        self,
+        connection: Connection,
+        transactional_id: str,
+        on_close: Callable[[KafkaTransaction], object],
+        on_old: Callable[[str, Sequence[int]], object] | None = None,
     ) -> None:
+        self._on_old = on_old
         self._connection = connection
         self._on_close = on_close
         self._id = transactional_id
@@ -259,6 +265,7 @@ class KafkaTransaction:
             eager="linger_ms" not in settings.model_fields_set,
             partitioner=settings.partition_function,
             changed=self._connection.changed,
+            on_old=self._on_old,
         )
         try:
             await thread.start()

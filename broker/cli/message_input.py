@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from broker.cli.errors import Exit, Failure, advice_of
+from broker.cli.rendering import timestamp
 from broker.cli.streams import Source
 from broker.errors import InvalidMessage
 from broker.outbound import OutboundMessage
@@ -73,6 +74,8 @@ class Common:
     ttl: float | None = None
     delay: float | None = None
     partition: int | None = None
+    publish_time_as: str | None = None
+    """The attribute that keeps a given publish time, in place of the field."""
 
     def message(self, data: bytes | None, **own: Any) -> OutboundMessage:
         """:raises InvalidMessage: a field is invalid."""
@@ -84,7 +87,10 @@ class Common:
             "deliver_at": None if self.delay is None else datetime.now(UTC) + timedelta(seconds=self.delay),
         }
         fields |= own
-        fields["attributes"] = {**(self.attributes or {}), **own.get("attributes", {})}
+        kept = dict[str, str]()
+        if self.publish_time_as is not None and (moment := fields.pop("publish_time", None)) is not None:
+            kept[self.publish_time_as] = timestamp(moment) or moment.isoformat()
+        fields["attributes"] = {**(self.attributes or {}), **kept, **own.get("attributes", {})}
         return OutboundMessage(data, **fields)
 
 

@@ -87,6 +87,15 @@ async def publish(
     partition: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="The partition to append to.", show_default=False)
     ] = None,
+    publish_time_as: Annotated[
+        str | None,
+        typer.Option(
+            "--publish-time-as",
+            metavar="NAME",
+            help="With --jsonl: keep publish_time as this attribute, and publish with the present time.",
+            show_default=False,
+        ),
+    ] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Report messages that cannot be published, and continue.")
     ] = False,
@@ -119,6 +128,7 @@ async def publish(
         ttl=ttl,
         delay=delay,
         partition=partition,
+        publish_time_as=publish_time_as,
     )
     work = _Publishing(session, session.bus.topic(topic), "argument" if data else "line", keep_going)
     work.single = whole or len(data or ()) == 1

@@ -32,6 +32,9 @@ tracker_app = new_app("tracker")
 CUT = 60
 """Maximum length of a body in a table."""
 
+_UNKNOWN = "?"
+"""The topic of a message whose markers name none."""
+
 
 @command(app, "inspect")
 async def inspect(session: Session, subscription: SubscriptionName, *, as_json: AsJson = False) -> None:
@@ -45,7 +48,7 @@ async def inspect(session: Session, subscription: SubscriptionName, *, as_json: 
         ("MESSAGE", "STATE", "ATTEMPT", "AGE", "DUE IN", "HOLDER", "REASON"),
         [
             (
-                f"{escaped(lease.topic)}[{lease.partition}] {lease.offset}",
+                f"{escaped(lease.topic) or _UNKNOWN}[{lease.partition}] {lease.offset}",
                 lease.state,
                 lease.attempt,
                 f"{lease.age:.1f} s",
@@ -204,7 +207,7 @@ def _message_json(message: QueuedMessage) -> dict[str, Any]:
 
 def _message_row(message: QueuedMessage, limit: int | None) -> list[object]:
     return [
-        f"{message.topic}[{message.partition}] {message.offset}",
+        f"{escaped(message.topic) or _UNKNOWN}[{message.partition}] {message.offset}",
         message.state,
         message.attempt,
         None if message.due_in is None else f"{message.due_in:.1f} s",

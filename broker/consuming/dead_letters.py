@@ -234,7 +234,8 @@ def make_dead_letter(
         key,
         {**kept, **_cut(added, len(kept), used, limits)},
         id=f"{_shorten(id, _LONGEST_ID)}-{uuid.uuid4().hex}",
-        publish_time=None if shape.content is _Content.NONE else original.publish_time,
+        # Without `native`, Kafka's retention would go by the old time.
+        publish_time=original.publish_time if shape.attributes else None,
         native=original.native if shape.attributes else None,
     )
 

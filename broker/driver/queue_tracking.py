@@ -70,7 +70,8 @@ class QueueTracker(Protocol):
 class OpenLease:
     """A message that was delivered and is not settled.
 
-    :ivar topic: with `partition` and `offset`, the position of the message.
+    :ivar topic: with `partition` and `offset`, the position of the message. Empty where neither its markers nor the
+        positions of the subscription name it.
     :ivar state: `held` by a consumer; `waiting` for its delay, after a nack or release; or `due` for redelivery.
     :ivar attempt: the number of deliveries that count.
     :ivar age: seconds since the first delivery.
@@ -97,7 +98,8 @@ class OpenLease:
 class QueuedMessage:
     """A message of a queue that is not settled.
 
-    :ivar topic: with `partition` and `offset`, the position of the message.
+    :ivar topic: with `partition` and `offset`, the position of the message. Empty where neither its markers nor the
+        positions of the subscription name it.
     :ivar state: `ready` if it was never delivered; otherwise the state of an `OpenLease`.
     :ivar attempt: the number of deliveries that count; 0 if there was none.
     :ivar due_in: seconds until the redelivery, below 0 if it is late; None if the state is `ready`.

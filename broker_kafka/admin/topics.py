@@ -191,6 +191,14 @@ class KafkaTopics:
         """In one request, where a description takes four."""
         return str((await describe_topic(self._connection, name)).topic_id)
 
+    async def retention(self, name: str) -> timedelta | None:
+        """For how long the topic keeps a record by the timestamp of its publisher; None if not by that."""
+        config = await self._config(name)
+        milliseconds = int(config.get("retention.ms") or -1)
+        by_time = "delete" in (config.get("cleanup.policy") or "")
+        by_publisher = config.get("message.timestamp.type") == "CreateTime"
+        return timedelta(milliseconds=milliseconds) if milliseconds >= 0 and by_time and by_publisher else None
+
     async def list_topics(self) -> Sequence[str]:
         found = await read_metadata(self._connection, "Listing topics", self._timeout)
         return sorted(name for name, topic in found.topics.items() if not is_internal(name) and topic.error is None)

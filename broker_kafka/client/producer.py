@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -139,6 +139,8 @@ _LONGEST_POLL_SECONDS: Final = 0.005
 _IDLE_SECONDS: Final = 1.0
 _PURGE_SECONDS: Final = 1.0
 _DEFAULT_BATCH_SIZE: Final = 1_000_000
+_RECENT_MS: Final = 60_000
+"""No topic is expected to keep records for less."""
 _REJECTS_REST: Final = frozenset({KafkaError._QUEUE_FULL, KafkaError._FATAL})
 """With one of these the client rejects the rest of a batch, too."""
 _UNKNOWN: Final = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
@@ -153,6 +155,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
     :param eager: ignore `linger.ms` while no call waits.
     :param partitioner: chooses the partition of messages that name none; None leaves that to the client.
     :param changed: as of `ProducerClient`.
+    :param on_old: called on the loop with a topic and given publish times that are over a minute old.
     :param on_crash: called on the loop if a defect has ended the thread.
     """
 
@@ -169,6 +172,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         eager: bool = True,
         partitioner: Partitioner | None = None,
         changed: Mapping[str, float] | None = None,
+        on_old: Callable[[str, Sequence[int]], object] | None = None,
         on_crash: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(name, Rebootstrapper(config))
@@ -179,6 +183,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         self._eager = eager
         self._partitioner = partitioner
         self._changed: Mapping[str, float] = {} if changed is None else changed
+        self._on_old = on_old
         self._on_crash = on_crash
         self._backlog: deque[PublishCall] = deque()
         self._complete: list[PublishCall] = []
@@ -359,25 +364,32 @@ class ProducerThread(OwnerThread[ProducerClient]):
         number = len(run)
         failure: BaseException | None = None
         report = page.reports[0]
+        recent = 1000 * time() - _RECENT_MS
+        old: list[int] = []
         try:
             for message, report in zip(run, page.reports, strict=False):
                 partition = message.partition
                 if partition is None:
                     partition = -1 if choose is None else choose_partition(choose, topic, message.key, partitions)
+                timestamp = encode_time(message)
                 produce(
                     topic,
                     message.data,
                     message.key,
                     partition,
                     on_delivery=report,
-                    timestamp=encode_time(message),
+                    timestamp=timestamp,
                     headers=_headers(message),
                 )
+                if 0 < timestamp < recent:
+                    old.append(timestamp)
         except Exception as error:
             # No message may end the thread.
             number, failure = page.place_of(report), error
         call.next += number
         self._reports.accepted(page, call, number)
+        if old and self._on_old is not None:
+            self._post(self._on_old, topic, old)
         if failure is None:
             return True
         found = KafkaError(KafkaError._QUEUE_FULL) if isinstance(failure, BufferError) else kafka_error(failure)

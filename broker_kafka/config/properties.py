@@ -22,6 +22,7 @@ __all__ = [
     "CODE_PROPERTIES",
     "CONSUMER_PROPERTIES",
     "KNOWN_PROPERTIES",
+    "LARGEST",
     "OWNED",
     "PRODUCER_PROPERTIES",
     "UNUSED_BY_PROTOCOL",
@@ -30,6 +31,7 @@ __all__ = [
     "check_servers",
     "did_you_mean",
     "for_role",
+    "in_own_group",
 ]
 
 
@@ -169,6 +171,12 @@ UNUSED_BY_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By `group_protocol`, settings that librdkafka rejects with it."""
 
+LARGEST: Final = 1_000_000_000
+"""Bytes; the most that librdkafka takes. Markers and redeliveries carry messages of any publisher, so the topics limit
+their size, not `message_max_bytes`."""
+
+_OWN_ASSIGNOR: Final = "cooperative-sticky"
+
 
 def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     """:raises ValueError: librdkafka would ignore a server, or connect to another one."""
@@ -209,6 +217,16 @@ def for_role(properties: Mapping[str, Any], role: Role) -> dict[str, Any]:
     """The properties of a client of this role."""
     foreign = PRODUCER_PROPERTIES if role == "consumer" else CONSUMER_PROPERTIES
     return {name: value for name, value in properties.items() if name not in foreign}
+
+
+def in_own_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a consumer in a group that only this library joins.
+
+    All members of a classic group need a common assignor, so that of the application's groups does not count.
+    """
+    if config.get("group.protocol") == "consumer":
+        return {**config}
+    return {**config, "partition.assignment.strategy": _OWN_ASSIGNOR}
 
 
 def did_you_mean(name: str) -> str:

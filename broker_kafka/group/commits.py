@@ -38,6 +38,7 @@ from broker_kafka.cluster.list_offsets import out_of_range_text
 from broker_kafka.cluster.requests import is_retriable
 from broker_kafka.errors import commit_unanswered, kafka_error, not_assigned
 from broker_kafka.group.assigned_partition import AssignedPartition
+from broker_kafka.group.rebalance_commits import RebalanceCommits
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 
 __all__ = ["CallbackState", "CommitAttempts", "LogEnds", "MarkCommits", "RecordCommits"]
@@ -45,8 +46,11 @@ __all__ = ["CallbackState", "CommitAttempts", "LogEnds", "MarkCommits", "RecordC
 _RETRY_PAUSE: Final = 0.1
 _LONGEST_RETRY_PAUSE: Final = 0.5
 _RETRY_SECONDS: Final = 5.0
+_OPEN_REBALANCE: Final = 0.5
+"""Seconds without an answer to a commit after which the group is taken to rebalance."""
 _SUSPENDED: Final = 0.5
 """A timer that is so late shows that this process did not run."""
+_COMMIT_PATIENCE: Final = 2.0
 _FLUSH_PAUSE: Final = 0.05
 _LONGEST_FLUSH_PAUSE: Final = 0.2
 _GENERATION_CHANGES: Final = frozenset(
@@ -61,6 +65,7 @@ class CommitAttempts:
 
     :param owner: the member in its present generation.
     :param timeout: seconds for one answer of the store.
+    :param beside: stores positions while the answer waits for the end of a rebalance.
     :param missing: called with the topics that the store did not find.
     """
 
@@ -71,9 +76,11 @@ class CommitAttempts:
         *,
         group: str,
         timeout: float,
+        beside: RebalanceCommits | None = None,
         missing: Callable[[set[str]], object] = lambda topics: None,
     ) -> None:
         self._store = store
+        self._beside = beside
         self._owner = owner
         self._group = group
         self._timeout = timeout
@@ -88,15 +95,20 @@ class CommitAttempts:
         return results
 
     async def _attempt(self, positions: Mapping[TopicPartition, StoredOffset], rewind: bool) -> CommitResults:
+        if self._beside is not None:
+            await self._beside.idle()
         answer = asyncio.ensure_future(self._store.commit(self._owner(), positions, rewind=rewind))
+        until = self._loop.time() + self._timeout
         try:
+            if self._beside is not None and await self._is_stored_beside(answer, positions, self._beside, until):
+                return dict.fromkeys(positions)
             for _ in range(2):
-                until = self._loop.time() + self._timeout
-                await asyncio.wait((answer,), timeout=self._timeout)
+                await asyncio.wait((answer,), timeout=max(0.0, until - self._loop.time()))
                 if answer.done():
                     return self._checked(positions, answer.result())
                 if self._loop.time() < until + _SUSPENDED:
                     break
+                until = self._loop.time() + self._timeout
         except BrokerError as error:
             return dict.fromkeys(positions, error)
         except Exception as error:
@@ -105,6 +117,21 @@ class CommitAttempts:
             answer.cancel()
         late = OperationTimeout(f"A commit of group {self._group!r} was not answered in {self._timeout:g} s")
         return dict.fromkeys(positions, late)
+
+    async def _is_stored_beside(
+        self,
+        answer: asyncio.Future[CommitResults],
+        positions: Mapping[TopicPartition, StoredOffset],
+        beside: RebalanceCommits,
+        until: float,
+    ) -> bool:
+        """Whether the positions were stored past the client before its answer came, until the loop time `until`."""
+        await asyncio.wait((answer,), timeout=min(_OPEN_REBALANCE, self._timeout))
+        if answer.done():
+            return False
+        stored, left = beside.begin(positions), max(0.0, until - self._loop.time())
+        await asyncio.wait((answer, stored), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        return not answer.done() and stored.done() and stored.result()
 
     def _checked(self, positions: Mapping[TopicPartition, StoredOffset], answer: CommitResults) -> CommitResults:
         """The answers of a store, which may be the application's."""
@@ -280,6 +307,8 @@ class MarkCommits:
     :param every: offsets after which they are; None is never.
     :param report: called with the errors of background commits.
     :param bounds: reads the bounds of partitions.
+    :param hold: called with True when background commits stay without success for `_COMMIT_PATIENCE` seconds, and with
+        False when one succeeds.
     """
 
     def __init__(
@@ -291,7 +320,12 @@ class MarkCommits:
         every: int | None,
         report: Callable[[TopicPartition, BrokerError], None],
         bounds: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
+        hold: Callable[[bool], object],
     ) -> None:
+        self._hold = hold
+        self._held = False
+        self._patience: asyncio.TimerHandle | None = None
+        """From the first background commit without success on."""
         self._attempts = attempts
         self._assignments = assignments
         self._interval = interval
@@ -337,6 +371,7 @@ class MarkCommits:
     def close(self) -> None:
         """Begin no more background commits."""
         self._closed = True
+        self._succeeded()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -429,9 +464,25 @@ class MarkCommits:
         self._grown = 0
         self._background = self._loop.create_task(self._commit_in_background(), name="broker-kafka-commits")
 
+    def _lose_patience(self) -> None:
+        self._held = True
+        self._hold(True)
+
+    def _succeeded(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._held:
+            self._held = False
+            self._hold(False)
+
     async def _commit_in_background(self) -> None:
+        if self._patience is None:
+            self._patience = self._loop.call_later(_COMMIT_PATIENCE, self._lose_patience)
         try:
             results = await self.commit(list(self._assignments.values()))
+            if not any(error is not None and _is_transient(error) for error in results.values()):
+                self._succeeded()
             for partition, error in results.items():
                 if error is not None and not _is_transient(error):
                     self._report(partition, error)

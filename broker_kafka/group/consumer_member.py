@@ -89,6 +89,7 @@ class ConsumerMember(Member[AssignedPartition]):
                 lambda: self.claims.owner,
                 group=self.group,
                 timeout=options.settings.request_timeout,
+                beside=self.rebalance_commits,
                 missing=self._missing,
             ),
             self.assignments,
@@ -96,7 +97,10 @@ class ConsumerMember(Member[AssignedPartition]):
             every=options.commit_every,
             report=lambda place, error: self._warn(f"{place.topic!r}[{place.partition}] is not committed: {error}"),
             bounds=lambda places: bounds_of(connection, places, committed=False),
+            hold=self._hold,
         )
+        self._held: list[AssignedPartition] = []
+        """Partitions of which nothing is handed over until a commit succeeds."""
         refresh = options.settings.topic_metadata_refresh_interval_ms
         self._watch = TopicWatch(
             connection,
@@ -154,7 +158,9 @@ class ConsumerMember(Member[AssignedPartition]):
             # Whatever happened, the group must not keep a member that is not read.
             self.commits.close()
             self._tasks.cancel()
-            await self.thread.stop(max(_GRACE, self._leave_by - self._loop.time()))
+            await asyncio.gather(
+                self.thread.stop(max(_GRACE, self._leave_by - self._loop.time())), self._close_rebalance_commits()
+            )
             self._closed = True
             here = asyncio.current_task()
             for callback in self._callbacks:
@@ -327,6 +333,17 @@ class ConsumerMember(Member[AssignedPartition]):
         return {place for place, each in self.assignments.items() if each.paused}
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _hold(self, held: bool) -> None:
+        """Hand over nothing while no commit succeeds: what is handled then would be handled again after a crash."""
+        if held:
+            logger.info("Group %r: nothing more is handed over until a commit succeeds", self.group)
+            self._held = [each for each in self.assignments.values() if each.opened]
+            for each in self._held:
+                each.opened = False
+        else:
+            self.buffer.open([each for each in self._held if not each.gone])
+            self._held = []
 
     async def _subscribe(self, topics: Sequence[str]) -> None:
         if topics:

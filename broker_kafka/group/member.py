@@ -17,15 +17,17 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 from broker import Bounds, BrokerError, TopicPartition
-from broker.driver import PositionReset, Start, TaskSet
+from broker.driver import REDRIVE_SUBSCRIPTION, PositionReset, Start, TaskSet
 from broker_kafka.client.consumer import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.codec.record_run import NativeRun
+from broker_kafka.config.properties import in_own_group
 from broker_kafka.errors import translate
 from broker_kafka.group.assigned_partition import Assignment
 from broker_kafka.group.commits import LogEnds
 from broker_kafka.group.idle import Idleness
+from broker_kafka.group.rebalance_commits import RebalanceCommits
 from broker_kafka.group.start_offsets import Claim, Claims, StartPositions, resolve_reset, warn_if_slow
 from broker_kafka.group.topic_ids import TopicIds, TopicIdStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
@@ -48,6 +50,7 @@ class Member(ABC, Generic[A]):
     :param revoke_seconds: how long a release may take.
 
     :ivar assignments: what is assigned, partitions that are being revoked included.
+    :ivar rebalance_commits: stores positions in an open rebalance; None with KIP-848, where the client does.
     :ivar resets: how often the position of a partition was out of range and reset.
     """
 
@@ -78,7 +81,10 @@ class Member(ABC, Generic[A]):
             f"broker-kafka-group-{group}", lambda error: self.failed(translate(error, f"Group {group!r}"))
         )
         self.log_ends = LogEnds()
-        config = settings.client_config("consumer") | {
+        config = settings.client_config("consumer")
+        if group == REDRIVE_SUBSCRIPTION:
+            config = in_own_group(config)
+        config |= {
             "error_cb": connection.client_config("consumer")["error_cb"],
             "group.id": group,
             "isolation.level": isolation,
@@ -101,6 +107,8 @@ class Member(ABC, Generic[A]):
             if store is None
             else TopicIdStore(store, lambda topic: self._topic_ids.of(topic), self._reset_of_deleted_topic)
         )
+        classic = settings.group_protocol == "classic" and isinstance(self.store, ThreadOffsetStore)
+        self.rebalance_commits = RebalanceCommits(connection, group, self.thread.group_metadata) if classic else None
         self._starts = StartPositions(connection, start, committed=self._read_committed, whole=whole)
         self._stores_starts = stores_starts and self._starts.moves
         self.claims = Claims(
@@ -283,6 +291,10 @@ class Member(ABC, Generic[A]):
         found = await self.store.fetch(self.group, partitions)
         stored = positions_in(found)
         return {partition: stored.get(partition) for partition in found}
+
+    async def _close_rebalance_commits(self) -> None:
+        if self.rebalance_commits is not None:
+            await self.rebalance_commits.close()
 
     async def _reset_position(self, assignment: A, position: int) -> None:
         """The log does not hold a position: apply `offset_reset`."""

@@ -19,6 +19,20 @@ def kafka() -> InnerCli:
     return InnerCli(f"kafka://{shared_server().bootstrap}")
 
 
+def test_publish_counts_lines_with_old_publish_times(kafka: InnerCli) -> None:
+    topic = kafka.topic()
+    line = '{"data":"x","publish_time":"2020-01-01T00:00:00Z"}\n'
+    lines = 3 * line + '{"data":"y"}\n'
+    err = kafka("publish", topic, "--jsonl", stdin=lines).err
+    assert "Published 4 messages" in err
+    assert "3 messages were published" in err
+    assert "the oldest 2020-01-01T00:00:00Z" in err
+    kept = kafka("publish", topic, "--jsonl", "--publish-time-as", "published", stdin=lines).err
+    assert kept.strip() == f"Published 4 messages to {topic!r}"
+    [*_, shown] = kafka("peek", topic, "-n", "2", "--json").lines[:1]
+    assert shown["attributes"] == {"published": "2020-01-01T00:00:00Z"}
+
+
 @pytest.fixture
 def topic(kafka: InnerCli) -> str:
     """Two partitions, with ten messages in one of them."""

@@ -15,8 +15,8 @@ from threading import get_ident
 from confluent_kafka import Producer
 
 import broker
+from broker_kafka.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.consumer import start_transactions
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 
 
 class Freezing(FencedWriter):

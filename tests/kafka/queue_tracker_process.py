@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from broker.hooks import Hooks
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutgoingRecord, Positions
+from broker_kafka.fenced_writer import FencedWriter, OutgoingRecord, Positions
 from broker_kafka.queue.tracker import partition_claim
 from broker_kafka.queue.tracker.tracker import Tracker
 from broker_kafka.queue.tracker.tracker_state import TrackerOptions

@@ -25,6 +25,7 @@ from broker.errors import (
     PublishError,
     TopicNotFound,
 )
+from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker_kafka.client import producer
@@ -33,7 +34,7 @@ from broker_kafka.codec.headers import RECORD_VIEW
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
-from tests.servers.kafka_client import RawAdmin, read_all
+from tests.servers.kafka_client import RawAdmin, produce, read_all
 
 
 @pytest.fixture
@@ -232,6 +233,39 @@ async def test_times_before_the_epoch_come_back(bus: Bus, kafka: KafkaServer, ma
     times = [datetime(1960, 2, 3, 4, 5, 6, 789, UTC), datetime(1970, 1, 1, tzinfo=UTC)]
     await bus.topic(topic).publish_batch([OutboundMessage(b"x", publish_time=time) for time in times])
     assert [RECORD_VIEW.publish_time(message) for message in read_all(kafka.bootstrap, topic)] == times
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_publish_times_older_than_the_retention_cause_a_warning(
+    kafka: KafkaServer, make_topic: MakeTopic, transactional: bool
+) -> None:
+    topics = [make_topic(config={"retention.ms": "86400000"}), make_topic(config={"retention.ms": "-1"})]
+    topics += [make_topic(config={"message.timestamp.type": "LogAppendTime"}), make_topic()]
+    now = datetime.now(UTC)
+    old = [OutboundMessage(b"x", publish_time=now - timedelta(hours=hours)) for hours in (1, 23, 25, 26)]
+    warned: list[str] = []
+    async with broker.connect(kafka.url) as bus:
+        bus.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+        if transactional:
+            async with bus.transactional_publisher(f"tx-{topics[0]}") as publisher, publisher.transaction() as tx:
+                for topic in topics:
+                    await tx.publish_batch(topic, old)
+        else:
+            for topic in topics:
+                await bus.topic(topic).publish_batch(old)
+    (text,) = warned
+    assert f"2 messages were published to {topics[0]!r} with a publish time older than its retention of 1 day" in text
+
+
+async def test_a_redrive_of_old_letters_gives_them_the_present_time(
+    kafka: KafkaServer, bus: Bus, make_topic: MakeTopic
+) -> None:
+    topic, dead = make_topic(), make_topic(config={"retention.ms": "-1"})
+    produce(kafka.bootstrap, dead, [b"x"], headers={"dead-letter-topic": topic}, timestamp=1_577_836_800_000)
+    assert (await bus.admin.redrive(dead, to=[topic])).moved == 1
+    (record,) = read_all(kafka.bootstrap, topic)
+    assert record.timestamp()[1] > 1000 * (time.time() - 3600)
+    assert RECORD_VIEW.publish_time(record) == datetime(2020, 1, 1, tzinfo=UTC)
 
 
 async def test_producer_with_a_fatal_error_is_replaced(kafka: KafkaServer, make_topic: MakeTopic) -> None:

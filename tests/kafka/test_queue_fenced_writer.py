@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord
+from broker_kafka.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord
 from tests.kafka.queue_markers import connected
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all, wait_for

@@ -138,6 +138,13 @@ async def test_a_message_left_open_by_kafka_mq_go_is_redelivered(kafka: KafkaSer
     )
     await asyncio.to_thread(queue.commit, taken[:3])
     async with connect(f"{kafka.url}?{QUICK}&marker_format=v1") as bus:
+        assert isinstance(bus.backend, TracksQueues)
+        found = await bus.backend.open_leases(queue.subscription)
+        assert [(each.topic, each.offset) for each in found] == [(queue.topic, 0), (queue.topic, 2)]
+        peeked = await bus.backend.queued_messages(queue.subscription, 10)
+        assert [(each.topic, each.offset, each.id) for each in peeked] == [
+            (queue.topic, offset, f"{queue.topic}:0:{offset}") for offset in (0, 2, 3)
+        ]
         async with bus.messages(queue.topic, subscription=queue.subscription) as inbox:
             found = {message.data or b"": message for message in await take(inbox, 3, PATIENCE)}
             assert sorted(found) == [b"", b"b", b"m3"]
@@ -179,6 +186,25 @@ async def test_v1_markers_of_an_earlier_topic_cause_a_warning(
     (text,) = warnings
     assert f"has read {first!r} with markers, and reads {second!r}" in text
     assert "another marker_topic" in text
+
+
+@pytest.mark.parametrize("shared", [["", "second"], ["first", "second"], ["first", ""]])
+async def test_v1_markers_of_a_topic_in_another_marker_topic_cause_no_warning(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, shared: list[str]
+) -> None:
+    """From the second start of the second on, its marker topic holds something."""
+    warnings: list[str] = []
+    topics = [make_topic(), make_topic()]
+    for _ in range(2):
+        for topic, name in zip(topics, shared, strict=True):
+            url = f"{kafka.url}?{QUICK}&marker_format=v1" + (f"&marker_topic={group}-{name}" if name else "")
+            async with connect(url) as bus:
+                bus.hooks.listen(lambda event: warnings.append(event.text) if isinstance(event, Warned) else None)
+                await bus.topic(topic).publish(b"x")
+                async with bus.messages(topic, subscription=group) as inbox:
+                    (message,) = await take(inbox, 1, PATIENCE)
+                    await message.ack()
+    assert warnings == []
 
 
 def test_an_unknown_format_is_refused() -> None:

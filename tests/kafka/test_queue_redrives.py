@@ -29,6 +29,20 @@ async def test_letters_held_by_another_redrive_are_counted(kafka: KafkaServer, m
         assert (report.moved, report.elsewhere) == (2, 0)
 
 
+@pytest.mark.parametrize("queue", ["offsets", "markers"])
+async def test_a_redrive_runs_beside_one_with_another_assignor(
+    kafka: KafkaServer, make_topic: MakeTopic, queue: str
+) -> None:
+    topic, dead = make_topic(), make_topic()
+    produce(kafka.bootstrap, dead, numbered(2), headers={"dead-letter-topic": topic})
+    url = f"{kafka.url}?queue={queue}"
+    async with connect(f"{url}&partition_assignment_strategy=range") as other, connect(url) as bus:
+        async with other.messages(dead, subscription=REDRIVE_SUBSCRIPTION) as another:
+            await take(another, 1, PATIENCE)
+            moved = (await bus.admin.redrive(dead, to=[topic])).moved
+        assert moved + (await bus.admin.redrive(dead, to=[topic])).moved >= 2
+
+
 @pytest.mark.deep
 async def test_letters_of_a_killed_redrive_are_counted_until_redelivered(
     kafka: KafkaServer, make_topic: MakeTopic

@@ -10,7 +10,7 @@ import pytest
 from broker.errors import NotAuthorized
 from broker.hooks import Hooks, Warned
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord
+from broker_kafka.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
 from broker_kafka.queue.tracker.redelivery_checks import TopicChecks
 from tests.kafka.group_members import eventually

@@ -265,6 +265,21 @@ async def test_partitions_are_reassigned_while_leases_are_open(kafka: KafkaServe
             assert first.counts.redelivered + second.counts.redelivered == 40
 
 
+async def test_trackers_of_consumers_with_different_assignors_share_the_work(kafka: KafkaServer) -> None:
+    queue = await asyncio.to_thread(Queue, kafka, 2)
+    strategy = {"partition_assignment_strategy": ("range", "roundrobin")}
+    async with connected(kafka, **strategy) as migrating, connected(kafka) as alone:
+        await queue.prepare(alone)
+        async with tracking(migrating, queue) as first:
+            second = Tracker(alone, queue.subscription, Hooks())
+            await second.open()
+            try:
+                await eventually(lambda: len(second.state().partitions) == len(first.state().partitions) == 1)
+                assert first.failure is second.failure is None
+            finally:
+                await second.close()
+
+
 @pytest.mark.deep
 async def test_partitions_that_are_added_are_tracked_too(kafka: KafkaServer) -> None:
     queue = await asyncio.to_thread(Queue, kafka)

@@ -15,8 +15,8 @@ from broker.hooks import Hooks, Warned
 from broker_kafka.admin.topics import KafkaTopics
 from broker_kafka.client.consumer import ClientAssignment
 from broker_kafka.cluster.connection import Connection
+from broker_kafka.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.admin.standalone_tracker import KafkaQueueTracker
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
 from broker_kafka.queue.tracker.partition_state import PartitionOptions
 from broker_kafka.queue.tracker.redelivery_checks import GroupPositions

@@ -15,7 +15,7 @@ import pytest
 from broker.bus import Bus, connect
 from broker.messages import Message
 from broker.testing.waiting import bodies, nothing_more, numbered, once, take
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord, Positions
+from broker_kafka.fenced_writer import FencedWriter, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.markers.marker_topic import marker_topic_name
 from broker_kafka.queue.markers.wire import Kind, MessageId, read_markers
 from tests.kafka import queue_start_process

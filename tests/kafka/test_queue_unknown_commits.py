@@ -10,8 +10,8 @@ import pytest
 from broker.bus import connect
 from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, ConnectionFailed
+from broker_kafka.fenced_writer import FencedWriter, OutgoingRecord, Positions
 from broker_kafka.queue.consumer.queue_client import QueueClient
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutgoingRecord, Positions
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer

@@ -9,8 +9,9 @@ and nothing else: every `commit_every` records, every `commit_interval` seconds,
 close. A source that `CommitsRanges` also stores the finished ranges above it, which a restart then does not repeat. A
 nacked or released record is redelivered from memory. A partition is paused when more than `max_gap` records are
 finished or waiting above an unfinished one, or when the source's room for ranges is nearly full; it resumes at half of
-that. A record of a retry topic becomes the original message when it is due; until then its partition is paused, so that
-at most one fetch of the partition is in memory.
+that. All are paused while a commit stays without success for `_COMMIT_PATIENCE` seconds, which bounds what a crash
+repeats. A record of a retry topic becomes the original message when it is due; until then its partition is paused, so
+that at most one fetch of the partition is in memory.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from broker.records import Record
 __all__ = ["RecordsAsMessages", "message_capabilities"]
 
 _LONGEST_COMMIT: Final = 10.0
+_COMMIT_PATIENCE: Final = 2.0
 _FULL: Final = 0.75
 """The fullness at which a partition is paused."""
 
@@ -82,6 +84,10 @@ class RecordsAsMessages:
         self._finished = 0
         self._commit_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Task[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        """From the first commit without success on."""
+        self._stalled = False
+        """Whether nothing is fetched until a commit succeeds."""
         self._settled = asyncio.Event()
         self._failure: BrokerError | None = None
         self._closing = False
@@ -163,6 +169,7 @@ class RecordsAsMessages:
         self._closing = True
         if self._commit_timer is not None:
             self._commit_timer.cancel()
+        self._commit_succeeded()
         self._redelivery.close()
         try:
             async with asyncio.timeout(_LONGEST_COMMIT):
@@ -231,7 +238,7 @@ class RecordsAsMessages:
             )
         elif part.over_limit and 2 * part.gap <= self._max_gap and 2 * part.range_fullness <= _FULL:
             part.over_limit = False
-        paused = part.over_limit or part.not_due > 0
+        paused = part.over_limit or part.not_due > 0 or self._stalled
         if paused and not part.paused:
             self._paused.add(part.partition)
             self._source.pause((part.partition,))
@@ -260,21 +267,46 @@ class RecordsAsMessages:
             self._committing = self._loop.create_task(self._commit_and_schedule(), name="broker-as-messages-commit")
 
     async def _commit_and_schedule(self) -> None:
+        if self._patience is None:
+            self._patience = self._loop.call_later(_COMMIT_PATIENCE, self._stall)
         try:
             await self._commit(self._partitions.values())
+            self._commit_succeeded()
         except LeaseLost as error:
             logger.info("A partition was lost before its commit: %s", error)
+            self._commit_succeeded()
         except BrokerError as error:
             if error.retriable:
                 self._warn(f"A commit failed and is repeated: {error}")
                 self._commit_timer = self._loop.call_later(self._commit_interval, self._commit_soon)
             else:
                 self._failure = error
+                self._commit_succeeded()
                 self._source.interrupt()
         finally:
             self._committing = None
             if not self._closing:
                 self._schedule_commit()
+
+    def _stall(self) -> None:
+        """Fetch nothing until a commit succeeds: what is handled meanwhile would be handled again after a crash."""
+        if not self._closing:
+            self._stalled = True
+            logger.info("No commit has succeeded for %g s; nothing more is fetched until one does", _COMMIT_PATIENCE)
+            self._update_pauses()
+
+    def _commit_succeeded(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._stalled:
+            self._stalled = False
+            if not self._closing:
+                self._update_pauses()
+
+    def _update_pauses(self) -> None:
+        for part in self._partitions.values():
+            self._update_pause(part)
 
     async def _commit(self, parts: Iterable[MessagePartition]) -> None:
         positions = {part.partition: (part, at) for part in parts if (at := self._position(part)) is not None}
@@ -301,6 +333,8 @@ class RecordsAsMessages:
         if stale:
             self._paused.difference_update(stale)
             self._source.resume(stale)
+        if self._stalled:
+            self._update_pauses()
         self.event(PartitionsAssigned(partitions=tuple(partitions), current=self._current()))
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:

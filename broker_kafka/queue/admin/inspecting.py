@@ -6,10 +6,12 @@ behind. *Failure.* Errors of the brokers are raised; a missing topic holds nothi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import time
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from broker import Bounds, NotFound, OffsetOutOfRange, Record, TopicPartition
 from broker.driver import LogReaderSpi, OpenLease, QueuedMessage
@@ -18,7 +20,8 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.names import is_topic_name
 from broker_kafka.codec.headers import RECORD_VIEW, headers_of
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import positions_in
+from broker_kafka.offsets.protocol import StoredOffset, positions_in
+from broker_kafka.queue.markers.commit_text import topic_mark_in
 from broker_kafka.queue.markers.lease import Lease
 from broker_kafka.queue.markers.marker_topic import marker_topic_name, require_markers, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter
@@ -33,6 +36,7 @@ __all__ = [
     "open_leases_in",
     "queued_messages",
     "read_backlog",
+    "topic_without_name",
 ]
 
 _BATCH: Final = 1000
@@ -44,7 +48,7 @@ async def list_open_leases(connection: Connection, log: LogReaderSpi, subscripti
     :raises NotFound: the subscription has no marker topic.
     """
     await require_markers(connection, subscription)
-    leases = await open_leases(connection, log, subscription)
+    leases = await _with_topics(connection, subscription, await open_leases(connection, log, subscription))
     now = int(1000 * time())
     return sorted([_open_lease(lease, now) for lease in leases], key=lambda lease: -lease.age)
 
@@ -59,7 +63,7 @@ async def queued_messages(
     backlog: list[Record[Any]] = []
     for place, bounds in (await backlog_ranges(connection, log, subscription)).items():
         backlog += await _first_of(log, queue_filter, place, bounds, limit)
-    leases = await open_leases(connection, log, subscription)
+    leases = await _with_topics(connection, subscription, await open_leases(connection, log, subscription))
     now = int(1000 * time())
     shown = [_open_message(lease, now) for lease in sorted(leases, key=lambda lease: lease.started)[:limit]]
     started = {(lease.id.topic, lease.id.partition, lease.id.offset) for lease in leases}
@@ -110,6 +114,27 @@ async def open_leases_in(log: LogReaderSpi, place: TopicPartition, start: int, s
             # Retention removed markers meanwhile.
             return list(markers)
     return list(markers)
+
+
+async def _with_topics(connection: Connection, subscription: str, leases: list[Lease]) -> list[Lease]:
+    """The leases, with the topic of V1 markers, which name none."""
+    if all(lease.id.topic for lease in leases):
+        return leases
+    stored = positions_in(await GroupOffsetStore(connection).stored(subscription))
+    topic = topic_without_name(QueueFilter.of(subscription, connection.settings), stored)
+    return [lease if lease.id.topic else replace(lease, id=lease.id._replace(topic=topic)) for lease in leases]
+
+
+def topic_without_name(queue_filter: QueueFilter, stored: Mapping[TopicPartition, StoredOffset]) -> str:
+    """The topic of the messages whose markers name none; empty if it is not certain. A marker topic has one at most.
+
+    :param stored: the positions of the subscription.
+    """
+    topics = {place.topic for place in stored}
+    if len(topics) > 1:
+        marks = (None, queue_filter.topic_mark)
+        topics = {place.topic for place, position in stored.items() if topic_mark_in(position.metadata) in marks}
+    return topics.pop() if len(topics) == 1 else ""
 
 
 def _state_of(lease: Lease, now: int) -> str:

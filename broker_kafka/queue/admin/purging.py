@@ -18,9 +18,9 @@ from broker_kafka.admin.groups import KafkaGroups
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.requests import retry_while
+from broker_kafka.fenced_writer import OutcomeUnknown, OutgoingRecord
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.queue.admin.inspecting import backlog_ranges, open_leases, open_leases_in, read_backlog
-from broker_kafka.queue.markers.fenced_writer import OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.lease import Lease
 from broker_kafka.queue.markers.marker_topic import require_markers, tracker_group
 from broker_kafka.queue.markers.queue_filter import QueueFilter

@@ -318,7 +318,8 @@ class QueueClient:
         if self._text_built_at != self._assignment_count:
             # A member that was expelled rejoins with another id, and is assigned its partitions again.
             member = await self._member.member_id()
-            self._commit_text = commit_text(member, key_mark=self._start_builder.key_mark)
+            builder = self._start_builder
+            self._commit_text = commit_text(member, topic_mark=builder.topic_mark, key_mark=builder.key_mark)
             self._text_built_at = self._assignment_count
         text = self._commit_text
         self._unknown_commits.sent(positions, text)

@@ -130,6 +130,7 @@ class StartBuilder:
     ) -> None:
         self._filter: Final = queue_filter
         self.key_mark: Final = queue_filter.key_mark
+        self.topic_mark: Final = queue_filter.topic_mark
         self._queue: Final = queue_filter.queue
         self._v1: Final = format.v1
         self._by_key: Final = format.place_by_key

@@ -23,10 +23,10 @@ from broker import BrokerError, MessageTooLarge, TopicPartition
 from broker.driver import Backoff, lease_time
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
+from broker_kafka.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.consumer.start_builder import FetchedRecord, StartBuilder
 from broker_kafka.queue.consumer.unknown_commits import UnknownCommits
 from broker_kafka.queue.markers.commit_text import commit_text, writer_in
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord, Positions
 from broker_kafka.queue.markers.marker_producer import explain_marker_error, pack_records
 from broker_kafka.records import KafkaRecordSource
 
@@ -151,7 +151,8 @@ class StartTransactions:
         starts = self._start_builder.starts([each for each in records if each.held is not None], int(1000 * time()))
         packed, _ = pack_records([start.marker for start in starts], self._max_markers)
         entries = [self._marker._replace(value=data, partition=partition) for partition, data, _ in packed]
-        text = commit_text(member_id, self._id, key_mark=self._start_builder.key_mark)
+        builder = self._start_builder
+        text = commit_text(member_id, self._id, topic_mark=builder.topic_mark, key_mark=builder.key_mark)
         offsets = [NativePartition(*place, at, metadata=text) for place, at in claimed.positions.items()]
         self._unknown_commits.sent(claimed.positions, text)
         try:

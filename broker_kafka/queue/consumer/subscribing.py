@@ -11,6 +11,7 @@ from broker import BrokerError, ConfigurationError, TopicPartition, Unsupported
 from broker.driver import Ephemeral, MessageSubscription, RecordSubscription, SourceListener, Warned, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
+from broker_kafka.fenced_writer import OutgoingRecord
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.consumer.conflicting_members import (
@@ -22,8 +23,7 @@ from broker_kafka.queue.consumer.queue_client import QueueClient
 from broker_kafka.queue.consumer.start_builder import StartBuilder
 from broker_kafka.queue.consumer.start_transactions import StartTransactions
 from broker_kafka.queue.consumer.unknown_commits import UnknownCommits
-from broker_kafka.queue.markers.commit_text import member_mark_in
-from broker_kafka.queue.markers.fenced_writer import OutgoingRecord
+from broker_kafka.queue.markers.commit_text import topic_mark_in
 from broker_kafka.queue.markers.marker_producer import MarkerProducer
 from broker_kafka.queue.markers.marker_topic import ensure_marker_topic, marker_topic_name
 from broker_kafka.queue.markers.queue_filter import QueueFilter
@@ -62,7 +62,7 @@ async def open_queue(
 
     if written.v1:
         trackers.keep_to_one_topic(queue, subscription.topic)
-        for other in await _other_v1_topics(connection, queue, subscription.topic):
+        for other in await _other_v1_topics(connection, queue_filter, subscription.topic):
             warn(
                 f"Subscription {queue!r} has read {other!r} with markers, and reads {subscription.topic!r} with "
                 "marker_format=v1, whose markers name no topic: markers of one count as markers of the other. "
@@ -147,20 +147,19 @@ async def open_queue(
     return client
 
 
-async def _other_v1_topics(connection: Connection, subscription: str, topic: str) -> list[str]:
-    """Other topics that the subscription has read with markers, if its marker topic holds anything.
+async def _other_v1_topics(connection: Connection, queue_filter: QueueFilter, topic: str) -> list[str]:
+    """Other topics that the subscription has read with this marker topic, if that holds anything.
 
     :raises BrokerError: the positions or the marker topic cannot be read.
     """
-    stored = positions_in(await GroupOffsetStore(connection).stored(subscription))
+    stored = positions_in(await GroupOffsetStore(connection).stored(queue_filter.queue))
     found = {
         place.topic
         for place, position in stored.items()
-        if place.topic != topic and member_mark_in(position.metadata) is not None
+        if place.topic != topic and topic_mark_in(position.metadata) == queue_filter.topic_mark
     }
     if not found:
         return []
-    markers = marker_topic_name(subscription, connection.settings.marker_topic)
-    places: list[TopicPartition] = await partitions_of(connection, markers)
+    places: list[TopicPartition] = await partitions_of(connection, queue_filter.marker_topic)
     bounds = await bounds_of(connection, places, committed=False)
     return sorted(found) if any(each.first < each.next for each in bounds.values()) else []

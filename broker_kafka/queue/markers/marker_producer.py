@@ -25,7 +25,8 @@ from broker import (
 from broker.driver import lease_time
 from broker_kafka.client.producer import ProducerClient, ProducerThread
 from broker_kafka.cluster.connection import Connection
-from broker_kafka.queue.markers.marker_topic import LARGEST, MARKER_HEADROOM
+from broker_kafka.config.properties import LARGEST
+from broker_kafka.queue.markers.marker_topic import MARKER_HEADROOM
 from broker_kafka.queue.markers.wire import pack_markers
 
 __all__ = ["PACKED_BYTES", "MarkerProducer", "PlacedMarker", "explain_marker_error", "pack_records"]

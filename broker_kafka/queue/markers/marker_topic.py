@@ -23,7 +23,6 @@ from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset, positions_in
 
 __all__ = [
-    "LARGEST",
     "MARKERS",
     "MARKER_HEADROOM",
     "TRACKER",
@@ -45,9 +44,6 @@ MARKER_HEADROOM: Final = 65_536
 """Bytes by which a START may be larger than its message: origin, queue, dead-letter topic."""
 _DEFAULT_SIZE: Final = 1_048_588
 """Bytes; the brokers' default of max.message.bytes."""
-LARGEST: Final = 1_000_000_000
-"""Bytes; the most that librdkafka takes. Markers and redeliveries carry messages of any publisher, so the topics limit
-their size, not `message_max_bytes`."""
 _LEAST_RETENTION: Final = timedelta(days=1)
 """Trackers renew the START of a long lease every hour; without a tracker it is lost after the rest of this."""
 _RETENTION: Final = timedelta(days=7)

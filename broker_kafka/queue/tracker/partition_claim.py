@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 from broker import TopicPartition
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of
+from broker_kafka.fenced_writer import FencedWriter
 from broker_kafka.offsets.protocol import FetchResults, positions_in
-from broker_kafka.queue.markers.fenced_writer import FencedWriter
 from broker_kafka.queue.markers.marker_topic import TRACKER
 
 __all__ = ["WRITER_CLOSE", "PartitionClaim", "claim_partitions"]

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from broker import BrokerError, ConfigurationError, MessageTooLarge, TopicNotFound, TopicPartition
 from broker.driver import Backoff
 from broker_kafka.errors import kafka_error
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord
+from broker_kafka.fenced_writer import FencedWriter, NotWritten, OutcomeUnknown, OutgoingRecord
 from broker_kafka.queue.markers.lease import Lease, LeaseState
 from broker_kafka.queue.markers.marker_topic import MARKER_HEADROOM
 from broker_kafka.queue.markers.redelivery import dead_letter, is_exhausted, redelivery

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from broker import BrokerError, Closed, LeaseLost, TopicPartition
 from broker.driver import Backoff, logger, pause
 from broker_kafka.codec.record_run import NativeRun
-from broker_kafka.queue.markers.fenced_writer import FencedWriter, OutcomeUnknown
+from broker_kafka.fenced_writer import FencedWriter, OutcomeUnknown
 from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, PartitionClaim
 from broker_kafka.queue.tracker.partition_state import PartitionOptions, PartitionState
 from broker_kafka.queue.tracker.redeliverer import Redeliverer

@@ -25,6 +25,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, high_watermarks
 from broker_kafka.cluster.requests import describe_topic
 from broker_kafka.codec.record_run import NativeRun
+from broker_kafka.config.properties import in_own_group
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import positions_in
 from broker_kafka.queue.markers.lease import LeaseState
@@ -370,7 +371,7 @@ def _marker_thread(connection: Connection, group: str, tracker: Tracker) -> Cons
     The end of a partition lies behind records that the client does not return, such as those that end transactions:
     without its report a tracker would never know that it has read everything.
     """
-    config = connection.client_config("consumer") | {
+    config = in_own_group(connection.client_config("consumer")) | {
         "group.id": group,
         # A START of an aborted transaction leases nothing.
         "isolation.level": "read_committed",

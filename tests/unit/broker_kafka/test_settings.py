@@ -7,7 +7,13 @@ from confluent_kafka import Consumer, Producer
 from pydantic import SecretStr
 
 from broker.errors import BrokerError, InvalidSetting, UnknownSetting
-from broker_kafka.config.properties import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, OWNED, PRODUCER_PROPERTIES
+from broker_kafka.config.properties import (
+    CONSUMER_PROPERTIES,
+    KNOWN_PROPERTIES,
+    OWNED,
+    PRODUCER_PROPERTIES,
+    in_own_group,
+)
 from broker_kafka.config.queue import QueueSettings
 from broker_kafka.settings import KafkaSettings
 
@@ -143,6 +149,13 @@ class TestRoles:
         config = KafkaSettings(group_protocol="consumer", group_remote_assignor="range").client_config("consumer")
         assert config["group.remote.assignor"] == "range"
         assert not {"session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"} & config.keys()
+
+    def test_members_of_groups_of_the_library_have_one_assignor(self) -> None:
+        for given in ("", "partition_assignment_strategy=range,roundrobin", "partition_assignment_strategy=range"):
+            config = in_own_group(KafkaSettings.from_url(f"kafka://host?{given}").client_config("consumer"))
+            assert config["partition.assignment.strategy"] == "cooperative-sticky"
+        config = in_own_group(KafkaSettings(group_protocol="consumer").client_config("consumer"))
+        assert "partition.assignment.strategy" not in config
 
     @pytest.mark.parametrize(
         ("given", "name"),

@@ -31,6 +31,17 @@ def test_every_field_of_a_line_reaches_the_message():
     assert message.deliver_at == datetime(2030, 1, 31, 22, tzinfo=UTC)
 
 
+def test_a_publish_time_can_be_kept_as_an_attribute():
+    line = '{"data": "x", "attributes": {"type": "created"}, "publish_time": "2020-01-01T02:00:00+02:00"}'
+    message = parse(line, publish_time_as="published", attributes={"source": "archive"})
+    assert message.publish_time is None
+    assert message.attributes == {"source": "archive", "type": "created", "published": "2020-01-01T00:00:00Z"}
+    # What an earlier copy kept is older.
+    line = '{"data": "x", "attributes": {"published": "2019-01-01T00:00:00Z"}, "publish_time": "2020-01-01T00:00:00Z"}'
+    assert parse(line, publish_time_as="published").attributes == {"published": "2019-01-01T00:00:00Z"}
+    assert parse('{"data": "x"}', publish_time_as="published").attributes == {}
+
+
 @pytest.mark.parametrize(
     ("line", "data"),
     [

@@ -15,7 +15,7 @@ from broker.errors import Closed, ConnectionFailed, NotAuthorized, Unsupported
 from broker.hooks import Warned
 from broker.messages import Message
 from tests.unit.broker.consuming.warp import in_jumping_time
-from tests.unit.broker.driver.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
+from tests.unit.broker.driver.as_messages_bench import ACK, NACK, P0, P1, REJECT, RELEASE, bench, offsets, turns
 from tests.unit.broker.reading.record_fakes import FakeBackend
 
 
@@ -65,6 +65,43 @@ async def test_commits_are_sent_after_the_interval() -> None:
     await b.settle(ACK, *await b.fetch())
     await b.stored(1)
     assert len(b.records.commits) == 1
+
+
+@in_jumping_time
+async def test_nothing_more_is_fetched_while_no_commit_succeeds() -> None:
+    """What is handled without a stored position is handled again after a crash."""
+    b = await bench(0, 1, commit_interval=1.0)
+    b.records.append(0, 1)
+    one, _ = await b.fetch()
+    b.records.commit_gate = asyncio.Event()
+    await b.settle(ACK, one)
+    await asyncio.sleep(1.9)
+    assert b.records.paused == set()
+    await asyncio.sleep(0.2)
+    assert b.records.paused == {P0, P1}
+    # A partition that comes meanwhile is not read either.
+    b.records.assign(2)
+    assert len(b.records.paused) == 3
+    b.records.commit_gate.set()
+    await b.stored(1)
+    await turns()
+    assert b.records.paused == set()
+    b.records.append(2)
+    assert offsets(await b.fetch()) == [2]
+
+
+@in_jumping_time
+async def test_commits_that_fail_again_and_again_stop_the_fetches_too() -> None:
+    b = await bench(commit_interval=1.0)
+    b.records.append(0, 1)
+    one, _ = await b.fetch()
+    b.records.commit_errors = [ConnectionFailed("away")] * 4
+    await b.settle(ACK, one)
+    await asyncio.sleep(2.5)
+    assert b.records.paused == {P0}
+    await asyncio.sleep(2.0)
+    assert b.records.stored == {P0: 1}
+    assert b.records.paused == set()
 
 
 async def test_a_nacked_record_is_redelivered_before_new_ones_and_counted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -40,6 +41,24 @@ async def test_a_call_after_the_end_is_closed() -> None:
     assert await thread.stop(1.0)
     with pytest.raises(Closed):
         await thread.publish("orders", [message(0)])
+
+
+async def test_given_publish_times_that_are_old_are_reported() -> None:
+    reported: asyncio.Future[tuple[str, list[int]]] = asyncio.get_running_loop().create_future()
+    thread = ProducerThread(UNREACHABLE, on_old=lambda topic, times: reported.set_result((topic, list(times))))
+    await thread.start()
+    old, now = datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC)
+    # A forwarded message keeps its time in a header.
+    messages = [
+        OutboundMessage(b"x", publish_time=now),
+        OutboundMessage(b"x", publish_time=old),
+        OutboundMessage(b"x", publish_time=old, native=object()),
+        OutboundMessage(b"x"),
+    ]
+    call = asyncio.ensure_future(thread.publish("orders", messages))
+    assert await asyncio.wait_for(reported, 60) == ("orders", [1_577_836_800_000])
+    await thread.stop(4.0)
+    await call
 
 
 class _Broken(ProducerThread):

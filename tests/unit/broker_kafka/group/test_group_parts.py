@@ -14,16 +14,26 @@ from hypothesis import strategies as st
 
 import broker
 from broker.driver.contract import TopicPartition
-from broker.errors import ConfigurationError, InvalidName, InvalidSetting, Unsupported
+from broker.errors import (
+    BrokerError,
+    ConfigurationError,
+    ConnectionFailed,
+    InvalidName,
+    InvalidSetting,
+    Unsupported,
+)
 from broker.records import Record
 from broker_kafka.codec.headers import RECORD_VIEW
 from broker_kafka.group import GroupConsumer, OffsetStash, TopicPattern
 from broker_kafka.group.assigned_partition import AssignedPartition, Marks, Runs
+from broker_kafka.group.commits import CommitAttempts, MarkCommits
 from broker_kafka.group.options import with_options
 from broker_kafka.group.readers import Readers
 from broker_kafka.group.topics import read_topics
 from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import GroupMember
 from broker_kafka.settings import KafkaSettings
+from tests.unit.broker.consuming.warp import in_jumping_time
 
 
 def record(offset: int, partition: int = 0, generation: int = 1) -> Record[Any]:
@@ -353,3 +363,50 @@ async def test_concurrent_releases_both_see_returning_readers():
     _, waiting = await asyncio.wait(releases, timeout=5)
     assert not waiting
     await asyncio.gather(*releases)
+
+
+# -- commits in the background ---------------------------------------------------------------------------------
+
+
+class Store:
+    """An offset store that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.error: BrokerError | None = None
+        self.positions: list[int] = []
+
+    async def commit(self, owner: GroupMember, positions: Any, *, rewind: bool = False) -> Any:
+        await self.gate.wait()
+        self.positions += [at.offset for at in positions.values()]
+        return dict.fromkeys(positions, self.error)
+
+
+@in_jumping_time
+async def test_records_are_held_back_while_no_background_commit_succeeds() -> None:
+    held: list[bool] = []
+    store: Any = Store()
+    assigned = AssignedPartition(ORDERS, None, 0)
+    commits = MarkCommits(
+        CommitAttempts(store, lambda: GroupMember("readers", 1), group="readers", timeout=30.0),
+        {ORDERS: assigned},
+        interval=1.0,
+        every=None,
+        report=lambda place, error: None,
+        bounds=lambda places: asyncio.sleep(0, {}),
+        hold=held.append,
+    )
+    commits.grew(assigned.marks.mark(5))
+    await asyncio.sleep(2.9)
+    assert held == []
+    await asyncio.sleep(0.2)
+    assert held == [True]
+    # A failed commit is tried again, and changes nothing.
+    store.error = ConnectionFailed("away")
+    store.gate.set()
+    await asyncio.sleep(2.0)
+    assert held == [True]
+    store.error = None
+    await asyncio.sleep(1.1)
+    assert held == [True, False]
+    commits.close()

@@ -27,10 +27,10 @@ from broker.driver import logger
 from broker_kafka.client.rebootstrap import Rebootstrapper
 from broker_kafka.client.thread import OwnerThread
 from broker_kafka.cluster.connection import Connection
+from broker_kafka.codec.headers import Headers
 from broker_kafka.config.oauth import with_oauth_token
+from broker_kafka.config.properties import LARGEST
 from broker_kafka.errors import FENCED, configuration_error, kafka_error, translate
-from broker_kafka.queue.markers.marker_topic import LARGEST
-from broker_kafka.queue.markers.wire import Headers
 
 __all__ = ["FencedWriter", "NotWritten", "OutcomeUnknown", "OutgoingRecord", "Positions"]
 
