@@ -289,6 +289,19 @@ class MessageConsumer(Generic[T]):
         elif not self._portal.ended:
             self._consumer.stop()
 
+    def pause(self) -> None:
+        """Hand nothing over until `resume`: calls wait, and handlers that run go on; see `broker.MessageConsumer`.
+
+        May be called in a handler or in any other thread, before the consumer is open, and twice.
+        """
+        if not self._portal.ended:
+            self._portal.run(self._consumer.pause)
+
+    def resume(self) -> None:
+        """Undo `pause`. Does nothing if the consumer is not paused."""
+        if not self._portal.ended:
+            self._portal.run(self._consumer.resume)
+
     def close(self) -> None:
         """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
 

@@ -86,6 +86,7 @@ class MessageConsumer(Generic[T]):
         self._one_open = asyncio.Lock()
         self._opening: asyncio.Task[Any] | None = None
         self._stopped = False
+        self._paused = False
         self._never_ran = False
         """It was stopped before it was open."""
         self._closed = False
@@ -124,6 +125,8 @@ class MessageConsumer(Generic[T]):
                 if self._engine is None:
                     self._loop = None
             engine.owner = self
+            if self._paused:
+                engine.pause()
             if self._stopped:
                 self._never_ran = True
                 engine.end()
@@ -143,6 +146,25 @@ class MessageConsumer(Generic[T]):
         self._stopped = True
         if self._engine is not None:
             self._engine.end()
+
+    def pause(self) -> None:
+        """Hand nothing over until `resume`: calls wait, and handlers that run go on.
+
+        Fetched messages stay leased, and fetching ends when the buffer is full, with `max_outstanding` messages at
+        most. Failed messages are retried after `resume`. Calls still time out, and `stop_when_idle` does not end a
+        paused consumer. Never waits. May be called before the consumer is open, and twice.
+        """
+        check_loop(self._loop)
+        self._paused = True
+        if self._engine is not None:
+            self._engine.pause()
+
+    def resume(self) -> None:
+        """Undo `pause`. Does nothing if the consumer is not paused."""
+        check_loop(self._loop)
+        self._paused = False
+        if self._engine is not None:
+            self._engine.resume()
 
     async def close(self) -> None:
         """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.

@@ -73,6 +73,9 @@ class Engine:
         self.policies: list[FailurePolicy] = []
         self._in_flight: deque[InFlight] = deque()
         self._ended = False
+        self._paused = False
+        self._halted = False
+        """Nothing is handed over: the consumer has ended, or is paused. One flag, since each hand-over reads it."""
         self._idle = False
         self._fatal: BrokerError | None = None
         self.fatal_cause: BrokerError | None = None
@@ -139,7 +142,7 @@ class Engine:
         for _ in range(len(self._in_flight)):
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
-            while not self._ended and (message := in_flight.ready.take()) is not None:
+            while not self._halted and (message := in_flight.ready.take()) is not None:
                 if self._admitted(in_flight, (message,)):
                     in_flight.handed_over(1)
                     return message
@@ -154,11 +157,23 @@ class Engine:
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
             before = len(batch)
-            while not self._ended and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
+            while not self._halted and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
                 batch += self._admitted(in_flight, some)
             if len(batch) > before:
                 in_flight.handed_over(len(batch) - before)
         return batch
+
+    def pause(self) -> None:
+        """Hand nothing over until `resume`. What is buffered stays ours; the fetch ends where the buffer is full."""
+        self._paused = self._halted = True
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        if self._paused:
+            self._paused = False
+            self._halted = self._ended
+            self.receivers.active()
+            self.receivers.wake(sum(len(in_flight.ready) for in_flight in self._in_flight))
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
         """Wait until something may be there to take, or the consumer ends; False when `timeout` passed first."""
@@ -238,7 +253,7 @@ class Engine:
         """Stop the hand-over, release undelivered messages, and wake all waiters."""
         if self._ended:
             return
-        self._ended = True
+        self._ended = self._halted = True
         self.ended.set()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -357,7 +372,7 @@ class Engine:
         allowed = self.options.stop_when_idle
         if allowed is None or self._ended:
             return
-        if any(in_flight.messages for in_flight in self._in_flight):
+        if self._paused or any(in_flight.messages for in_flight in self._in_flight):
             self._arm_idle_timer(allowed)
             return
         idle = self._loop.time() - self.receivers.active_at
@@ -380,7 +395,7 @@ class Engine:
             self.fail(error)
             return
         self._idle_check = None
-        if idle and active_at == self.receivers.active_at:
+        if idle and not self._paused and active_at == self.receivers.active_at:
             self._end_idle()
         else:
             self._arm_idle_timer(_IDLE_RECHECK)

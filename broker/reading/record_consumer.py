@@ -555,6 +555,8 @@ class RecordConsumer(Generic[T]):
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Stop delivering records of these partitions (by default of all assigned ones) until `resume`.
 
+        Partitions that are assigned later are not paused.
+
         :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """
         self.member.pause(self._assignments.named(partitions))

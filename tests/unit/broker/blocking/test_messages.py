@@ -71,6 +71,29 @@ def test_iterating_with_blocks_acks_and_retries(bus: broker.blocking.Bus) -> Non
     assert waiting(bus) == (0, 0)
 
 
+def test_a_paused_consumer_hands_nothing_over(bus: broker.blocking.Bus) -> None:
+    publish(bus, 3)
+    inbox = bus.messages(TOPIC, subscription="billing")
+    inbox.pause()
+    with inbox:
+        assert inbox.next_message(timeout=0.02) is None
+        inbox.resume()
+        message = inbox.next_message(timeout=60)
+        assert message is not None
+        message.ack()
+        handled: list[bytes | None] = []
+
+        def handle(message: broker.blocking.BlockingMessage[bytes]) -> None:
+            inbox.pause()
+            handled.append(message.data)
+            threading.Timer(0.02, inbox.resume if len(handled) == 1 else inbox.stop).start()
+
+        inbox.receive(handle)
+        assert len(handled) == 2
+    inbox.pause()
+    inbox.resume()
+
+
 def test_leaving_the_loop_releases_the_rest(bus: broker.blocking.Bus) -> None:
     publish(bus, 10)
     with bus.messages(TOPIC, subscription="billing") as inbox:
