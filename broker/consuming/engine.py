@@ -200,6 +200,38 @@ class Engine:
                 self.receivers.waiters.remove(waiter)
         return True
 
+    async def fill(self, wanted: int, max_wait: float, timeout: float | None) -> bool:
+        """Wait until a batch is due, or the consumer ends; False when `timeout` passed first.
+
+        A batch is due when `wanted` messages are ready, when some have been ready for `max_wait` seconds, or when the
+        bounds let no more be fetched.
+        """
+        began = self._loop.time()
+        since: float | None = None
+        handed_over = 0
+        while not self._ended:
+            now = self._loop.time()
+            ready = sum(len(in_flight.ready) for in_flight in self._in_flight)
+            if since is None or not ready or handed_over != self.receivers.counts.handed_over:
+                # What was waited for went to another caller.
+                handed_over = self.receivers.counts.handed_over
+                since = now if ready else None
+            waits: list[float] = [] if timeout is None else [began + timeout - now]
+            if since is not None and not self._halted:
+                if ready >= wanted or all(in_flight.full for in_flight in self._in_flight):
+                    return True
+                waits.append(since + max_wait - now)
+                if waits[-1] <= 0:
+                    return True
+            if waits and waits[0] <= 0:
+                return False
+            try:
+                await self.wait(wanted, min(waits, default=None))
+            except asyncio.CancelledError:
+                self.receivers.wake(ready)
+                raise
+        return True
+
     def check(self) -> bool:
         """Whether the consumer still runs; False after an idle end.
 

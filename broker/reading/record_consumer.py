@@ -90,10 +90,17 @@ class RecordReading:
         self._since_yield += 1
         return record
 
-    async def some(self, limit: int, timeout: float | None) -> Sequence[Record[Any]]:
+    async def some(self, limit: int, timeout: float | None, max_wait: float | None = None) -> Sequence[Record[Any]]:
         """The next records, at most `limit`; none if there were none in time."""
+        began = self._time()
         if not await self._available(timeout):
             return []
+        if max_wait:
+            left = None if timeout is None else began + timeout - self._time()
+            await self._fill(limit, max_wait if left is None else min(max_wait, left))
+            # A rebalance may have taken the records meanwhile.
+            if not await self._available(None if timeout is None else began + timeout - self._time()):
+                return []
         if self._decoder is None and self._buffer.unmade:
             runs = self._assignments.hand_over_runs(self._buffer.pop_runs(limit), self._owner)
             self._since_yield += len(runs)
@@ -104,6 +111,18 @@ class RecordReading:
         self._assignments.hand_over(records, self._owner)
         self._since_yield += len(records)
         return records
+
+    async def _fill(self, limit: int, max_wait: float) -> None:
+        """Wait until so many records are buffered, or nothing more is fetched, for at most `max_wait` seconds."""
+        due = self._time() + max_wait
+        while (
+            len(self._buffer) < limit
+            and self._fetcher.has_room
+            and self._fetcher.error is None
+            and (left := due - self._time()) > 0
+        ):
+            await self._fetcher.arrival(left)
+            self._check()
 
     async def _available(self, timeout: float | None) -> bool:
         """Wait until the next record can be popped, decoded; False if there was none in time."""
@@ -471,24 +490,33 @@ class RecordConsumer(Generic[T]):
             check_patience("timeout", timeout)
         return await self._open_reading().one(timeout)
 
-    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]:
+    async def next_batch(
+        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> RecordBatch[T]:
         """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
+        :param max_wait: seconds for which the first record waits for a full batch. A batch comes earlier when it is
+            full, at the `timeout`, and when the buffer is too full for the next fetch (half of `max_buffered`).
         :raises DecodeError: the next payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
         check_count("max_records", max_records)
         check_patience("timeout", timeout)
-        return RecordBatch(await self._open_reading().some(max_records, timeout), self)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
+        return RecordBatch(await self._open_reading().some(max_records, timeout, max_wait), self)
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """Iterate over the records until the consumer is closed or idle. Leaving the loop loses no record."""
         return Steps(self.next_record, lambda: self.closed)
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
+    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]:
+        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record.
+
+        :param max_wait: as for `next_batch`.
+        """
         check_count("max_records", max_records)
-        return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
+        return Steps(lambda: self.next_batch(max_records, max_wait=max_wait), lambda: self.closed)
 
     def _open_reading(self) -> RecordReading:
         check_loop(self._loop)

@@ -314,6 +314,18 @@ class PausedLeasesEnd(BrokenSource):
         return [None] * len(messages)
 
 
+class _Hasty(LossyConsumer):
+    async def receive_batches(self, handler: Any, *, max_wait: float | None = None, **options: Any) -> None:
+        await self.inner.receive_batches(handler, **options)
+
+
+@breaks("messages.batch-waits-to-fill")
+class HandsBatchesOverAtOnce(BrokenBus):
+    """`max_wait` of a handler of batches is ignored."""
+
+    consumer_class = _Hasty
+
+
 @breaks("cancel.ack-completes")
 class CancelStopsTheAck(CarelessBus):
     """Cancelling the caller of `ack` cancels the ack."""
