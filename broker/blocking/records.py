@@ -179,6 +179,7 @@ class AsMessagesOptions(TypedDict, total=False):
     max_outstanding: int
     max_outstanding_bytes: int
     prefetch: int | None
+    max_rate: float | None
     max_gap: int
     commit_every: int
     commit_interval: float

@@ -28,6 +28,7 @@ from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
+from broker.token_bucket import TokenBucket
 
 __all__ = ["Engine", "OpenSource", "policy_of"]
 
@@ -75,7 +76,10 @@ class Engine:
         self._ended = False
         self._paused = False
         self._halted = False
-        """Nothing is handed over: the consumer has ended, or is paused. One flag, since each hand-over reads it."""
+        """Nothing is handed over: the consumer has ended, is paused or waits for its rate. Each hand-over reads it."""
+        self._bucket = None if options.max_rate is None else TokenBucket(options.max_rate, self._loop.time())
+        self._rate_timer: asyncio.TimerHandle | None = None
+        """Set while the consumer waits for its rate."""
         self._idle = False
         self._fatal: BrokerError | None = None
         self.fatal_cause: BrokerError | None = None
@@ -145,6 +149,8 @@ class Engine:
             while not self._halted and (message := in_flight.ready.take()) is not None:
                 if self._admitted(in_flight, (message,)):
                     in_flight.handed_over(1)
+                    if self._bucket is not None:
+                        self._spend(self._bucket, 1)
                     return message
         return None
 
@@ -161,6 +167,8 @@ class Engine:
                 batch += self._admitted(in_flight, some)
             if len(batch) > before:
                 in_flight.handed_over(len(batch) - before)
+        if self._bucket is not None and batch:
+            self._spend(self._bucket, len(batch))
         return batch
 
     def pause(self) -> None:
@@ -171,8 +179,26 @@ class Engine:
         """Undo `pause`."""
         if self._paused:
             self._paused = False
-            self._halted = self._ended
             self.receivers.active()
+            self._go_on()
+
+    def _spend(self, bucket: TokenBucket, count: int) -> None:
+        """So many messages were handed over; halt if the rate allows no further one now."""
+        now = self._loop.time()
+        bucket.take(count, now)
+        delay = bucket.delay(now)
+        if delay > 0:
+            self._halted = True
+            self._rate_timer = self._loop.call_later(delay, self._rate_allows)
+
+    def _rate_allows(self) -> None:
+        self._rate_timer = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Hand over again, unless there is another reason not to."""
+        self._halted = self._ended or self._paused or self._rate_timer is not None
+        if not self._halted:
             self.receivers.wake(sum(len(in_flight.ready) for in_flight in self._in_flight))
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
@@ -291,6 +317,8 @@ class Engine:
             self._idle_timer.cancel()
         if self._idle_check is not None:
             self._idle_check.cancel()
+        if self._rate_timer is not None:
+            self._rate_timer.cancel()
         for in_flight in self._in_flight:
             in_flight.stop_fetching()
         self.receivers.wake(len(self.receivers.waiters))

@@ -314,6 +314,15 @@ class PausedLeasesEnd(BrokenSource):
         return [None] * len(messages)
 
 
+@breaks("flow.rate-is-bounded")
+class IgnoresTheRate(Bus):
+    """`max_rate` is ignored."""
+
+    def messages(self, *args: Any, **options: Any) -> Any:
+        options.pop("max_rate", None)
+        return super().messages(*args, **options)
+
+
 class _Hasty(LossyConsumer):
     async def receive_batches(self, handler: Any, *, max_wait: float | None = None, **options: Any) -> None:
         await self.inner.receive_batches(handler, **options)

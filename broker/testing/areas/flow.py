@@ -201,6 +201,22 @@ class Flow(ConformanceCase):
                 async with asyncio.timeout(harness.patience):
                     await (await waiting).ack()
 
+    @promise(
+        "flow.rate-is-bounded",
+        "With `max_rate`, messages are handed over no faster on average, and all arrive.",
+    )
+    async def test_rate_is_bounded(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_rate=10) as inbox:
+            await bus.topic(topic).publish_batch(numbered(12))
+            (first,) = await take(inbox, 1, harness.patience)
+            await first.ack()
+            time = asyncio.get_running_loop().time
+            began = time()
+            rest = set(numbered(12)) - {first.data}
+            assert bodies(await until_seen(inbox, rest, harness.patience)) == once(rest)
+            assert time() - began >= 0.9, "11 messages at 10 a second, with one saved up, take a second"
+
     @promise("flow.idle-consumer-does-not-spin", "An idle consumer polls the broker at most a few times a second.")
     async def test_idle_consumer_does_not_spin(self, harness: Harness) -> None:
         faults = Faults()

@@ -132,3 +132,22 @@ async def test_a_batch_that_cannot_grow_is_handed_over() -> None:
         began = asyncio.get_running_loop().time()
         assert [record.offset for record in await b.consumer.next_batch(4, max_wait=3600)] == [0, 1, 2]
         assert asyncio.get_running_loop().time() == began
+
+
+@in_jumping_time
+async def test_records_are_handed_over_at_the_rate() -> None:
+    async with bench(max_rate=2.0) as b:
+        time = asyncio.get_running_loop().time
+        began = time()
+        b.source.append(*range(20))
+        for number in range(4):
+            record = await b.consumer.next_record()
+            assert record is not None
+            assert record.offset == number
+            assert time() - began == number / 2
+        assert await b.consumer.next_record(timeout=0.25) is None
+        assert time() - began == 1.75
+        assert [r.offset for r in await b.consumer.next_batch(10)] == list(range(4, 14))
+        assert time() - began == 2
+        assert [r.offset for r in await b.consumer.next_batch(10)] == list(range(14, 20))
+        assert time() - began == 7
