@@ -258,6 +258,7 @@ class Bus:
         max_outstanding: int = 1000,
         max_outstanding_bytes: int = 64 * 1024 * 1024,
         prefetch: int | None = None,
+        max_rate: float | None = None,
         max_lease: float = 3600.0,
         confirm_acks: bool | None = None,
         stop_when_idle: float | None = None,
@@ -279,6 +280,8 @@ class Bus:
         :param max_outstanding: maximum number of fetched and unsettled messages, including buffered ones.
         :param max_outstanding_bytes: maximum size of these messages in bytes; one message may exceed it.
         :param prefetch: maximum number of buffered messages; by default about two seconds of work.
+        :param max_rate: maximum number of messages handed over per second, retries included; None is no limit. A batch
+            is not split for it: the next one waits.
         :param max_lease: seconds from delivery for which the consumer renews the lease of a message.
         :param confirm_acks: wait for the broker to confirm acks; None does so if it costs nothing.
         :param stop_when_idle: end after this many seconds without new and without unsettled messages.
@@ -301,6 +304,7 @@ class Bus:
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
                 prefetch=prefetch,
+                max_rate=max_rate,
                 max_lease=max_lease,
                 ordered_by_key=ordered_by_key,
                 confirm_acks=confirm_acks,
@@ -336,6 +340,7 @@ class Bus:
         on_decode_error: str = "raise",
         on_revoking: OnRevoking | None = None,
         max_buffered: int = 10_000,
+        max_rate: float | None = None,
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
     ) -> RecordConsumer[Any]:
@@ -349,6 +354,8 @@ class Bus:
         :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still
             be committed; bounded by the broker's deadline.
         :param max_buffered: maximum number of buffered records.
+        :param max_rate: maximum number of records handed over per second; None is no limit. A batch is not split for
+            it: the next one waits.
         :param stop_when_idle: end after this many seconds without records.
         :param close_timeout: seconds that pending commits have to end at the close.
         :raises ConfigurationError: a name or an option is invalid.
@@ -371,6 +378,7 @@ class Bus:
             on_decode_error=on_decode_error,
             on_revoking=on_revoking,
             max_buffered=max_buffered,
+            max_rate=max_rate,
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,
             make_messages=self._make_over,

@@ -21,6 +21,7 @@ __all__ = [
     "check_count",
     "check_flag",
     "check_patience",
+    "check_rate",
     "check_seconds",
     "check_text",
     "check_time",
@@ -62,6 +63,12 @@ def check_seconds(name: str, value: object, *, zero: bool = False, optional: boo
     enough = is_finite(value) and (0 < value <= _LARGEST or (zero and value == 0))
     if not enough and not (optional and value is None):
         raise refused(name, value, ("seconds, 0 or more" if zero else "seconds above 0") + _or_none(optional))
+
+
+def check_rate(name: str, value: object) -> None:
+    """:raises ConfigurationError: the value is neither None nor a finite number above 0."""
+    if value is not None and not (is_finite(value) and 0 < value <= _LARGEST):
+        raise refused(name, value, "a number per second above 0, or None")
 
 
 def check_patience(name: str, value: object) -> None:

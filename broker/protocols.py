@@ -237,8 +237,13 @@ class MessageIterator(Protocol[T]):
 class BatchedMessageIterator(Protocol[T]):
     """Returns messages in batches."""
 
-    async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[T]:
-        """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds."""
+    async def next_batch(
+        self, max_messages: int = 100, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> MessageBatch[T]:
+        """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds.
+
+        :param max_wait: seconds for which the first message waits for a full batch.
+        """
         ...
 
 
@@ -251,7 +256,7 @@ class MessageStream(Protocol[T]):
 class BatchedMessageStream(Protocol[T]):
     """`async for batch in stream.batches():`; ends when the consumer is closed."""
 
-    def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[T]]: ...
+    def batches(self, max_messages: int = 100, *, max_wait: float | None = None) -> AsyncIterator[MessageBatch[T]]: ...
 
 
 class Receiver(Protocol[T]):
@@ -266,8 +271,15 @@ class BatchedReceiver(Protocol[T]):
     """Calls a handler with batches of messages."""
 
     async def receive_batches(
-        self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1
-    ) -> None: ...
+        self,
+        handler: BatchHandler[T],
+        *,
+        max_messages: int = 100,
+        max_wait: float | None = None,
+        concurrency: int = 1,
+    ) -> None:
+        """Call the handler with batches that are full or whose first message has waited `max_wait` seconds."""
+        ...
 
 
 class RecordIterator(Protocol[T]):
@@ -279,7 +291,9 @@ class RecordIterator(Protocol[T]):
 class BatchedRecordIterator(Protocol[T]):
     """Returns records in batches."""
 
-    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]: ...
+    async def next_batch(
+        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> RecordBatch[T]: ...
 
 
 class RecordStream(Protocol[T]):
@@ -291,7 +305,7 @@ class RecordStream(Protocol[T]):
 class BatchedRecordStream(Protocol[T]):
     """`async for batch in stream.batches():`; ends when the consumer is closed."""
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]: ...
+    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]: ...
 
 
 class LogReader(Protocol):

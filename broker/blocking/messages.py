@@ -289,6 +289,19 @@ class MessageConsumer(Generic[T]):
         elif not self._portal.ended:
             self._consumer.stop()
 
+    def pause(self) -> None:
+        """Hand nothing over until `resume`: calls wait, and handlers that run go on; see `broker.MessageConsumer`.
+
+        May be called in a handler or in any other thread, before the consumer is open, and twice.
+        """
+        if not self._portal.ended:
+            self._portal.run(self._consumer.pause)
+
+    def resume(self) -> None:
+        """Undo `pause`. Does nothing if the consumer is not paused."""
+        if not self._portal.ended:
+            self._portal.run(self._consumer.resume)
+
     def close(self) -> None:
         """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
 
@@ -328,21 +341,25 @@ class MessageConsumer(Generic[T]):
 
     # -- by batch ----------------------------------------------------------------------------------------
 
-    def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> BlockingMessageBatch[T]:
+    def next_batch(
+        self, max_messages: int = 100, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> BlockingMessageBatch[T]:
         """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds.
 
+        :param max_wait: seconds for which the first message waits for a full batch; see `broker.MessageConsumer`.
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         :raises Closed: the consumer was closed.
         """
-        call = Call(self._consumer.next_batch, (max_messages, timeout), undelivered=_release)
+        call = Call(self._consumer.next_batch, (max_messages, timeout), {"max_wait": max_wait}, undelivered=_release)
         return BlockingMessageBatch(self._portal.wait(call), self._portal, self._hooks)
 
-    def batches(self, max_messages: int = 100) -> Iterator[BlockingMessageBatch[T]]:
+    def batches(self, max_messages: int = 100, *, max_wait: float | None = None) -> Iterator[BlockingMessageBatch[T]]:
         """Iterate over batches of at least one message: `for batch in consumer.batches():`.
 
+        :param max_wait: as for `next_batch`.
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
-        return self._iterate_batches(self._consumer.batches(max_messages))
+        return self._iterate_batches(self._consumer.batches(max_messages, max_wait=max_wait))
 
     def _iterate_batches(self, batches: Any) -> Iterator[BlockingMessageBatch[T]]:
         while True:
@@ -366,9 +383,18 @@ class MessageConsumer(Generic[T]):
         _check_handler(handler, "a message")
         self._receive(handler, lambda receiving: self._consumer.receive(receiving.handle, concurrency=concurrency))
 
-    def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
+    def receive_batches(
+        self,
+        handler: BatchHandler[T],
+        *,
+        max_messages: int = 100,
+        max_wait: float | None = None,
+        concurrency: int = 1,
+    ) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
+        :param max_wait: hand a batch over when it is full or its first message has waited so many seconds; None hands
+            over what there is.
         :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
             `max_outstanding`.
         """
@@ -376,7 +402,7 @@ class MessageConsumer(Generic[T]):
         self._receive(
             handler,
             lambda receiving: self._consumer.receive_batches(
-                receiving.handle_batch, max_messages=max_messages, concurrency=concurrency
+                receiving.handle_batch, max_messages=max_messages, max_wait=max_wait, concurrency=concurrency
             ),
         )
 

@@ -179,6 +179,7 @@ class AsMessagesOptions(TypedDict, total=False):
     max_outstanding: int
     max_outstanding_bytes: int
     prefetch: int | None
+    max_rate: float | None
     max_gap: int
     commit_every: int
     commit_interval: float
@@ -248,13 +249,18 @@ class RecordConsumer(Generic[T]):
         record = self._portal.wait(Call(self.asynchronous.next_record, (timeout,), undelivered=self._unread_one))
         return None if record is None else BlockingRecord(record, self._portal)
 
-    def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> BlockingRecordBatch[T]:
+    def next_batch(
+        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> BlockingRecordBatch[T]:
         """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
+        :param max_wait: seconds for which the first record waits for a full batch; see `broker.RecordConsumer`.
         :raises DecodeError: the next payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
-        call = Call(self.asynchronous.next_batch, (max_records, timeout), undelivered=self._unread)
+        call = Call(
+            self.asynchronous.next_batch, (max_records, timeout), {"max_wait": max_wait}, undelivered=self._unread
+        )
         return BlockingRecordBatch(self._portal.wait(call), self._portal)
 
     def __iter__(self) -> Iterator[BlockingRecord[T]]:
@@ -266,9 +272,12 @@ class RecordConsumer(Generic[T]):
                 return
             yield BlockingRecord(record, self._portal)
 
-    def batches(self, max_records: int = 1000) -> Iterator[BlockingRecordBatch[T]]:
-        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
-        batches: Any = self.asynchronous.batches(max_records)
+    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> Iterator[BlockingRecordBatch[T]]:
+        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record.
+
+        :param max_wait: as for `next_batch`.
+        """
+        batches: Any = self.asynchronous.batches(max_records, max_wait=max_wait)
         while True:
             batch: Any = self._portal.next(Call(anext, (batches, None), undelivered=self._unread), self._joined)
             if batch is None:
@@ -326,6 +335,8 @@ class RecordConsumer(Generic[T]):
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Stop delivering records of these partitions (by default of all assigned ones) until `resume`.
+
+        Partitions that are assigned later are not paused.
 
         :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """

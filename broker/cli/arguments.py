@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -17,11 +18,13 @@ from broker.names import known_name
 __all__ = [
     "TIME_OR_AGE",
     "KnownTopic",
+    "Rate",
     "SubscriptionName",
     "TopicName",
     "Yes",
     "parse_duration",
     "parse_name",
+    "parse_rate",
     "parse_start",
     "parse_time",
 ]
@@ -58,6 +61,20 @@ def parse_duration(text: str) -> timedelta:
         raise Failure(
             f"{text!r} is too long", advice="Write it like 90s, 15m, 12h, 7d or 2w", code=Exit.USAGE
         ) from None
+
+
+def parse_rate(text: str) -> float:
+    """A number above 0.
+
+    :raises Failure: the text is none.
+    """
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < math.inf:
+        raise Failure(f"--rate is {text!r}", advice="It takes messages per second, a number above 0", code=Exit.USAGE)
+    return rate
 
 
 def parse_time(option: str, text: str, others: str = "") -> datetime:
@@ -115,6 +132,16 @@ SubscriptionName = Annotated[
         help="Name of the subscription.",
         show_default=False,
         autocompletion=complete_subscription,
+    ),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        "--rate",
+        metavar="COUNT",
+        parser=parse_rate,
+        help="At most this many messages per second, on average.",
+        show_default=False,
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from broker.cli.arguments import TIME_OR_AGE, TopicName, parse_start
+from broker.cli.arguments import TIME_OR_AGE, Rate, TopicName, parse_start
 from broker.cli.completion import complete_subscription
 from broker.cli.errors import Exit, Failure
 from broker.cli.output import json_line, raw_line
@@ -90,6 +90,7 @@ async def consume(
         typer.Option(metavar="WHERE", help=f"Where a new subscription begins: earliest, latest, {TIME_OR_AGE}."),
     ] = "earliest",
     no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the subscription does not exist.")] = False,
+    rate: Rate = None,
     raw: Annotated[
         bool,
         typer.Option("--raw", help="Print only the bodies, each followed by a newline; a terminal gets them escaped."),
@@ -113,15 +114,15 @@ async def consume(
             given = f"{option} and --ephemeral exclude each other"
         raise Failure(given, advice=f"Give {option} NAME, or --ephemeral", code=Exit.USAGE)
     begin = parse_start(start)
-    loop = _PrintLoop(session, limit, stop_when_idle, _renderer(as_json, raw))
+    loop = _PrintLoop(session, limit, stop_when_idle, _renderer(as_json, raw), rate)
     reader = ephemeral() if name is None else name
     if records:
-        async with session.bus.records(topic, group=reader, start=begin) as log:
+        async with session.bus.records(topic, group=reader, start=begin, max_rate=rate) as log:
             await loop.run(log.next_batch, _commit)
         return
     most = BATCH if limit is None else min(limit, BATCH)
     async with session.bus.messages(
-        topic, subscription=reader, start=begin, create=not no_create, max_outstanding=most
+        topic, subscription=reader, start=begin, create=not no_create, max_outstanding=most, max_rate=rate
     ) as inbox:
         await loop.run(inbox.next_batch, _ack)
 
@@ -154,11 +155,18 @@ async def _commit(batch: RecordBatch[Any], first: int, end: int) -> None:
 class _PrintLoop:
     """Fetches batches, prints them, and settles the messages whose lines were read."""
 
-    def __init__(self, session: Session, limit: int | None, idle: float | None, render: Render) -> None:
+    def __init__(
+        self, session: Session, limit: int | None, idle: float | None, render: Render, rate: float | None
+    ) -> None:
         self._session = session
         self._limit = limit
         self._idle = idle
         self._render = render
+        self._most = BATCH
+        if rate is not None:
+            # Small batches, since the rate holds between batches; its pauses are not idleness.
+            self._most = max(1, min(BATCH, int(rate / 10)))
+            self._idle = None if idle is None else idle + self._most / rate
         self.count = 0
 
     async def run(self, next_batch: Callable[..., Any], settle: Callable[[Any, int, int], Any]) -> None:
@@ -171,7 +179,7 @@ class _PrintLoop:
                     if self._idle is None
                     else min(LOOK_SECONDS, max(0.0, latest + self._idle - loop.time()))
                 )
-                most = BATCH if self._limit is None else min(BATCH, self._limit - self.count)
+                most = self._most if self._limit is None else min(self._most, self._limit - self.count)
                 batch = await next_batch(most, timeout=wait)
                 if batch:
                     await self._print(batch, settle)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from broker.cli import message_input
-from broker.cli.arguments import TopicName
+from broker.cli.arguments import Rate, TopicName
 from broker.cli.errors import Exit, Failure, error_json, exit_code
 from broker.cli.message_input import Common, Item
 from broker.cli.output import counter, json_line
@@ -27,6 +27,7 @@ from broker.errors import BrokerError, NotAuthorized, Unsupported
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.receipts import Receipt
+from broker.token_bucket import TokenBucket
 
 __all__ = ["app"]
 
@@ -96,6 +97,7 @@ async def publish(
             show_default=False,
         ),
     ] = None,
+    rate: Rate = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Report messages that cannot be published, and continue.")
     ] = False,
@@ -130,7 +132,7 @@ async def publish(
         partition=partition,
         publish_time_as=publish_time_as,
     )
-    work = _Publishing(session, session.bus.topic(topic), "argument" if data else "line", keep_going)
+    work = _Publishing(session, session.bus.topic(topic), "argument" if data else "line", keep_going, rate)
     work.single = whole or len(data or ()) == 1
     with ExitStack() as stack:
         if data:
@@ -174,7 +176,9 @@ def _opened(path: Path) -> Any:
 class _Publishing:
     """One run: a feeder enqueues items, a follower awaits their receipts in order, prints and counts."""
 
-    def __init__(self, session: Session, topic: Topic[bytes], unit: str, keep_going: bool) -> None:
+    def __init__(
+        self, session: Session, topic: Topic[bytes], unit: str, keep_going: bool, rate: float | None = None
+    ) -> None:
         self._session = session
         self._topic = topic
         self._count: Callable[[int], None] = lambda _: None
@@ -182,6 +186,8 @@ class _Publishing:
         self._keep_going = keep_going
         self._queue: asyncio.Queue[tuple[int, asyncio.Future[Receipt] | Failure | BrokerError] | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(WINDOW)
+        self._time = asyncio.get_running_loop().time
+        self._bucket = None if rate is None else TokenBucket(rate, self._time())
         self._published = 0
         self._duplicates = 0
         self._failed = 0
@@ -216,12 +222,19 @@ class _Publishing:
         try:
             async for line, message in items:
                 await self._room.acquire()
+                if self._bucket is not None:
+                    await self._pace(self._bucket)
                 outcome = message if isinstance(message, Failure) else await self._enqueue(message)
                 self._queue.put_nowait((line, outcome))
                 if not isinstance(outcome, asyncio.Future) and not self._keep_going:
                     return
         finally:
             self._queue.put_nowait(None)
+
+    async def _pace(self, bucket: TokenBucket) -> None:
+        if (delay := bucket.delay(self._time())) > 0:
+            await asyncio.sleep(delay)
+        bucket.take(1, self._time())
 
     async def _enqueue(self, message: OutboundMessage) -> asyncio.Future[Receipt] | BrokerError:
         try:

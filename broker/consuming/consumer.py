@@ -16,7 +16,7 @@ from typing import Any, Generic, NoReturn, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import check_accepts, check_count, check_patience, is_whole, refused
+from broker.checks import check_accepts, check_count, check_patience, check_seconds, is_whole, refused
 from broker.consuming.engine import Engine
 from broker.consuming.handlers import LAST_CHANCE, handle_batches, handle_each, work
 from broker.driver.concurrency import check_loop
@@ -86,6 +86,7 @@ class MessageConsumer(Generic[T]):
         self._one_open = asyncio.Lock()
         self._opening: asyncio.Task[Any] | None = None
         self._stopped = False
+        self._paused = False
         self._never_ran = False
         """It was stopped before it was open."""
         self._closed = False
@@ -124,6 +125,8 @@ class MessageConsumer(Generic[T]):
                 if self._engine is None:
                     self._loop = None
             engine.owner = self
+            if self._paused:
+                engine.pause()
             if self._stopped:
                 self._never_ran = True
                 engine.end()
@@ -143,6 +146,25 @@ class MessageConsumer(Generic[T]):
         self._stopped = True
         if self._engine is not None:
             self._engine.end()
+
+    def pause(self) -> None:
+        """Hand nothing over until `resume`: calls wait, and handlers that run go on.
+
+        Fetched messages stay leased, and fetching ends when the buffer is full, with `max_outstanding` messages at
+        most. Failed messages are retried after `resume`. Calls still time out, and `stop_when_idle` does not end a
+        paused consumer. Never waits. May be called before the consumer is open, and twice.
+        """
+        check_loop(self._loop)
+        self._paused = True
+        if self._engine is not None:
+            self._engine.pause()
+
+    def resume(self) -> None:
+        """Undo `pause`. Does nothing if the consumer is not paused."""
+        check_loop(self._loop)
+        self._paused = False
+        if self._engine is not None:
+            self._engine.resume()
 
     async def close(self) -> None:
         """Release undelivered messages, and wait for running handlers, at most `close_timeout` seconds.
@@ -206,32 +228,40 @@ class MessageConsumer(Generic[T]):
 
     # -- by batch ----------------------------------------------------------------------------------------
 
-    async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[T]:
+    async def next_batch(
+        self, max_messages: int = 100, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> MessageBatch[T]:
         """The available messages, 1 to `max_messages`; an empty batch after `timeout` idle seconds.
 
+        :param max_wait: seconds for which the first message waits for a full batch. A batch comes earlier when it is
+            full, at the `timeout`, and when `max_outstanding` and the like let nothing more be fetched.
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         :raises Closed: the consumer is not open.
         """
         engine = self._opened_engine()
         self._check_batch(max_messages)
         check_patience("timeout", timeout)
-        batch = engine.take_batch(max_messages)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
+        batch = [] if max_wait else engine.take_batch(max_messages)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while not batch and engine.check():
             left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
-            in_time = await engine.wait(max_messages, left)
+            wait = engine.wait(max_messages, left) if not max_wait else engine.fill(max_messages, max_wait, left)
+            in_time = await wait
             batch = engine.take_batch(max_messages)
             if not in_time and engine.running:
                 break
         return MessageBatch(batch, engine)
 
-    def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[T]]:
+    def batches(self, max_messages: int = 100, *, max_wait: float | None = None) -> AsyncIterator[MessageBatch[T]]:
         """Iterate over batches of at least one message: `async for batch in consumer.batches():`.
 
+        :param max_wait: as for `next_batch`.
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
         self._check_batch(max_messages)
-        return Steps(lambda: self.next_batch(max_messages), self._is_over)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
+        return Steps(lambda: self.next_batch(max_messages, max_wait=max_wait), self._is_over)
 
     # -- by handler --------------------------------------------------------------------------------------
 
@@ -249,16 +279,26 @@ class MessageConsumer(Generic[T]):
         check_count("concurrency", concurrency)
         await self._work(concurrency, lambda engine: handle_each(engine, handler))
 
-    async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
+    async def receive_batches(
+        self,
+        handler: BatchHandler[T],
+        *,
+        max_messages: int = 100,
+        max_wait: float | None = None,
+        concurrency: int = 1,
+    ) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
+        :param max_wait: hand a batch over when it is full or its first message has waited so many seconds; None hands
+            over what there is. As for `next_batch`.
         :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
             `max_outstanding`.
         """
         check_accepts("handler", handler, "a batch of messages")
         self._check_batch(max_messages)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
         check_count("concurrency", concurrency)
-        await self._work(concurrency, lambda engine: handle_batches(engine, handler, max_messages))
+        await self._work(concurrency, lambda engine: handle_batches(engine, handler, max_messages, max_wait))
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
         """This consumer and its handler, for `broker.run`.

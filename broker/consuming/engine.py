@@ -28,6 +28,7 @@ from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
+from broker.token_bucket import TokenBucket
 
 __all__ = ["Engine", "OpenSource", "policy_of"]
 
@@ -73,6 +74,12 @@ class Engine:
         self.policies: list[FailurePolicy] = []
         self._in_flight: deque[InFlight] = deque()
         self._ended = False
+        self._paused = False
+        self._halted = False
+        """Nothing is handed over: the consumer has ended, is paused or waits for its rate. Each hand-over reads it."""
+        self._bucket = None if options.max_rate is None else TokenBucket(options.max_rate, self._loop.time())
+        self._rate_timer: asyncio.TimerHandle | None = None
+        """Set while the consumer waits for its rate."""
         self._idle = False
         self._fatal: BrokerError | None = None
         self.fatal_cause: BrokerError | None = None
@@ -139,9 +146,11 @@ class Engine:
         for _ in range(len(self._in_flight)):
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
-            while not self._ended and (message := in_flight.ready.take()) is not None:
+            while not self._halted and (message := in_flight.ready.take()) is not None:
                 if self._admitted(in_flight, (message,)):
                     in_flight.handed_over(1)
+                    if self._bucket is not None:
+                        self._spend(self._bucket, 1)
                     return message
         return None
 
@@ -154,11 +163,43 @@ class Engine:
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
             before = len(batch)
-            while not self._ended and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
+            while not self._halted and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
                 batch += self._admitted(in_flight, some)
             if len(batch) > before:
                 in_flight.handed_over(len(batch) - before)
+        if self._bucket is not None and batch:
+            self._spend(self._bucket, len(batch))
         return batch
+
+    def pause(self) -> None:
+        """Hand nothing over until `resume`. What is buffered stays ours; the fetch ends where the buffer is full."""
+        self._paused = self._halted = True
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        if self._paused:
+            self._paused = False
+            self.receivers.active()
+            self._go_on()
+
+    def _spend(self, bucket: TokenBucket, count: int) -> None:
+        """So many messages were handed over; halt if the rate allows no further one now."""
+        now = self._loop.time()
+        bucket.take(count, now)
+        delay = bucket.delay(now)
+        if delay > 0:
+            self._halted = True
+            self._rate_timer = self._loop.call_later(delay, self._rate_allows)
+
+    def _rate_allows(self) -> None:
+        self._rate_timer = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Hand over again, unless there is another reason not to."""
+        self._halted = self._ended or self._paused or self._rate_timer is not None
+        if not self._halted:
+            self.receivers.wake(sum(len(in_flight.ready) for in_flight in self._in_flight))
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
         """Wait until something may be there to take, or the consumer ends; False when `timeout` passed first."""
@@ -183,6 +224,38 @@ class Engine:
             # A wake takes waiters out, also those that turn out to be cancelled.
             with suppress(ValueError):
                 self.receivers.waiters.remove(waiter)
+        return True
+
+    async def fill(self, wanted: int, max_wait: float, timeout: float | None) -> bool:
+        """Wait until a batch is due, or the consumer ends; False when `timeout` passed first.
+
+        A batch is due when `wanted` messages are ready, when some have been ready for `max_wait` seconds, or when the
+        bounds let no more be fetched.
+        """
+        began = self._loop.time()
+        since: float | None = None
+        handed_over = 0
+        while not self._ended:
+            now = self._loop.time()
+            ready = sum(len(in_flight.ready) for in_flight in self._in_flight)
+            if since is None or not ready or handed_over != self.receivers.counts.handed_over:
+                # What was waited for went to another caller.
+                handed_over = self.receivers.counts.handed_over
+                since = now if ready else None
+            waits: list[float] = [] if timeout is None else [began + timeout - now]
+            if since is not None and not self._halted:
+                if ready >= wanted or all(in_flight.full for in_flight in self._in_flight):
+                    return True
+                waits.append(since + max_wait - now)
+                if waits[-1] <= 0:
+                    return True
+            if waits and waits[0] <= 0:
+                return False
+            try:
+                await self.wait(wanted, min(waits, default=None))
+            except asyncio.CancelledError:
+                self.receivers.wake(ready)
+                raise
         return True
 
     def check(self) -> bool:
@@ -238,12 +311,14 @@ class Engine:
         """Stop the hand-over, release undelivered messages, and wake all waiters."""
         if self._ended:
             return
-        self._ended = True
+        self._ended = self._halted = True
         self.ended.set()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._idle_check is not None:
             self._idle_check.cancel()
+        if self._rate_timer is not None:
+            self._rate_timer.cancel()
         for in_flight in self._in_flight:
             in_flight.stop_fetching()
         self.receivers.wake(len(self.receivers.waiters))
@@ -357,7 +432,7 @@ class Engine:
         allowed = self.options.stop_when_idle
         if allowed is None or self._ended:
             return
-        if any(in_flight.messages for in_flight in self._in_flight):
+        if self._paused or any(in_flight.messages for in_flight in self._in_flight):
             self._arm_idle_timer(allowed)
             return
         idle = self._loop.time() - self.receivers.active_at
@@ -380,7 +455,7 @@ class Engine:
             self.fail(error)
             return
         self._idle_check = None
-        if idle and active_at == self.receivers.active_at:
+        if idle and not self._paused and active_at == self.receivers.active_at:
             self._end_idle()
         else:
             self._arm_idle_timer(_IDLE_RECHECK)

@@ -164,11 +164,15 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
             _raise(conclude(message, error))
 
 
-async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_messages: int) -> None:
+async def handle_batches(
+    engine: Engine, handler: BatchHandler[Any], max_messages: int, max_wait: float | None = None
+) -> None:
     """One worker that handles batch by batch, until the engine ends."""
     handling = engine.hooks.handling
     timeout = engine.retry.timeout
     while True:
+        if max_wait is not None:
+            await engine.fill(max_messages, max_wait, None)
         messages = engine.take_batch(max_messages)
         if not messages:
             if not _still_runs(engine):

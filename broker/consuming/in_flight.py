@@ -283,6 +283,11 @@ class InFlight:
             )
         )
 
+    @property
+    def full(self) -> bool:
+        """Whether the bounds let nothing more be fetched."""
+        return self._flow.room()[0] <= 0
+
     # -- settling ----------------------------------------------------------------------------------------
 
     async def carry_out(self, settlement: Settlement, *, wait: bool = False) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from broker.capabilities import LeaseMode, MessageCapabilities
-from broker.checks import check_codec, check_count, check_flag, check_seconds, refused
+from broker.checks import check_codec, check_count, check_flag, check_rate, check_seconds, refused
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
 from broker.driver.contract import Start
@@ -29,6 +29,7 @@ class MessageOptions(TypedDict, total=False):
     max_outstanding: int
     max_outstanding_bytes: int
     prefetch: int | None
+    max_rate: float | None
     max_lease: float
     confirm_acks: bool | None
     stop_when_idle: float | None
@@ -43,6 +44,7 @@ class ConsumerOptions:
     max_outstanding: int = 1000
     max_outstanding_bytes: int = 64 * _MEBIBYTE
     prefetch: int | None = None
+    max_rate: float | None = None
     max_lease: float = 3600.0
     ordered_by_key: bool = False
     confirm_acks: bool | None = None
@@ -59,6 +61,7 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
     check_count("max_outstanding", options.max_outstanding)
     check_count("max_outstanding_bytes", options.max_outstanding_bytes)
     check_count("prefetch", options.prefetch, optional=True)
+    check_rate("max_rate", options.max_rate)
     check_flag("ordered_by_key", options.ordered_by_key)
     check_flag("confirm_acks", options.confirm_acks, optional=True)
     check_seconds("max_lease", options.max_lease)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from broker.checks import check_accepts, check_choice, check_codec, check_count, check_seconds, refused
+from broker.checks import check_accepts, check_choice, check_codec, check_count, check_rate, check_seconds, refused
 from broker.driver.contract import RecordSubscription, Start
 from broker.errors import ConfigurationError
 from broker.names import check_name
@@ -20,6 +20,7 @@ class AnyRecordOptions(TypedDict, total=False):
     isolation: Literal["read_committed", "read_uncommitted"]
     on_decode_error: str
     max_buffered: int
+    max_rate: float | None
     stop_when_idle: float | None
     close_timeout: float
 
@@ -38,6 +39,7 @@ def check_record_options(
     on_revoking: object,
     max_buffered: object,
     max_buffered_bytes: object,
+    max_rate: object,
     stop_when_idle: object,
     close_timeout: object,
 ) -> None:
@@ -48,6 +50,7 @@ def check_record_options(
         check_accepts("on_revoking", on_revoking, "a list of partitions")
     check_count("max_buffered", max_buffered)
     check_count("max_buffered_bytes", max_buffered_bytes)
+    check_rate("max_rate", max_rate)
     check_seconds("stop_when_idle", stop_when_idle, optional=True)
     check_seconds("close_timeout", close_timeout)
     if not isinstance(on_decode_error, str):

@@ -39,6 +39,7 @@ from broker.reading.membership import Membership, OnRevoking
 from broker.reading.options import check_record_options
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, RecordBatch, RecordOwner
+from broker.token_bucket import TokenBucket
 
 __all__ = ["RecordConsumer", "RecordReading"]
 
@@ -52,6 +53,7 @@ class RecordReading:
 
     :param check: raises Closed if no record may be handed over any more.
     :param is_idle: called after `stop_when_idle` seconds without a record; returns whether the member is idle.
+    :param max_rate: records handed over per second.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class RecordReading:
         check: Callable[[], None],
         stop_when_idle: float | None,
         is_idle: Callable[[float], Awaitable[bool]],
+        max_rate: float | None,
     ) -> None:
         self._owner = owner
         self._fetcher = fetcher
@@ -74,6 +77,9 @@ class RecordReading:
         self._stop_when_idle = stop_when_idle
         self._is_idle = is_idle
         self._time = asyncio.get_running_loop().time
+        self._bucket = None if max_rate is None else TokenBucket(max_rate, self._time())
+        self._at_once = decoder is None and self._bucket is None
+        """Whether a buffered record can be handed over without more ado."""
         self._since_yield = 0
         self._before_yield = 0
         self.ended: BrokerError | None = None
@@ -81,31 +87,72 @@ class RecordReading:
 
     async def one(self, timeout: float | None) -> Record[Any] | None:
         """The next record, or None if there was none in time."""
-        if self._decoder is None and len(self._buffer) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
+        if self._at_once and len(self._buffer) and self._since_yield < _RECORDS_BETWEEN_YIELDS:
             self._check()
         elif not await self._available(timeout):
             return None
         record = self._buffer.pop_one()
         self._assignments.hand_over_one(record, self._owner)
         self._since_yield += 1
+        if self._bucket is not None:
+            self._bucket.take(1, self._time())
         return record
 
-    async def some(self, limit: int, timeout: float | None) -> Sequence[Record[Any]]:
+    async def some(self, limit: int, timeout: float | None, max_wait: float | None = None) -> Sequence[Record[Any]]:
         """The next records, at most `limit`; none if there were none in time."""
+        began = self._time()
         if not await self._available(timeout):
             return []
+        if max_wait:
+            left = None if timeout is None else began + timeout - self._time()
+            await self._fill(limit, max_wait if left is None else min(max_wait, left))
+            # A rebalance may have taken the records meanwhile.
+            if not await self._available(None if timeout is None else began + timeout - self._time()):
+                return []
         if self._decoder is None and self._buffer.unmade:
             runs = self._assignments.hand_over_runs(self._buffer.pop_runs(limit), self._owner)
             self._since_yield += len(runs)
+            if self._bucket is not None:
+                self._bucket.take(len(runs), self._time())
             return runs
         records = self._buffer.pop(limit)
         if self._decoder is not None:
             self._decoder.decode_following(records)
         self._assignments.hand_over(records, self._owner)
         self._since_yield += len(records)
+        if self._bucket is not None:
+            self._bucket.take(len(records), self._time())
         return records
 
+    async def _fill(self, limit: int, max_wait: float) -> None:
+        """Wait until so many records are buffered, or nothing more is fetched, for at most `max_wait` seconds."""
+        due = self._time() + max_wait
+        while (
+            len(self._buffer) < limit
+            and self._fetcher.has_room
+            and self._fetcher.error is None
+            and (left := due - self._time()) > 0
+        ):
+            await self._fetcher.arrival(left)
+            self._check()
+
     async def _available(self, timeout: float | None) -> bool:
+        """Wait until the next record may be handed over, decoded; False if there was none in time."""
+        if self._bucket is None:
+            return await self._buffered(timeout)
+        deadline = None if timeout is None else self._time() + timeout
+        if not await self._buffered(timeout):
+            return False
+        while (delay := self._bucket.delay(now := self._time())) > 0:
+            left = None if deadline is None else deadline - now
+            if left is not None and left <= 0:
+                return False
+            await self._fetcher.arrival(delay if left is None else min(delay, left))
+            self._check()
+        # A rebalance may have taken the records meanwhile.
+        return await self._buffered(None if deadline is None else deadline - self._time())
+
+    async def _buffered(self, timeout: float | None) -> bool:
         """Wait until the next record can be popped, decoded; False if there was none in time."""
         if self._since_yield >= _RECORDS_BETWEEN_YIELDS:
             # A consumer that finds its buffer full never suspends: let the fetch loop and other tasks run.
@@ -207,6 +254,7 @@ class RecordConsumer(Generic[T]):
         other text is the topic to which undecodable records are dead-lettered; commits cover them.
     :param max_buffered: maximum number of buffered records.
     :param max_buffered_bytes: maximum size of these records in bytes; one record may exceed it.
+    :param max_rate: maximum number of records handed over per second; a batch is not split for it.
     :param stop_when_idle: end after this many seconds without records: iterations end, and calls without a timeout
         return nothing. Joining (at most 10 s) and times without a connection do not count.
     :param close_timeout: seconds that pending commits have to end at the close.
@@ -225,6 +273,7 @@ class RecordConsumer(Generic[T]):
         on_decode_error: str = "raise",
         max_buffered: int = 10_000,
         max_buffered_bytes: int = 64 * 1024 * 1024,
+        max_rate: float | None = None,
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
         on_revoking: OnRevoking | None = None,
@@ -238,6 +287,7 @@ class RecordConsumer(Generic[T]):
             on_revoking=on_revoking,
             max_buffered=max_buffered,
             max_buffered_bytes=max_buffered_bytes,
+            max_rate=max_rate,
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,
         )
@@ -248,6 +298,7 @@ class RecordConsumer(Generic[T]):
         self._on_decode_error = on_decode_error
         self._max_buffered = max_buffered
         self._max_buffered_bytes = max_buffered_bytes
+        self._max_rate = max_rate
         self._stop_when_idle = stop_when_idle
         self._close_timeout = close_timeout
         self._on_revoking = on_revoking
@@ -319,6 +370,7 @@ class RecordConsumer(Generic[T]):
             check=self._check_open,
             stop_when_idle=self._stop_when_idle,
             is_idle=self._member.is_idle,
+            max_rate=self._max_rate,
         )
         self._opened_at = self._loop.time()
         logger.info("Reading %s in group %s", ", ".join(self._subscription.topics), self._subscription.group)
@@ -384,6 +436,7 @@ class RecordConsumer(Generic[T]):
         max_outstanding: int = 1000,
         max_outstanding_bytes: int = 64 * 1024 * 1024,
         prefetch: int | None = None,
+        max_rate: float | None = None,
         max_gap: int = 10_000,
         commit_every: int = 1000,
         commit_interval: float = 1.0,
@@ -436,6 +489,7 @@ class RecordConsumer(Generic[T]):
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
                 prefetch=prefetch,
+                max_rate=self._max_rate if max_rate is None else max_rate,
                 ordered_by_key=ordered_by_key,
                 stop_when_idle=self._stop_when_idle if stop_when_idle is None else stop_when_idle,
                 close_timeout=self._close_timeout if close_timeout is None else close_timeout,
@@ -471,24 +525,33 @@ class RecordConsumer(Generic[T]):
             check_patience("timeout", timeout)
         return await self._open_reading().one(timeout)
 
-    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]:
+    async def next_batch(
+        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> RecordBatch[T]:
         """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
+        :param max_wait: seconds for which the first record waits for a full batch. A batch comes earlier when it is
+            full, at the `timeout`, and when the buffer is too full for the next fetch (half of `max_buffered`).
         :raises DecodeError: the next payload cannot be decoded (only with `on_decode_error="raise"`).
         :raises Closed: the consumer was closed.
         """
         check_count("max_records", max_records)
         check_patience("timeout", timeout)
-        return RecordBatch(await self._open_reading().some(max_records, timeout), self)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
+        return RecordBatch(await self._open_reading().some(max_records, timeout, max_wait), self)
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """Iterate over the records until the consumer is closed or idle. Leaving the loop loses no record."""
         return Steps(self.next_record, lambda: self.closed)
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record."""
+    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]:
+        """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record.
+
+        :param max_wait: as for `next_batch`.
+        """
         check_count("max_records", max_records)
-        return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
+        check_seconds("max_wait", max_wait, zero=True, optional=True)
+        return Steps(lambda: self.next_batch(max_records, max_wait=max_wait), lambda: self.closed)
 
     def _open_reading(self) -> RecordReading:
         check_loop(self._loop)
@@ -554,6 +617,8 @@ class RecordConsumer(Generic[T]):
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Stop delivering records of these partitions (by default of all assigned ones) until `resume`.
+
+        Partitions that are assigned later are not paused.
 
         :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """

@@ -339,15 +339,17 @@ class RecordFetcher:
     # -- fetching ------------------------------------------------------------------------------------------
 
     def _demand(self) -> tuple[int, int]:
-        if self._pauses or not self._has_room():
+        if self._pauses or not self.has_room:
             return 0, 0
         return self._max_records - len(self.buffer), self._max_bytes - self.buffer.size
 
-    def _has_room(self) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """Whether the buffer is empty enough for the next fetch."""
         return 2 * len(self.buffer) <= self._max_records and 2 * self.buffer.size <= self._max_bytes
 
     def _check_room(self) -> None:
-        if self._fetch_loop is not None and self._fetch_loop.waiting and self._has_room():
+        if self._fetch_loop is not None and self._fetch_loop.waiting and self.has_room:
             self._fetch_loop.poke()
 
     def _poke(self) -> None:

@@ -21,6 +21,7 @@ from tests.broken_variants.breaking import (
     BrokenSource,
     BrokenView,
     CarelessBus,
+    LossyConsumer,
 )
 from tests.broken_variants.registry import breaks
 
@@ -288,6 +289,50 @@ class EphemeralStartsAtTheLatest(BrokenBackend):
 @breaks("cancel.waiters-lose-nothing")
 class CancelLosesAMessage(BrokenBus):
     """A consumer suspends once more between taking a message and delivering it."""
+
+
+class _Unstoppable(LossyConsumer):
+    async def next_message(self, timeout: float | None = None) -> Any:
+        return await self.inner.next_message(timeout)
+
+    def pause(self) -> None:
+        """Hand over as before."""
+
+
+@breaks("flow.paused-hands-nothing-over")
+class IgnoresThePause(BrokenBus):
+    """`pause` of a consumer does nothing."""
+
+    consumer_class = _Unstoppable
+
+
+@breaks("leases.paused-is-renewed")
+class PausedLeasesEnd(BrokenSource):
+    """Renewals of leases are reported as successful but not made, also while the consumer is paused."""
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        return [None] * len(messages)
+
+
+@breaks("flow.rate-is-bounded")
+class IgnoresTheRate(Bus):
+    """`max_rate` is ignored."""
+
+    def messages(self, *args: Any, **options: Any) -> Any:
+        options.pop("max_rate", None)
+        return super().messages(*args, **options)
+
+
+class _Hasty(LossyConsumer):
+    async def receive_batches(self, handler: Any, *, max_wait: float | None = None, **options: Any) -> None:
+        await self.inner.receive_batches(handler, **options)
+
+
+@breaks("messages.batch-waits-to-fill")
+class HandsBatchesOverAtOnce(BrokenBus):
+    """`max_wait` of a handler of batches is ignored."""
+
+    consumer_class = _Hasty
 
 
 @breaks("cancel.ack-completes")

@@ -45,6 +45,19 @@ def test_lines_of_standard_input(cli):
     assert base64.b64decode(lines[2]["data_base64"]) == b"\xff\xfe"
 
 
+def test_rates(cli):
+    topic = cli.topic()
+    assert "Published 3 messages" in cli("publish", topic, "a", "b", "c", "--rate", "1000").err
+    seen = consume(cli, topic, "--rate", "2", "--stop-when-idle", "0.3")
+    assert bodies(seen) == ["a", "b", "c"]
+    log = cli("consume", topic, "--records", "-g", "g-1", "--rate", "10", "--stop-when-idle", "3", "-n", "3", "--json")
+    assert bodies(log) == ["a", "b", "c"]
+    for command in (("publish", topic, "x"), ("consume", topic, "--ephemeral")):
+        for rate in ("0", "-1", "nan", "fast"):
+            refused = cli(*command, "--rate", rate, code=2)
+            assert f"--rate is '{rate}'" in refused.err
+
+
 def test_a_file_as_one_message(cli, tmp_path):
     topic = cli.topic()
     path = tmp_path / "body.bin"

@@ -77,14 +77,18 @@ class FakeMessages:
     async def next_message(self, timeout: float | None = None) -> Message[Order] | None:
         return self._messages.pop(0) if self._messages else None
 
-    async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[Order]:
+    async def next_batch(
+        self, max_messages: int = 100, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> MessageBatch[Order]:
         return MessageBatch(self._messages[:max_messages])
 
     async def __aiter__(self) -> AsyncIterator[Message[Order]]:
         for message in self._messages:
             yield message
 
-    async def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[Order]]:
+    async def batches(
+        self, max_messages: int = 100, *, max_wait: float | None = None
+    ) -> AsyncIterator[MessageBatch[Order]]:
         yield MessageBatch(self._messages[:max_messages])
 
     async def receive(self, handler: protocols.Handler[Order], *, concurrency: int = 1) -> None:
@@ -92,7 +96,12 @@ class FakeMessages:
             await handler(message)
 
     async def receive_batches(
-        self, handler: protocols.BatchHandler[Order], *, max_messages: int = 100, concurrency: int = 1
+        self,
+        handler: protocols.BatchHandler[Order],
+        *,
+        max_messages: int = 100,
+        max_wait: float | None = None,
+        concurrency: int = 1,
     ) -> None:
         await handler(MessageBatch(self._messages))
 
@@ -106,14 +115,18 @@ class FakeRecords:
     async def next_record(self, timeout: float | None = None) -> Record[Order] | None:
         return self._records.pop(0) if self._records else None
 
-    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[Order]:
+    async def next_batch(
+        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+    ) -> RecordBatch[Order]:
         return RecordBatch(self._records[:max_records])
 
     async def __aiter__(self) -> AsyncIterator[Record[Order]]:
         for record in self._records:
             yield record
 
-    async def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[Order]]:
+    async def batches(
+        self, max_records: int = 1000, *, max_wait: float | None = None
+    ) -> AsyncIterator[RecordBatch[Order]]:
         yield RecordBatch(self._records[:max_records])
 
 

@@ -148,6 +148,75 @@ class Flow(ConformanceCase):
             await bus.topic(topic).publish_batch(numbered(3000))
             assert bodies(await until_seen(inbox, numbered(3000), harness.patience)) == once(numbered(3000))
 
+    @promise(
+        "flow.paused-hands-nothing-over",
+        "A paused consumer hands nothing over, in any shape; its running handlers end, and `resume` continues.",
+    )
+    async def test_paused_hands_nothing_over(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        handled: list[bytes | None] = []
+        begun, finish, complete = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def handle(message: Message[bytes]) -> None:
+            begun.set()
+            await finish.wait()
+            handled.append(message.data)
+            if len(handled) == 20:
+                complete.set()
+
+        async with bus.messages(topic, subscription="readers", prefetch=10) as inbox:
+            work = asyncio.ensure_future(inbox.receive(handle))
+            await bus.topic(topic).publish_batch(numbered(10))
+            async with asyncio.timeout(harness.patience):
+                await begun.wait()
+            inbox.pause()
+            finish.set()
+            await bus.topic(topic).publish_batch(numbered(10, "later"))
+            await nothing_more(inbox, harness.quiet)
+            assert len(await inbox.next_batch(5, timeout=harness.quiet)) == 0
+            assert len(handled) == 1
+            inbox.resume()
+            async with asyncio.timeout(harness.patience):
+                await complete.wait()
+            inbox.pause()
+            await inbox.close()
+            await work
+        assert sorted(body or b"" for body in handled) == sorted(numbered(10) + numbered(10, "later"))
+
+    @requires("messages.shared_by_message")
+    @promise(
+        "flow.paused-intake-is-bounded",
+        "A paused consumer holds `max_outstanding` messages at most: other consumers receive the rest.",
+    )
+    async def test_paused_intake_is_bounded(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_outstanding=5, prefetch=5) as paused:
+            paused.pause()
+            waiting = asyncio.ensure_future(paused.next_batch(5))
+            await bus.topic(topic).publish_batch(numbered(20))
+            async with bus.messages(topic, subscription="readers", max_outstanding=20, prefetch=20) as other:
+                await take(other, 15, harness.patience)
+                assert not waiting.done()
+                paused.resume()
+                async with asyncio.timeout(harness.patience):
+                    await (await waiting).ack()
+
+    @promise(
+        "flow.rate-is-bounded",
+        "With `max_rate`, messages are handed over no faster on average, and all arrive.",
+    )
+    async def test_rate_is_bounded(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_rate=10) as inbox:
+            await bus.topic(topic).publish_batch(numbered(12))
+            (first,) = await take(inbox, 1, harness.patience)
+            await first.ack()
+            time = asyncio.get_running_loop().time
+            began = time()
+            rest = set(numbered(12)) - {first.data}
+            assert bodies(await until_seen(inbox, rest, harness.patience)) == once(rest)
+            assert time() - began >= 0.9, "11 messages at 10 a second, with one saved up, take a second"
+
     @promise("flow.idle-consumer-does-not-spin", "An idle consumer polls the broker at most a few times a second.")
     async def test_idle_consumer_does_not_spin(self, harness: Harness) -> None:
         faults = Faults()

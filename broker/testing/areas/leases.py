@@ -58,6 +58,29 @@ class Leases(ConformanceCase):
 
     @requires("messages.lease")
     @promise(
+        "leases.paused-is-renewed",
+        "A consumer that is paused for two leases keeps what it has fetched, and delivers it once.",
+    )
+    async def test_paused_is_renewed(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", prefetch=20) as inbox:
+            inbox.pause()
+            waiting = asyncio.ensure_future(inbox.next_batch(20))
+            await bus.topic(topic).publish_batch(numbered(20))
+            await let_pass(2 * harness.lease_seconds)
+            assert not waiting.done(), "A paused consumer handed messages over"
+            inbox.resume()
+            async with asyncio.timeout(harness.patience):
+                seen = [*await waiting]
+            for message in seen:
+                await message.ack()
+            seen += await until_seen(inbox, set(numbered(20)) - {message.data for message in seen}, harness.patience)
+            assert bodies(seen) == once(numbered(20))
+            assert {message.delivery_attempt for message in seen} <= {1, None}
+            await nothing_more(inbox, 1.5 * harness.lease_seconds)
+
+    @requires("messages.lease")
+    @promise(
         "leases.handling-is-renewed", "A handler that runs for three leases keeps its message, which is handled once."
     )
     async def test_handling_is_renewed(self, harness: Harness) -> None:

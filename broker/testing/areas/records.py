@@ -12,6 +12,7 @@ from broker.driver.contract import TopicPartition
 from broker.errors import Closed, DecodeError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
+from broker.records import Record
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import RecordProbe
 from broker.testing.harness import Harness, unique
@@ -145,6 +146,29 @@ class Records(ConformanceCase):
             log.resume([TopicPartition(topic, 0)])
             seen += await read(log, 40 - len(seen), harness.patience)
             assert bodies(seen) == once(numbered(40))
+
+    @requires("records")
+    @promise(
+        "records.batch-waits-to-fill",
+        "With `max_wait` a batch is handed over when it is full, or when its first record has waited so long.",
+    )
+    async def test_record_batch_waits_to_fill(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.records(topic, group="readers") as log:
+            full = asyncio.ensure_future(log.next_batch(5, max_wait=10 * harness.patience))
+            for half in (numbered(5)[:3], numbered(5)[3:]):
+                await asyncio.wait((full,), timeout=2 * harness.quiet)
+                assert not full.done()
+                await bus.topic(topic).publish_batch(half)
+            async with asyncio.timeout(3 * harness.patience):
+                assert bodies(await full) == once(numbered(5))
+            await bus.topic(topic).publish_batch(numbered(3, "old"))
+            seen: list[Record[bytes]] = []
+            while len(seen) < 3:
+                batch = await log.next_batch(5, timeout=harness.patience, max_wait=harness.quiet)
+                assert batch, f"Only {len(seen)} of 3 records arrived"
+                seen += batch
+            assert bodies(seen) == once(numbered(3, "old"))
 
     @requires("records")
     @promise(

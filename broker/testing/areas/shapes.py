@@ -155,6 +155,40 @@ class Shapes(ConformanceCase):
         assert sorted(body or b"" for body in calls) == sorted([*numbered(20), unlucky])
 
     @promise(
+        "messages.batch-waits-to-fill",
+        "With `max_wait` a batch is handed over when it is full, or when its first message has waited so long.",
+    )
+    async def test_batch_waits_to_fill(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        batches: list[list[bytes | None]] = []
+        filled = asyncio.Event()
+
+        async def handle(batch: MessageBatch[bytes]) -> None:
+            batches.append([message.data for message in batch])
+            filled.set()
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            work = asyncio.ensure_future(inbox.receive_batches(handle, max_messages=5, max_wait=10 * harness.patience))
+            for half in (numbered(5)[:3], numbered(5)[3:]):
+                await asyncio.wait((work,), timeout=2 * harness.quiet)
+                assert batches == []
+                await bus.topic(topic).publish_batch(half)
+            async with asyncio.timeout(harness.patience):
+                await filled.wait()
+            assert sorted(body or b"" for body in batches[0]) == numbered(5)
+            inbox.stop()
+            await work
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(3, "old"))
+            seen: list[Message[bytes]] = []
+            while len(seen) < 3:
+                batch = await inbox.next_batch(5, timeout=harness.patience, max_wait=harness.quiet)
+                assert batch, f"Only {len(seen)} of 3 messages arrived"
+                await batch.ack()
+                seen += batch
+            assert bodies(seen) == once(numbered(3, "old"))
+
+    @promise(
         "messages.concurrency-is-bounded-and-reached",
         "`receive(concurrency=n)` runs n handlers at once, never more.",
     )

@@ -44,7 +44,7 @@ class Waiting:
         self._when_cancelled = when_cancelled
         self.cancelled = False
 
-    async def __call__(self, *_: object) -> Any:
+    async def __call__(self, *_: object, **__: object) -> Any:
         asyncio.get_running_loop().call_soon(press_ctrl_c)
         try:
             await asyncio.get_running_loop().create_future()

@@ -71,6 +71,55 @@ def test_iterating_with_blocks_acks_and_retries(bus: broker.blocking.Bus) -> Non
     assert waiting(bus) == (0, 0)
 
 
+def test_a_paused_consumer_hands_nothing_over(bus: broker.blocking.Bus) -> None:
+    publish(bus, 3)
+    inbox = bus.messages(TOPIC, subscription="billing")
+    inbox.pause()
+    with inbox:
+        assert inbox.next_message(timeout=0.02) is None
+        inbox.resume()
+        message = inbox.next_message(timeout=60)
+        assert message is not None
+        message.ack()
+        handled: list[bytes | None] = []
+
+        def handle(message: broker.blocking.BlockingMessage[bytes]) -> None:
+            inbox.pause()
+            handled.append(message.data)
+            threading.Timer(0.02, inbox.resume if len(handled) == 1 else inbox.stop).start()
+
+        inbox.receive(handle)
+        assert len(handled) == 2
+    inbox.pause()
+    inbox.resume()
+
+
+def test_batches_wait_to_fill(bus: broker.blocking.Bus) -> None:
+    with bus.messages(TOPIC, subscription="billing") as inbox:
+        threading.Timer(0.05, lambda: publish(bus, 2)).start()
+        publish(bus, 1)
+        batch = inbox.next_batch(3, max_wait=60)
+        assert len(batch) == 3
+        batch.ack()
+        publish(bus, 2)
+        first = next(inbox.batches(2, max_wait=60))
+        assert len(first) == 2
+        first.ack()
+        publish(bus, 3)
+        sizes: list[int] = []
+
+        def handle(batch: broker.blocking.BlockingMessageBatch[bytes]) -> None:
+            sizes.append(len(batch))
+            inbox.stop()
+
+        inbox.receive_batches(handle, max_messages=3, max_wait=60)
+        assert sizes == [3]
+    with bus.records(TOPIC, group="audit") as log:
+        assert len(log.next_batch(8, max_wait=60)) == 8
+        publish(bus, 2)
+        assert len(next(log.batches(2, max_wait=60))) == 2
+
+
 def test_leaving_the_loop_releases_the_rest(bus: broker.blocking.Bus) -> None:
     publish(bus, 10)
     with bus.messages(TOPIC, subscription="billing") as inbox:

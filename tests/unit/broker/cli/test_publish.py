@@ -13,6 +13,7 @@ from broker.cli.session import Options, Session
 from broker.errors import BackendError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from tests.unit.broker.consuming.warp import in_jumping_time
 
 
 class LateTopic:
@@ -74,3 +75,25 @@ async def test_the_run_stops_at_the_first_line_that_failed(outcomes, reported, s
     first, last = capsys.readouterr().err.splitlines()
     assert first == f"broker: {reported}"
     assert last == f"{summary} Use --keep-going to continue after errors"
+
+
+@in_jumping_time
+async def test_messages_are_published_at_the_rate():
+    times: list[float] = []
+
+    class Stored:
+        name = "orders"
+
+        async def enqueue(self, message: OutboundMessage) -> asyncio.Future[Receipt]:
+            times.append(round(asyncio.get_running_loop().time(), 3))
+            receipt = asyncio.get_running_loop().create_future()
+            receipt.set_result(STORED)
+            return receipt
+
+    async def items():
+        for number in range(1, 6):
+            yield Item(number, OutboundMessage(b""))
+
+    topic: Any = Stored()
+    await _Publishing(Session(Options()), topic, "line", keep_going=False, rate=2.0).run(items(), lambda _: None)
+    assert times == [0, 0.5, 1, 1.5, 2]

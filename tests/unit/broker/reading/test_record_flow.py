@@ -7,6 +7,7 @@ import asyncio
 from broker.driver.contract import TopicPartition
 from broker.errors import ConnectionFailed
 from broker.hooks import FetchFailed
+from tests.unit.broker.consuming.warp import in_jumping_time
 from tests.unit.broker.reading.record_bench import bench, drain, turns
 
 
@@ -97,3 +98,56 @@ async def test_a_consumer_that_never_waits_lets_other_tasks_run() -> None:
             await b.consumer.next_record()
         task.cancel()
         assert turns >= 10
+
+
+@in_jumping_time
+async def test_a_batch_waits_until_it_is_full_or_old() -> None:
+    async with bench() as b:
+        time = asyncio.get_running_loop().time
+        began = time()
+        waiting = asyncio.create_task(b.consumer.next_batch(3, max_wait=10))
+        await asyncio.sleep(5)
+        b.source.append(0)
+        await asyncio.sleep(5)
+        b.source.append(1, 2, 3)
+        assert [record.offset for record in await waiting] == [0, 1, 2]
+        assert time() - began == 10
+        assert [record.offset for record in await b.consumer.next_batch(3, max_wait=10)] == [3]
+        assert time() - began == 20
+        assert len(await b.consumer.next_batch(3, timeout=5, max_wait=10)) == 0
+        b.source.append(4)
+        assert [record.offset for record in await b.consumer.next_batch(3, timeout=5, max_wait=10)] == [4]
+        assert time() - began == 30
+        b.source.append(5, 6)
+        async for batch in b.consumer.batches(2, max_wait=10):
+            assert [record.offset for record in batch] == [5, 6]
+            break
+        assert time() - began == 30
+
+
+@in_jumping_time
+async def test_a_batch_that_cannot_grow_is_handed_over() -> None:
+    async with bench(max_buffered=4) as b:
+        b.source.append(0, 1, 2)
+        began = asyncio.get_running_loop().time()
+        assert [record.offset for record in await b.consumer.next_batch(4, max_wait=3600)] == [0, 1, 2]
+        assert asyncio.get_running_loop().time() == began
+
+
+@in_jumping_time
+async def test_records_are_handed_over_at_the_rate() -> None:
+    async with bench(max_rate=2.0) as b:
+        time = asyncio.get_running_loop().time
+        began = time()
+        b.source.append(*range(20))
+        for number in range(4):
+            record = await b.consumer.next_record()
+            assert record is not None
+            assert record.offset == number
+            assert time() - began == number / 2
+        assert await b.consumer.next_record(timeout=0.25) is None
+        assert time() - began == 1.75
+        assert [r.offset for r in await b.consumer.next_batch(10)] == list(range(4, 14))
+        assert time() - began == 2
+        assert [r.offset for r in await b.consumer.next_batch(10)] == list(range(14, 20))
+        assert time() - began == 7
