@@ -119,7 +119,7 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
 def _with_amqp_body(sent: ServiceBusMessage, native: ServiceBusReceivedMessage) -> ServiceBusMessage:
     """The message with the AMQP value or sequence of a received one as its body, if the client can write it."""
     body: Any = native.body
-    raw = sent.raw_amqp_message
+    raw: Any = sent.raw_amqp_message
     if native.body_type.value == "sequence":
         other = AmqpAnnotatedMessage(sequence_body=[[_typed(value) for value in section] for section in body])
     elif not body or (isinstance(body, int) and not -(2**31) <= body < 2**31):

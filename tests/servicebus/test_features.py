@@ -157,6 +157,11 @@ UNWRITABLE: dict[str, Any] = {"time": datetime(2026, 1, 1, tzinfo=UTC), "empty m
 """The client cannot write them again, so their text is forwarded."""
 
 
+def client_of(bus: Bus) -> Any:
+    backend: Any = bus.backend
+    return backend.client
+
+
 def bodies_of(messages: Sequence[Message[Any]]) -> dict[bytes, Any]:
     """Type and content of the AMQP bodies, by the property `name`."""
     found: dict[bytes, Any] = {}
@@ -185,7 +190,7 @@ async def test_amqp_bodies_and_properties_outlive_a_dead_letter_and_a_redrive(bo
     ]
     sequence = [[1, "two"], [{"three": 3}]]
     sent.append(AmqpAnnotatedMessage(sequence_body=sequence, application_properties={"name": "seq", **typed}))
-    async with bus.backend.client.get_queue_sender(topic) as sender:
+    async with client_of(bus).get_queue_sender(topic) as sender:
         for message in sent:
             await sender.send_messages(message)
     async with bus.messages(topic, subscription="queue", dead_letter=dead) as inbox:
@@ -223,7 +228,7 @@ async def test_amqp_bodies_and_properties_outlive_a_dead_letter_and_a_redrive(bo
 async def test_a_changed_message_is_forwarded_with_its_changes(both_ways: Bus, topic: str):
     bus = both_ways
     await bus.admin.ensure_topic(topic, kind="queue")
-    async with bus.backend.client.get_queue_sender(topic) as sender:
+    async with client_of(bus).get_queue_sender(topic) as sender:
         await sender.send_messages(AmqpAnnotatedMessage(value_body={"a": 1}, application_properties={"number": 7}))
     async with bus.messages(topic, subscription="queue") as inbox:
         (message,) = await take(inbox, 1, SECONDS)
