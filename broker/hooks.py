@@ -32,6 +32,7 @@ __all__ = [
     "InFlightMessages",
     "LeaseExpired",
     "LeasesNotRenewed",
+    "NoDeadLetter",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
@@ -134,7 +135,7 @@ class HandlerFailed(Event):
     failures: int
     """How often the message has failed in this consumer, this time included."""
     retry_in: float | None
-    """Seconds until redelivery; None if there is none, or if the message was settled or lost before."""
+    """Seconds until redelivery; None if the message is given up for good, or was settled or lost before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,18 @@ class DeadLetterFailed(Event):
     target: str
     error: BaseException
     pause: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoDeadLetter(Event):
+    """A message is exhausted, rejected or undecodable, and its consumer has no `dead_letter`: it comes again.
+
+    :ivar retry_in: seconds until redelivery.
+    """
+
+    message: Message[Any]
+    reason: str
+    retry_in: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@
 
 Attributes are application properties. Every message has a session id, which entities with sessions require: the key's
 text if possible, else a digest of the key, else the message id. Any message of a foreign client can be read: properties
-of other types become text, and are unchanged in `native`.
+of other types become text, an AMQP value or sequence becomes JSON, and both are unchanged in `native`. A message that
+is forwarded unchanged has them again, in the types that the client tells apart: it reads text as bytes, and a timestamp
+as a number.
 
 A message without an id gets a UUID. If a message id is 32 hexadecimal digits, beside `anybroker-time` and without
 `anybroker-id`, the SDK made it, in any version; a publisher, or a foreign program, gave every other id.
@@ -18,18 +20,21 @@ A message without an id gets a UUID. If a message id is 32 hexadecimal digits, b
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from broker import OutboundMessage
-from broker.driver import DEAD_LETTER_PREFIX, Place, is_whole, shown_attributes
+from broker.driver import DEAD_LETTER_PREFIX, Place, shown_attributes
 
 __all__ = ["VIEW", "Raw", "body_of", "encode", "size_of"]
 
@@ -86,7 +91,7 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
     if isinstance(native, ServiceBusReceivedMessage):
         for name, value in (native.application_properties or {}).items():
             text = _text(name)
-            if not isinstance(value, str | bytes) and text in message.attributes:
+            if message.attributes.get(text) == _text(value):
                 properties[text] = _typed(value)
     sent = ServiceBusMessage(
         message.data or b"",
@@ -106,14 +111,71 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
     if isinstance(native, ServiceBusReceivedMessage):
         sent.subject, sent.correlation_id = native.subject, native.correlation_id
         sent.content_type, sent.reply_to, sent.to = native.content_type, native.reply_to, native.to
+        if native.body_type.value != "data" and native.body is not None and message.data == body_of(native):
+            sent = _with_amqp_body(sent, native)
     return sent, identity
 
 
+def _with_amqp_body(sent: ServiceBusMessage, native: ServiceBusReceivedMessage) -> ServiceBusMessage:
+    """The message with the AMQP value or sequence of a received one as its body, if the client can write it."""
+    body: Any = native.body
+    raw: Any = sent.raw_amqp_message
+    if native.body_type.value == "sequence":
+        other = AmqpAnnotatedMessage(sequence_body=[[_typed(value) for value in section] for section in body])
+    elif not body or (isinstance(body, int) and not -(2**31) <= body < 2**31):
+        # As a whole body the client writes no value that is false, and no integer of more than 32 bits.
+        return sent
+    else:
+        other = AmqpAnnotatedMessage(value_body=_untyped(body))
+    other.header, other.properties, other.annotations = raw.header, raw.properties, raw.annotations
+    other.application_properties = raw.application_properties
+    # As the client makes one of an AmqpAnnotatedMessage.
+    return ServiceBusMessage(None, message=None, raw_amqp_message=other)
+
+
+def _untyped(body: Any) -> Any:
+    """A whole body, whose own type the client takes from Python."""
+    match body:
+        case list():
+            return [_typed(each) for each in body]  # pyright: ignore[reportUnknownVariableType]
+        case dict():
+            return {_untyped(name): _typed(each) for name, each in body.items()}  # pyright: ignore[reportUnknownVariableType]
+        case bytes():
+            typed = _typed(body)
+            return typed["VALUE"]
+        case _:
+            return body
+
+
 def _typed(value: Any) -> Any:
-    """A value with the type that the client needs: it encodes plain ints in 32 bits."""
-    if is_whole(value) and abs(value) >= 2**31:
-        return {"TYPE": "LONG", "VALUE": value}
-    return value
+    """A property, or a part of a body, with its AMQP type: the client would encode all ints in 32 bits, and takes a map
+    with a key "TYPE" for a type."""
+    match value:
+        case bool():
+            return {"TYPE": "BOOL", "VALUE": value}
+        case int():
+            kind = "INT" if -(2**31) <= value < 2**31 else "LONG" if value < 2**63 else "ULONG"
+            return {"TYPE": kind, "VALUE": value}
+        case float():
+            return {"TYPE": "DOUBLE", "VALUE": value}
+        case str():
+            return {"TYPE": "STRING", "VALUE": value}
+        case bytes():
+            try:
+                return {"TYPE": "STRING", "VALUE": value.decode()}
+            except UnicodeDecodeError:
+                return {"TYPE": "BINARY", "VALUE": value}
+        case UUID():
+            return {"TYPE": "UUID", "VALUE": value}
+        case Decimal():
+            return {"TYPE": "DECIMAL128", "VALUE": value}
+        case list():
+            return {"TYPE": "LIST", "VALUE": [_typed(each) for each in value]}  # pyright: ignore[reportUnknownVariableType]
+        case dict():
+            pairs = [(_typed(name), _typed(each)) for name, each in value.items()]  # pyright: ignore[reportUnknownVariableType]
+            return {"TYPE": "MAP", "VALUE": pairs}
+        case _:
+            return value
 
 
 def _session(key: bytes | None, message_id: str) -> str:
@@ -129,7 +191,7 @@ def _session(key: bytes | None, message_id: str) -> str:
 
 
 def body_of(native: ServiceBusReceivedMessage) -> bytes | None:
-    """The body's bytes; an AMQP value or sequence becomes text."""
+    """The body's bytes; an AMQP value becomes text, or JSON, and an AMQP sequence a list in JSON."""
     body: Any = native.body
     if body is None:
         return b""
@@ -138,8 +200,21 @@ def body_of(native: ServiceBusReceivedMessage) -> bytes | None:
     if native.body_type.value == "data":
         data = b"".join(bytes(part) for part in body)
         return None if not data and NULL.encode() in (native.application_properties or {}) else data
-    value = list(body) if native.body_type.value == "sequence" else body
-    return _text(value).encode()
+    value = [each for section in body for each in section] if native.body_type.value == "sequence" else body
+    return value.encode() if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    """An AMQP value as JSON can show it: what is not text, a number, a list or a map is shown as text."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case list():
+            return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        case dict():
+            return {_text(name): _plain(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return _text(value)
 
 
 def size_of(native: ServiceBusReceivedMessage, data: bytes | None) -> int:

@@ -8,6 +8,7 @@ drops the copies.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -129,10 +130,12 @@ class ServiceBusPublishTarget:
                         add(message)
                     except MessageSizeExceededError:
                         break
-                    except Exception:
+                    except (ValueError, TypeError, OverflowError, struct.error) as refused:
                         if indexes:
                             break  # It cannot be encoded: the next batch starts with it and fails alone.
-                        raise
+                        raise InvalidMessage(
+                            f"Service Bus's client cannot encode the message: {refused}", native=refused
+                        ) from refused
                     indexes.append(index)
                 if indexes:
                     await sender.send_messages(batch, timeout=self._connection.settings.publish_timeout)
@@ -263,5 +266,9 @@ def _is_message_error(error: BrokerError | None) -> bool:
 def _size_of(message: ServiceBusMessage) -> int:
     """Upper estimate of a message's bytes in a request."""
     properties: Any = message.application_properties or {}
-    size = _ENVELOPE + len(message.body if isinstance(message.body, bytes) else b"".join(message.body))
+    body: Any = message.body
+    if message.body_type.value == "data":
+        size = _ENVELOPE + (len(body) if isinstance(body, bytes) else sum(len(part) for part in body))
+    else:
+        size = _ENVELOPE + 2 * len(str(message.raw_amqp_message))
     return size + sum(len(str(name).encode()) + len(str(value).encode()) for name, value in properties.items())

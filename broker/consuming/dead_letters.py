@@ -45,7 +45,10 @@ __all__ = [
     "Shape",
     "confirms",
     "describe",
+    "log_dead_lettered",
     "make_dead_letter",
+    "one_line",
+    "placed",
 ]
 
 
@@ -54,6 +57,7 @@ MakeLetter = Callable[[InvalidMessage | None], OutboundMessage]
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 30.0
+_LONGEST_LINE: Final = 500
 
 
 class LetterWriter:
@@ -125,6 +129,12 @@ def describe(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__}, which has no text"
+
+
+def one_line(text: str) -> str:
+    """A text from outside as a part of one line of the log."""
+    line = " ".join(text[: 2 * _LONGEST_LINE].split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …"
 
 
 def _refusal(raised: Exception) -> InvalidMessage | None:
@@ -313,6 +323,13 @@ class DeadLetterWriter:
             )
 
         def failed(failure: BrokerError, pause: float) -> None:
+            logger.warning(
+                "The dead letter of %s was not written to %r, again in %.2f s: %s",
+                placed(message),
+                self.target,
+                pause,
+                one_line(failure.message),
+            )
             self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
 
         shapes = [partial(make, shape=shape) for shape in SHAPES]
@@ -326,6 +343,12 @@ class DeadLetterWriter:
             )
 
 
+def log_dead_lettered(message: Message[Any], target: str | None, subscription: str, reason: str) -> None:
+    """Log that a subscription dead-lettered a message, or dropped it if `target` is None."""
+    what = f"dropped {placed(message)}" if target is None else f"dead-lettered {placed(message)} to {target!r}"
+    logger.warning("Subscription %r has %s: %s", subscription, what, one_line(reason))
+
+
 def _origin(attributes: Mapping[str, str]) -> str:
     """The origin of a letter, for the log."""
     names = ("topic", "partition", "offset", "id")
@@ -335,12 +358,23 @@ def _origin(attributes: Mapping[str, str]) -> str:
 
 def _place(original: Envelope) -> dict[str, str]:
     """Partition and offset, as text."""
-    place = None
-    if isinstance(original, Record):
-        place = Place(original.partition, original.offset)
-    elif isinstance(original, Message) and isinstance(original.view, HasPlace):
-        place = original.view.place(original.raw)
+    place = _place_of(original)
     return {} if place is None else {name: str(at) for name, at in place._asdict().items() if at is not None}
+
+
+def _place_of(original: Envelope) -> Place | None:
+    if isinstance(original, Record):
+        return Place(original.partition, original.offset)
+    if isinstance(original, Message) and isinstance(original.view, HasPlace):
+        return original.view.place(original.raw)
+    return None
+
+
+def placed(message: Message[Any]) -> str:
+    """A message for the log: its id and its topic, with the partition and the offset that the broker reports."""
+    place = _place_of(message)
+    at = "" if place is None else f"[{'' if place.partition is None else place.partition}]@{place.offset}"
+    return f"message {message.id!r} of {message.topic!r}{at}"
 
 
 def _cut(added: dict[str, str], kept: int, used: int, limits: Limits) -> dict[str, str]:

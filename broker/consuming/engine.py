@@ -25,7 +25,7 @@ from broker.driver.concurrency import check_loop
 from broker.driver.contract import MessageSource, SourceListener
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, Closed, DecodeError
-from broker.hooks import Hooks, logger
+from broker.hooks import Hooks, Warned, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
 from broker.token_bucket import TokenBucket
@@ -132,6 +132,14 @@ class Engine:
             self.retry.max_attempts,
             self._last_step(),
         )
+        if self._decode is not None and self._dead_letter is None:
+            text = (
+                f"Subscription {self._subscription!r} of {self._topics} has a codec and no dead_letter: a message that "
+                "the codec cannot decode comes again and again; give dead_letter= a topic, or DROP"
+            )
+            logger.warning("%s", text)
+            if self.hooks.listening:
+                self.hooks.emit(Warned(text=text))
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
 

@@ -13,13 +13,13 @@ import asyncio
 import heapq
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
-from logging import DEBUG
+from logging import DEBUG, WARNING
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
-from broker.consuming.dead_letters import DeadLetterWriter, describe
+from broker.consuming.dead_letters import DeadLetterWriter, describe, log_dead_lettered, one_line, placed
 from broker.consuming.in_flight import InFlight, enter, leave
 from broker.consuming.leases import emit_not_renewed
 from broker.consuming.options import longest_delay
@@ -30,12 +30,10 @@ from broker.driver.contract import MessageSource, RetryTopic, Settlement
 from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
 from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
-from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed, logger
+from broker.hooks import DeadLettered, HandlerFailed, NoDeadLetter, Settled, SettleFailed, logger
 from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["DelayHolder", "FailurePolicy"]
-
-_LONGEST_LINE: Final = 500
 
 
 class DelayHolder:
@@ -188,29 +186,36 @@ class FailurePolicy:
         retried = self.retry.retries(error)
         target = None
         delay = None
+        fate = "given up"
         if retried and failures < self.retry.max_attempts:
             delay = min(self.retry.delay(failures), self._lease_left(message))
         elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
             delay = target.delay
+        last = delay is None
+        reason = f"failed {total} times" if retried else f"{type(error).__name__} is not retried"
+        if delay is not None:
+            fate = f"again in {delay:.2f} s"
+        elif self._dead_letter is None:
+            delay = self._longest_delay(message, self._last_topic(message))
+            fate = f"again in {delay:.2f} s, since there is no dead_letter"
         logger.warning(
             "Handling message %r of %r failed (failure %d, %s): %s",
             message.id,
             message.topic,
             total,
-            "given up" if delay is None else f"again in {delay:.2f} s",
-            _one_line(error),
-            exc_info=_traceback(error, last=delay is None),
+            fate,
+            one_line(describe(error)),
+            exc_info=_traceback(error, last=last),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
-        message.begin_settling(Outcome.REJECT if delay is None else Outcome.NACK)
-        reason = f"failed {total} times" if retried else f"{type(error).__name__} is not retried"
-        if target is not None:
+        message.begin_settling(Outcome.REJECT if last else Outcome.NACK)
+        if last:
+            self._give_up_soon(message, reason, error, total, logged=True)
+        elif target is not None:
             self._tasks.spawn(self._send_on(message, target, reason, error, failures))
         elif delay is not None:
             self._redeliver(message, delay, error)
-        else:
-            self._give_up_soon(message, reason, error, total)
 
     def _failed_late(self, message: Message[Any], error: Exception) -> None:
         attempts = self._attempts
@@ -227,7 +232,7 @@ class FailurePolicy:
             message.topic,
             failures,
             "it was lost" if message.outcome is None else f"its {message.outcome.name.lower()}",
-            _one_line(error),
+            one_line(describe(error)),
             exc_info=_traceback(error, last=done),
         )
         if self._hooks.listening:
@@ -360,9 +365,15 @@ class FailurePolicy:
             self.in_flight.deliver_again(message)
 
     def _give_up_soon(
-        self, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
+        self,
+        message: Message[Any],
+        reason: str,
+        error: Exception | None,
+        attempts: int | None,
+        *,
+        logged: bool = False,
     ) -> asyncio.Task[None]:
-        return self._tasks.spawn(self._give_up(message, reason, error, attempts))
+        return self._tasks.spawn(self._give_up(message, reason, error, attempts, logged=logged))
 
     async def _send_on(
         self,
@@ -396,13 +407,22 @@ class FailurePolicy:
         attempts: int | None,
         *,
         unwritable: bool = False,
+        logged: bool = False,
     ) -> None:
+        """Dead-letter the message, drop it, or redeliver it late.
+
+        :param unwritable: no retry topic takes it.
+        :param logged: the log has the reason, and says what follows.
+        """
         message.lease_ends = None
         if self._dead_letter is None:
-            if self._retry_writer is not None and not unwritable:
-                await self._send_on(message, self._retry_writer.last(message), reason, error, 0)
+            target = None if unwritable else self._last_topic(message)
+            delay = self._longest_delay(message, target)
+            self._report_no_dead_letter(message, reason, delay, here=target is None, logged=logged)
+            if target is not None:
+                await self._send_on(message, target, reason, error, 0)
             else:
-                self._redeliver(message, self.retry.maximum)
+                self._redeliver(message, delay)
             return
         target = None
         outcome = Outcome.REJECT
@@ -417,12 +437,42 @@ class FailurePolicy:
                 self._not_written(message, failure)
                 raise
         self.in_flight.counts.given_up += 1
+        log_dead_lettered(message, target, self._subscription, reason)
         self._hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is not SettleState.SETTLING:
             raise self._lost_meanwhile(message)
         text = "" if error is None else describe(error)
         # The caller has waited for the letter and waits for this too: otherwise a refusal would be lost.
         await self.in_flight.carry_out(Settlement(message, outcome, reason=reason, error=text), wait=True)
+
+    def _last_topic(self, message: Message[Any]) -> RetryTopic | None:
+        return None if self._retry_writer is None else self._retry_writer.last(message)
+
+    def _longest_delay(self, message: Message[Any], target: RetryTopic | None) -> float:
+        """The seconds until a message without a dead letter is redelivered, by a retry topic if there is one."""
+        return min(self.retry.maximum, self._lease_left(message)) if target is None else target.delay
+
+    def _report_no_dead_letter(
+        self, message: Message[Any], reason: str, delay: float, *, here: bool, logged: bool
+    ) -> None:
+        """Warn once of each message that is given up and has no dead-letter topic.
+
+        :param here: the message stays in its topic.
+        """
+        first = self._attempts.given_up(message) == 1
+        if not logged:
+            holds = here and self.in_flight.capabilities.lease is LeaseMode.NONE
+            logger.log(
+                WARNING if first else DEBUG,
+                "Subscription %r has no dead_letter for %s, which comes again in %.2f s: %s%s",
+                self._subscription,
+                placed(message),
+                delay,
+                one_line(reason),
+                "; until it is acked, the position of its partition stays here" if holds else "",
+            )
+        if self._hooks.listening:
+            self._hooks.emit(NoDeadLetter(message=message, reason=reason, retry_in=delay))
 
     def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
         """Report that the message was given up, and that its lease ended before it was settled."""
@@ -490,12 +540,6 @@ class FailurePolicy:
             advice="The message waits in this process; if this process dies, it may be redelivered early and with a "
             "lower attempt count",
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    """The type and the text of an error as a line of the log."""
-    text = " ".join(describe(error)[: 2 * _LONGEST_LINE].split())
-    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
 
 
 def _traceback(error: Exception, *, last: bool) -> Exception | None:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Container
 from typing import Any
 
-from broker.consuming.dead_letters import DeadLetterWriter
+from broker.consuming.dead_letters import DeadLetterWriter, log_dead_lettered
 from broker.driver.assignments import Assignments
 from broker.driver.contract import Backend, PublishTarget, TopicPartition
 from broker.driver.record_messages import message_of
@@ -135,6 +135,7 @@ class RecordDecoder:
             assigned = self._assignments.get(TopicPartition(record.topic, record.partition))
             if assigned is not None:
                 assigned.skip(record.offset)
+        log_dead_lettered(message, self._target_name, self._group, reason)
         if self._hooks.listening:
             self._hooks.emit(DeadLettered(message=message, target=self._target_name, reason=reason))
 

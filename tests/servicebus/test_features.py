@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
@@ -138,20 +140,137 @@ async def test_native_keeps_typed_values(open_bus: Open, topic: str):
         assert message.native.subject == "made"
 
 
+VALUES: dict[str, Any] = {
+    "text": "ä",
+    "number": 7,
+    "yes": True,
+    "half": 0.5,
+    "binary": b"\xff\x00",
+    "map": {"a": 1, "large": {"TYPE": "LONG", "VALUE": 2**40}, "huge": {"TYPE": "ULONG", "VALUE": 2**63}},
+    "a map that looks like a type": {"TYPE": {"TYPE": "INT", "VALUE": 1}},
+    "binary keys": {b"k": 1},
+    "list": [1.5, None, True, 0, "", [uuid4()]],
+    "map with a time": {"time": datetime(2026, 1, 1, tzinfo=UTC)},
+}
+"""Bodies of AMQP values."""
+UNWRITABLE: dict[str, Any] = {"time": datetime(2026, 1, 1, tzinfo=UTC), "empty map": {}}
+"""The client cannot write them again, so their text is forwarded."""
+
+
+def client_of(bus: Bus) -> Any:
+    backend: Any = bus.backend
+    return backend.client
+
+
+def bodies_of(messages: Sequence[Message[Any]]) -> dict[bytes, Any]:
+    """Type and content of the AMQP bodies, by the property `name`."""
+    found: dict[bytes, Any] = {}
+    for message in messages:
+        native = message.native
+        kind = native.body_type.value
+        found[native.application_properties[b"name"]] = kind, native.body if kind == "value" else list(native.body)
+    return found
+
+
+async def test_amqp_bodies_and_properties_outlive_a_dead_letter_and_a_redrive(both_ways: Bus, topic: str):
+    bus = both_ways
+    dead = f"{topic}.dead"
+    await bus.admin.ensure_topic(topic, kind="queue")
+    await bus.admin.ensure_topic(dead)
+    typed = {
+        "when": datetime(2026, 1, 1, tzinfo=UTC),
+        "huge": {"TYPE": "ULONG", "VALUE": 2**63},
+        "binary": {"TYPE": "BINARY", "VALUE": b"\xff"},
+        "uuid": uuid4(),
+        "half": 0.5,
+    }
+    sent = [
+        AmqpAnnotatedMessage(value_body=value, application_properties={"name": name, **typed})
+        for name, value in (VALUES | UNWRITABLE).items()
+    ]
+    sequence = [[1, "two"], [{"three": 3}]]
+    sent.append(AmqpAnnotatedMessage(sequence_body=sequence, application_properties={"name": "seq", **typed}))
+    async with client_of(bus).get_queue_sender(topic) as sender:
+        for message in sent:
+            await sender.send_messages(message)
+    async with bus.messages(topic, subscription="queue", dead_letter=dead) as inbox:
+        first = await take(inbox, len(sent), SECONDS)
+        before = bodies_of(first)
+        properties = dict(first[0].native.application_properties)
+        for message in first:
+            await message.reject("bad")
+        letters = {letter.attributes["name"]: letter for letter in await bus.admin.list_dead(dead)}
+        assert {letter.cut for letter in letters.values()} == {None}
+        assert (await bus.admin.redrive(dead, to=[topic])).moved == len(sent)
+        again = await take(inbox, len(sent), SECONDS)
+        for message in again:
+            await message.ack()
+    after = bodies_of(again)
+    for name in UNWRITABLE:
+        assert before.pop(name.encode())[0] == "value"
+        assert after.pop(name.encode())[0] == "data"
+    assert after == before
+    for message in again:
+        kept = {
+            name: value for name, value in message.native.application_properties.items() if b"anybroker" not in name
+        }
+        assert {**kept, b"name": b""} == {**properties, b"name": b""}
+    assert before[b"map"] == ("value", {b"a": 1, b"large": 2**40, b"huge": 2**63})
+    assert before[b"seq"] == ("sequence", [[1, b"two"], [{b"three": 3}]])
+    shown = {message.attributes["name"]: message.data for message in again}
+    assert shown["text"] == "ä".encode()
+    assert shown["time"] == b"1767225600000"
+    assert shown["map"] == b'{"a": 1, "large": 1099511627776, "huge": 9223372036854775808}'
+    assert shown["seq"] == b'[1, "two", {"three": 3}]'
+    assert shown["binary"] == b"\xff\x00"
+
+
+async def test_a_changed_message_is_forwarded_with_its_changes(both_ways: Bus, topic: str):
+    bus = both_ways
+    await bus.admin.ensure_topic(topic, kind="queue")
+    async with client_of(bus).get_queue_sender(topic) as sender:
+        await sender.send_messages(AmqpAnnotatedMessage(value_body={"a": 1}, application_properties={"number": 7}))
+    async with bus.messages(topic, subscription="queue") as inbox:
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.ack()
+        copy = OutboundMessage.from_message(message)
+        await bus.topic(topic).publish(copy.replace(data=b"changed", attributes={"number": "eight"}))
+        (changed,) = await take(inbox, 1, SECONDS)
+        await changed.ack()
+    assert (changed.data, dict(changed.attributes)) == (b"changed", {"number": "eight"})
+    assert changed.native.body_type.value == "data"
+
+
 async def test_a_message_that_the_client_cannot_encode_fails_alone(both_ways: Bus, topic: str):
     bus = both_ways
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing") as inbox:
         await bus.topic(topic).publish(b"x", attributes={"number": "1"})
         (foreign,) = await take(inbox, 1, SECONDS)
-        # An unsigned number of a foreign program: the client reads it, and can only write signed ones.
-        foreign.native.application_properties[b"number"] = 2**63
+        foreign.native.application_properties[b"number"] = 2**64
+        foreign.raw.attributes = None
         unsent = OutboundMessage.from_message(foreign)
         await foreign.ack()
         with pytest.raises(PublishError) as raised:
             await bus.topic(topic).publish_batch([b"before", unsent, b"after", b"later"])
         assert [isinstance(outcome, Receipt) for outcome in raised.value.outcomes] == [True, False, True, True]
+        assert isinstance(raised.value.outcomes[1], InvalidMessage)
         assert [message.data for message in await take(inbox, 3, SECONDS)] == [b"before", b"after", b"later"]
+
+
+async def test_a_message_that_the_client_cannot_encode_is_dead_lettered(both_ways: Bus, topic: str):
+    bus = both_ways
+    dead = f"{topic}.dead"
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_topic(dead)
+    async with bus.messages(topic, subscription="billing", dead_letter=dead) as inbox:
+        await bus.topic(topic).publish(b"x", attributes={"number": "1"})
+        (foreign,) = await take(inbox, 1, SECONDS)
+        foreign.native.application_properties[b"number"] = 2**64
+        await foreign.reject("bad")
+    (letter,) = await bus.admin.list_dead(dead)
+    assert (letter.data, letter.reason) == (b"x", "bad")
+    assert (letter.cut or "").startswith("Without attributes: Service Bus's client cannot encode the message: ")
 
 
 async def test_without_a_window_duplicates_are_not_dropped(open_bus: Open):

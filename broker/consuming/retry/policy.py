@@ -112,11 +112,12 @@ class Attempts:
     Topic and id identify a message: topics may use the same ids.
     """
 
-    __slots__ = ("_failures", "_releases")
+    __slots__ = ("_failures", "_given_up", "_releases")
 
     def __init__(self) -> None:
         self._failures: _Counts = OrderedDict()
         self._releases: _Counts = OrderedDict()
+        self._given_up: _Counts = OrderedDict()
 
     def failed(self, message: Message[Any]) -> int:
         """Count a failure; return the new count."""
@@ -132,14 +133,19 @@ class Attempts:
     def releases(self, message: Message[Any]) -> int:
         return self._releases.get(_name(message), 0)
 
+    def given_up(self, message: Message[Any]) -> int:
+        """Count that a message was given up and has no dead-letter topic; return the new count."""
+        return _count(self._given_up, message)
+
     def forget(self, message: Message[Any]) -> None:
         """Forget the counts of a settled message."""
         name = _name(message)
         self._failures.pop(name, None)
         self._releases.pop(name, None)
+        self._given_up.pop(name, None)
 
     def __bool__(self) -> bool:
-        return bool(self._failures or self._releases)
+        return bool(self._failures or self._releases or self._given_up)
 
 
 _Name = tuple[str, str | bytes]

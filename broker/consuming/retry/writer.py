@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from broker.consuming.dead_letters import LetterWriter, describe
+from broker.consuming.dead_letters import LetterWriter, describe, one_line, placed
 from broker.consuming.retry.topics import RetryRoutes
 from broker.driver.contract import RetryTopic
 from broker.driver.record_messages import letter_of, make_retry_letter, place_of
 from broker.errors import BrokerError, InvalidMessage
-from broker.hooks import Hooks, RetryScheduled, RetryWriteFailed
+from broker.hooks import Hooks, RetryScheduled, RetryWriteFailed, logger
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 
@@ -91,6 +91,13 @@ class RetryWriter:
             return make(brief=brief)
 
         def failed(failure: BrokerError, pause: float) -> None:
+            logger.warning(
+                "Retry topic %r did not take %s, again in %.2f s: %s",
+                target.name,
+                placed(message),
+                pause,
+                one_line(failure.message),
+            )
             self._hooks.emit(RetryWriteFailed(message=message, target=target.name, error=failure, pause=pause))
 
         shapes = [partial(shape, brief=False), partial(shape, brief=True)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import datetime
 
 from broker.codecs import Json, Text
 from broker.consuming.retry.policy import DROP, Retry
 from broker.errors import BackendError
-from broker.hooks import DeadLettered, DeadLetterFailed, Event
+from broker.hooks import DeadLettered, DeadLetterFailed, Event, NoDeadLetter, Warned, logger
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.testing.areas.retry import QUICK
@@ -216,6 +219,41 @@ class DeadLetters(ConformanceCase):
             assert loop.time() - rejected >= 0.58
 
     @promise(
+        "dead-letters.no-topic-is-reported",
+        "Without a dead-letter topic, a rejected or undecodable message is one warning, and an event each time.",
+    )
+    async def test_no_topic_is_reported(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        lines: list[logging.LogRecord] = []
+        bus.hooks.listen(events.append)
+        policy = Retry(initial=0.05, maximum=0.1, jitter=0.0)
+        codec = Json(dict[str, int])
+
+        def reported(word: str) -> list[NoDeadLetter]:
+            return [event for event in events if isinstance(event, NoDeadLetter) and word in event.reason]
+
+        with logged(lines):
+            async with bus.messages(topic, subscription="readers", codec=codec, retry=policy) as inbox:
+                assert any(isinstance(event, Warned) and "dead_letter" in event.text for event in events)
+                await bus.topic(topic).publish_batch([b"{broken", b'{"a": 1}'])
+                rejected = 0
+                async with asyncio.timeout(harness.patience):
+                    while rejected < 2 or len(reported("decoded")) < 2:
+                        message = await inbox.next_message(0.05)
+                        if message is not None:
+                            assert message.payload == {"a": 1}
+                            await message.reject("no departure")
+                            rejected += 1
+        assert {(event.message.data, event.retry_in) for event in reported("decoded")} == {(b"{broken", 0.1)}
+        assert {event.message.data for event in reported("no departure")} == {b'{"a": 1}'}
+        warned = [line.getMessage() for line in lines if line.levelno == logging.WARNING]
+        for reason in ("cannot be decoded", "no departure"):
+            (line,) = [text for text in warned if reason in text]
+            assert topic in line
+            assert "'readers'" in line
+
+    @promise(
         "dead-letters.are-truncated-to-fit",
         "A letter with a very long error text is written, with its body, key and attributes complete.",
     )
@@ -378,6 +416,22 @@ class DeadLetters(ConformanceCase):
             subscriptions = {letter.attributes["dead-letter-subscription"] for (letter,) in seen}
             assert subscriptions == {"first", "second"}
             assert await drain(letters, harness.quiet) == []
+
+
+@contextmanager
+def logged(records: list[logging.LogRecord]) -> Generator[None]:
+    """Add what the logger of `broker` gets meanwhile."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Handler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 _FIELDS = ("reason", "error", "attempts", "topic", "subscription", "id", "time")

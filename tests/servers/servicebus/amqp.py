@@ -344,6 +344,11 @@ class Amqp(Handler):
             except Refused as refused:
                 delivery.local.condition = said(refused)
                 delivery.update(Delivery.REJECTED)
+            except Exception as error:
+                # Raised any further, it would end the reactor, and with it every client's connection.
+                logger.exception("A message to %s", address)
+                delivery.local.condition = said(Refused("amqp:internal-error", repr(error), 500))
+                delivery.update(Delivery.REJECTED)
         delivery.settle()
         if link.credit < CREDIT // 2:
             link.flow(CREDIT - link.credit)

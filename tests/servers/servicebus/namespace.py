@@ -13,6 +13,7 @@ from tests.servers.servicebus.entities import DEAD_LETTERS, Entity, Held, Refuse
 from tests.servers.servicebus.filters import Matches, Subject
 from tests.servers.servicebus.journal import Journal
 from tests.servers.servicebus.rules import always, compile_rule, subject_of
+from tests.servers.servicebus.sections import head
 
 __all__ = ["Namespace", "Topic"]
 
@@ -164,7 +165,10 @@ class Namespace:
         if properties["status"] != "Active":
             raise Refused("com.microsoft:entity-disabled", f"The entity '{address}' is disabled.", 403)
         message = Message()
-        message.decode(raw)
+        try:
+            message.decode(head(raw))
+        except Exception as error:
+            raise Refused("amqp:decode-error", f"The message cannot be decoded: {error!r}") from error
         message_id = None if message.id is None else str(message.id)
         if properties["requires_duplicate_detection"] and message_id and self._is_duplicate(address, message_id):
             return 0

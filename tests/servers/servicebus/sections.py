@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-__all__ = ["Sections", "is_batch", "with_entries"]
+__all__ = ["Sections", "head", "is_batch", "with_entries"]
 
 HEADER: Final = 0x70
 ANNOTATIONS: Final = 0x72
@@ -65,6 +65,14 @@ class Sections:
             parts.append(with_entries(self.application, [_text(n) + _text(v) for n, v in application.items()]))
         parts.append(self.rest)
         return b"".join(parts)
+
+
+def head(raw: bytes) -> bytes:
+    """The message without its body, which may be of types that proton cannot read, such as maps with binary keys.
+
+    :raises ValueError: it is no message.
+    """
+    return raw[: next((start for code, start, _ in _walk(raw) if code >= DATA), len(raw))]
 
 
 def with_entries(encoded: bytes, entries: list[bytes]) -> bytes:
