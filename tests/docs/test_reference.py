@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
+
+import pytest
 
 import broker
 from broker import hooks
+from broker.admin import AdminFacade
+from broker.consuming.options import MessageOptions
+from broker.reading.options import RecordOptions
 from tests.docs.test_docs import ROOT, blocks
 
 OBSERVING = ROOT / "docs" / "observing.md"
@@ -31,7 +38,7 @@ def code(page: Path) -> str:
 
 def rows(page: Path, heading: str) -> list[list[str]]:
     """The cells of the tables below a heading."""
-    part = re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    part = re.split(r"^#+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     (found,) = [each for each in part if each.startswith(f"{heading}\n")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in found.splitlines() if line[:1] == "|"]
 
@@ -57,6 +64,30 @@ def test_the_defaults_of_retry() -> None:
         text = shown[field.name].strip("`")
         value = (Exception,) if text == "(Exception,)" else ast.literal_eval(text)
         assert (field.name, value) == (field.name, field.default)
+
+
+@pytest.mark.parametrize(
+    ("page", "make", "options"),
+    [
+        (CONSUMING, broker.Bus.messages, MessageOptions),
+        (ROOT / "docs" / "records.md", broker.Bus.records, RecordOptions),
+    ],
+)
+def test_every_option_of_a_consumer_is_described(page: Path, make: Callable[..., object], options: type) -> None:
+    known = {name for name, option in signature(make).parameters.items() if option.kind is option.KEYWORD_ONLY}
+    assert known >= set(options.__annotations__)
+    described = set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8")))
+    assert not known - described - {"group"}
+
+
+def test_every_call_of_the_administration_is_described() -> None:
+    known = {name for name in vars(AdminFacade) if not name.startswith("_")}
+    described = {
+        name
+        for row in rows(ROOT / "docs" / "administration.md", "Administration")
+        for name in re.findall(r"`(\w+)\(", row[0])
+    }
+    assert described == known
 
 
 def test_every_way_to_run_a_service_has_an_example() -> None:
