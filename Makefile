@@ -31,6 +31,8 @@ help:
 	@echo "make demo         run the flights through pipelines on Spark, on an embedded broker; BROKER_URL names another; needs Java 17"
 	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
 	@echo "make demo-queue   run flights as jobs of a queue on Kafka, with workers that are killed; ARGS='--flights 20000'; needs Java 17 and Maven"
+	@echo "make kafka        run COMMAND=bash or another beside a Kafka broker, named in BROKER_URL; needs Java 17 and Maven"
+	@echo "make pulsar       the same beside a Pulsar standalone"
 	@echo "make pubsub       run COMMAND='broker doctor' or another beside Google's Pub/Sub emulator, named in BROKER_URL; needs Java 17"
 	@echo "make pstest       the same beside Google's pstest, which applies filters and keeps keys in order over nacks; needs Go"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
@@ -97,13 +99,13 @@ demo-servicebus: $(STAMP)
 
 # Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
 kafka: $(STAMP)
-	-@$(KAFKA)
+	-@$(KAFKA) $(COMMAND)
 
 servicebus: $(STAMP)
 	$(SERVICEBUS) $(COMMAND)
 
 pulsar: $(STAMP)
-	-@$(PULSAR)
+	-@$(PULSAR) $(COMMAND)
 
 pstest: $(STAMP)
 	-@$(PSTEST) $(COMMAND)

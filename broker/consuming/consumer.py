@@ -87,8 +87,6 @@ class MessageConsumer(Generic[T]):
         self._opening: asyncio.Task[Any] | None = None
         self._stopped = False
         self._paused = False
-        self._never_ran = False
-        """It was stopped before it was open."""
         self._closed = False
 
     @property
@@ -128,7 +126,6 @@ class MessageConsumer(Generic[T]):
             if self._paused:
                 engine.pause()
             if self._stopped:
-                self._never_ran = True
                 engine.end()
             if self._closed:
                 if task is not None:
@@ -139,8 +136,8 @@ class MessageConsumer(Generic[T]):
     def stop(self) -> None:
         """Stop delivering: iterations end, and `receive` returns after its running handlers. Never waits.
 
-        Undelivered messages are released at once. May be called before the consumer is open: then nothing is delivered,
-        and `receive` returns at once.
+        Undelivered messages are released at once. May be called before the consumer is open, or before `receive`: then
+        nothing is delivered, and `receive` returns at once.
         """
         check_loop(self._loop)
         self._stopped = True
@@ -311,7 +308,8 @@ class MessageConsumer(Generic[T]):
 
     async def _work(self, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
         engine = self._opened_engine()
-        if not self._never_ran:
+        # A stop may come before the task that calls `receive` has begun.
+        if not self._stopped or self._closed or engine.fatal_cause is not None:
             await work(engine, self._name, concurrency, partial(handle, engine))
 
     def _opened_engine(self) -> Engine:

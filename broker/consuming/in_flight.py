@@ -514,7 +514,7 @@ class InFlight:
             return
         outstanding = self._flow.count
         logger.warning(
-            "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
+            "Nothing is fetched from %r for %.3g s: %d unsettled messages; the oldest are %s",
             self.topic,
             seconds,
             outstanding,

@@ -376,13 +376,23 @@ def test_the_comparison_of_output() -> None:
     assert not matches(["a.c"], "abc\n")
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in shown}
+
+
 def test_links_between_pages_resolve() -> None:
-    broken = [
-        f"{page.relative_to(ROOT)}: {target}"
-        for page in PAGES
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text(encoding="utf-8")))
-        if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
-    ]
+    broken: list[str] = []
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            found = page.parent / target if target else page
+            if not found.exists() or (anchor and anchor not in anchors(found)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
     assert not broken
 
 

@@ -10,6 +10,7 @@ from broker.bus import Bus
 from broker.consuming.consumer import MessageConsumer
 from broker.consuming.engine import Engine
 from broker.errors import BrokerError, Closed
+from broker.messages import Message, MessageBatch
 
 STEPS = range(12)
 
@@ -124,6 +125,26 @@ async def test_a_stop_during_the_opening_takes_effect(bus: Bus, steps: int) -> N
     async with asyncio.timeout(60):
         assert [message async for message in consumer] == []
     await consumer.close()
+    await everything_is_there_for_another(bus)
+
+
+async def test_a_receive_that_begins_after_the_stop_returns(bus: Bus) -> None:
+    async def handle(message: Message[bytes]) -> None:
+        raise AssertionError("a stopped consumer delivers nothing")
+
+    async def handle_all(batch: MessageBatch[bytes]) -> None:
+        raise AssertionError("a stopped consumer delivers nothing")
+
+    async with billing(bus, idle=None) as consumer:
+        working = [
+            asyncio.create_task(consumer.receive(handle)),
+            asyncio.create_task(consumer.receive_batches(handle_all)),
+        ]
+        consumer.stop()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*working)
+    with pytest.raises(Closed):
+        await consumer.receive(handle)
     await everything_is_there_for_another(bus)
 
 
