@@ -58,6 +58,10 @@ class MessageOwner(Protocol):
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None: ...
     async def extend(self, message: Message[Any], seconds: float) -> None: ...
+    def lease_over(self, message: Message[Any]) -> bool:
+        """Whether the lease of an open message has ended by the clock. May be called from any thread."""
+        ...
+
     def begin(self, message: Message[Any]) -> None:
         """An `async with message` block begins."""
         ...
@@ -158,7 +162,12 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
 
     @property
     def lease_lost(self) -> bool:
-        """Whether another consumer may have the message: stop the work, an ack will fail."""
+        """Whether another consumer may have the message: stop the work, an ack will fail.
+
+        Tells by the clock too: True once the lease has ended without a renewal, even if the event loop was blocked.
+        """
+        if self.state is SettleState.OPEN:
+            return self.owner is not None and self.owner.lease_over(self)
         return self.state is SettleState.LOST
 
     async def ack(self) -> None:

@@ -19,7 +19,7 @@ __all__ = ["InmemMessageSource"]
 
 
 class InmemMessageSource(Fetching[Message[Any]]):
-    """Implements `MessageSource`."""
+    """Implements `MessageSource` and `ReportsLeaseLeft`."""
 
     def __init__(
         self,
@@ -81,6 +81,9 @@ class InmemMessageSource(Fetching[Message[Any]]):
             if broker.faults.armed:
                 broker.faults.check("extend", self._queue.topic)
             return self._queue.extend(self._member, messages, broker.clock.time())
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.lease.expires - self._broker.clock.time()
 
     async def close(self) -> None:
         if self._closed:

@@ -41,7 +41,7 @@ _SAFE_PART: Final = 0.9
 
 
 class JetStreamMessageSource:
-    """Implements `MessageSource`."""
+    """Implements `MessageSource` and `ReportsLeaseLeft`."""
 
     def __init__(
         self,
@@ -316,6 +316,9 @@ class JetStreamMessageSource:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
         return await self._settler.extend(messages)
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.raw.lease_until - monotonic()
 
     # The end.
 

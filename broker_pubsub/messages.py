@@ -31,7 +31,7 @@ CLOSE_SECONDS: Final = 3.0
 
 
 class PubSubMessageSource:
-    """Implements `MessageSource`.
+    """Implements `MessageSource` and `ReportsLeaseLeft`.
 
     :param made: the service's subscription.
     """
@@ -128,6 +128,9 @@ class PubSubMessageSource:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
         return await self._settler.extend(messages)
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.lease - monotonic()
 
     async def close(self) -> None:
         if self._closed:

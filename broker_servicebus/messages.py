@@ -63,7 +63,7 @@ def take_locked(buffer: deque[Message[Any]], max_messages: int, max_bytes: int) 
 
 
 class ServiceBusMessageSource:
-    """Implements `MessageSource` over one link."""
+    """Implements `MessageSource` and `ReportsLeaseLeft` over one link."""
 
     def __init__(
         self,
@@ -145,6 +145,9 @@ class ServiceBusMessageSource:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
         return await self._settler.extend(messages)
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.raw.until - monotonic()
 
     async def close(self) -> None:
         if self._closing is None:

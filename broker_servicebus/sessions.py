@@ -72,7 +72,7 @@ class _Slot:
 
 
 class ServiceBusSessionSource:
-    """Implements `MessageSource` over the sessions of one entity."""
+    """Implements `MessageSource` and `ReportsLeaseLeft` over the sessions of one entity."""
 
     redelivers_in_order = True
 
@@ -337,6 +337,9 @@ class ServiceBusSessionSource:
             if isinstance(error, LeaseLost):
                 self._drop_slot(slots[number])
         return [errors[id(message.lease)] for message in messages]
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.raw.until - monotonic()
 
     # Closing.
 

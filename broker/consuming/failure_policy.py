@@ -27,7 +27,7 @@ from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
 from broker.driver.concurrency import TaskSet, check_loop
 from broker.driver.contract import MessageSource, RetryTopic, Settlement
-from broker.driver.optional import ReportsLeaseLeft, StoresAttempts
+from broker.driver.optional import StoresAttempts
 from broker.driver.record_messages import letter_of
 from broker.errors import BackendError, BrokerError, InvalidMessage, LeaseLost, SettleError, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed, NoDeadLetter, Settled, SettleFailed, logger
@@ -144,6 +144,10 @@ class FailurePolicy:
             )
         if message in self.in_flight.messages:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
+
+    def lease_over(self, message: Message[Any]) -> bool:
+        left = self.in_flight.lease_left
+        return left is not None and left(message) <= 0
 
     def begin(self, message: Message[Any]) -> None:
         check_loop(self._loop)
@@ -508,8 +512,9 @@ class FailurePolicy:
 
     def _lease_left(self, message: Message[Any]) -> float:
         """The seconds for which the message can wait in memory; infinite where leases are renewed, or unknown."""
-        source = self.in_flight.source
-        return max(0.0, source.lease_left(message)) if isinstance(source, ReportsLeaseLeft) else inf
+        left = self.in_flight.lease_left
+        fixed = self.in_flight.capabilities.lease is LeaseMode.FIXED
+        return max(0.0, left(message)) if fixed and left is not None else inf
 
     def _store_attempt(self, message: Message[Any], delay: float) -> Coroutine[Any, Any, None] | None:
         """Has the source store the attempts and the delay (`StoresAttempts`); None if the source cannot.

@@ -31,7 +31,7 @@ from broker.consuming.settle_loop import SettleLoop
 from broker.consuming.transactional_acks import TransactedMessages
 from broker.driver.concurrency import Backoff
 from broker.driver.contract import MessageSource, Settlement
-from broker.driver.optional import ExpiresLeases, RedeliversInOrder
+from broker.driver.optional import ExpiresLeases, RedeliversInOrder, ReportsLeaseLeft
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import (
     Event,
@@ -251,6 +251,7 @@ class InFlight:
         self._admit = admit
         self.transacted = TransactedMessages(self, handler_failed)
         self.expire_leases = source.expire_leases if isinstance(source, ExpiresLeases) else None
+        self.lease_left = source.lease_left if isinstance(source, ReportsLeaseLeft) else None
         self.capabilities = capabilities
         self.awaits_acks = bool(self.options.confirm_acks) or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:

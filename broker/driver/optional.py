@@ -48,10 +48,13 @@ class ExpiresLeases(Protocol):
 
 @runtime_checkable
 class ReportsLeaseLeft(Protocol):
-    """A source in lease mode `fixed` that knows when each lease ends."""
+    """A source that knows when each lease ends unless it is renewed. `Message.lease_lost` tells by this."""
 
     def lease_left(self, message: Message[Any]) -> float:
-        """Seconds until the lease ends; 0 or less if it has ended."""
+        """Seconds until the lease of an unsettled message ends; 0 or less if it has ended.
+
+        Called from any thread; must be quick and do no I/O.
+        """
         ...
 
 

@@ -250,6 +250,14 @@ class IdleRaises(BrokenSource):
         return messages
 
 
+@breaks("leases.lost-by-the-clock")
+class KnowsNoClock(BrokenSource):
+    """A lease is reported as valid after its end."""
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return 1.0
+
+
 @breaks("leases.held-is-renewed")
 class IgnoresLeaseExtension(BrokenSource):
     """Lease renewals are reported as successful but not made."""

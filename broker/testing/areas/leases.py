@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -175,6 +176,23 @@ class Leases(ConformanceCase):
                 await late.nack(delay=0)
             await again.nack(delay=0)
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
+
+    @requires("messages.lease")
+    @promise(
+        "leases.lost-by-the-clock",
+        "When the event loop was blocked for longer than a lease, `lease_lost` is true at once, and the message is "
+        "redelivered.",
+    )
+    async def test_lost_by_the_clock(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", retry=QUICK) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            time.sleep(1.5 * harness.lease_seconds)  # noqa: ASYNC251  # this promise is about a blocked loop
+            assert message.lease_lost
+            (again,) = await take(inbox, 1, harness.patience)
+            assert again.id == message.id
+            await again.ack()
 
     @requires("messages.lease=renew", "messages.confirmed_ack")
     @promise(

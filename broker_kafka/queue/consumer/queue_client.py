@@ -165,6 +165,9 @@ class QueueClient:
         if expired := expired_messages(messages):
             self._listener.lost(expired)
 
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.lease.until - lease_time()
+
     async def close(self) -> None:
         if self._closed:
             return

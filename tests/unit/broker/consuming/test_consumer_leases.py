@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+import broker
+
 from broker.capabilities import LeaseMode
 from broker.consuming.retry.policy import Retry
 from broker.errors import LeaseLost, Unsupported
 from broker.hooks import Event, HandlerFailed, LeaseExpired
 from broker.messages import Message, Outcome, SettleState
+from broker_inmem import ManualClock
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received, until
 
 LEASE = 10.0
@@ -100,3 +103,40 @@ async def test_a_retry_delay_is_limited_by_the_rest_of_the_lease() -> None:
         await working
     assert [event.retry_in for event in events if isinstance(event, HandlerFailed)] == [0.2]
     assert 0.19 <= began[1] - began[0] < 30
+
+
+async def test_lease_lost_tells_by_the_clock_until_the_message_is_settled() -> None:
+    source = Fixed()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await received(consumer)
+        assert not message.lease_lost
+        # As in a handler that blocks the event loop: nothing has told the consumer.
+        source.over = {"1"}
+        assert message.lease_lost
+        assert message.state is SettleState.OPEN
+        source.over = set()
+        assert not message.lease_lost
+        source.over = {"1"}
+        await message.ack()
+        assert not message.lease_lost
+
+
+async def test_the_rest_of_a_renewed_lease_limits_no_delay() -> None:
+    source = Fixed()
+    source.left = 0.5
+    source.add("1")
+    async with consuming(source, native_delay=0.0) as consumer:
+        message = await received(consumer)
+        await message.nack(8)
+
+
+async def test_a_lease_of_the_broker_in_memory_ends_by_its_clock(broker_bus: broker.Bus, manual_clock: ManualClock):
+    await broker_bus.admin.ensure_topic("orders")
+    await broker_bus.topic("orders").publish(b"1")
+    async with broker_bus.messages("orders", subscription="billing") as inbox:
+        message = await received(inbox)
+        manual_clock.advance(29)
+        assert not message.lease_lost
+        manual_clock.advance(2)
+        assert message.lease_lost
