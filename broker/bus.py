@@ -213,7 +213,14 @@ class Bus:
         topic = self._topics.get(key)
         if topic is None or topic.closed:
             check_codec(codec)
-            topic = TopicFacade(name, partial(self._target, name), codec, self.capabilities, self.hooks)
+            topic = TopicFacade(
+                name,
+                partial(self._target, name),
+                codec,
+                self.capabilities,
+                self.hooks,
+                on_close=partial(self._forget_topic, key),
+            )
             self._topics[key] = topic
         return topic
 
@@ -425,6 +432,10 @@ class Bus:
     def _target(self, name: str) -> Any:
         self.check_open()
         return self._backend.publish_target(name)
+
+    def _forget_topic(self, key: tuple[str, object], topic: TopicFacade[Any]) -> None:
+        if self._topics.get(key) is topic:
+            del self._topics[key]
 
     def _check_not_closing(self) -> None:
         if self._closing is not None:

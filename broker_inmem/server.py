@@ -208,6 +208,7 @@ class Broker:
 
     def add_deadline(self, when: float, transaction: ServerTransaction) -> None:
         """Abort a transaction at this time if it is still open."""
+        self._drop_ended()
         heappush(self._deadlines, (when, self.number(), transaction))
 
     def expire_transactions(self, now: float) -> None:
@@ -224,11 +225,14 @@ class Broker:
             when = topic.next_due() if topic is not None else None
             if when is not None and (due is None or when < due):
                 due = when
-        while self._deadlines and not self._deadlines[0][2].state.open:
-            heappop(self._deadlines)
+        self._drop_ended()
         if self._deadlines and (due is None or self._deadlines[0][0] < due):
             due = self._deadlines[0][0]
         return due
+
+    def _drop_ended(self) -> None:
+        while self._deadlines and not self._deadlines[0][2].state.open:
+            heappop(self._deadlines)
 
     def connect(self) -> Connection:
         """Add a client.

@@ -71,7 +71,7 @@ class JetStreamBackend:
         self._connection = Connection(settings, hooks)
         self._layouts = Layouts(self._connection)
         self._server = EmbeddedServer(settings.embedded) if settings.embedded is not None else None
-        self._sources: list[JetStreamMessageSource | JetStreamRecordSource] = []
+        self._open: set[JetStreamMessageSource | JetStreamRecordSource] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -186,8 +186,9 @@ class JetStreamBackend:
             ephemeral=ephemeral,
             last_delivery=subscriptions.last_delivery(info) if subscription.ordered_by_key else None,
             redeliveries=redeliveries if subscription.ordered_by_key else 0,
+            on_close=self._open.discard,
         )
-        self._sources.append(source)
+        self._open.add(source)
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
@@ -201,8 +202,9 @@ class JetStreamBackend:
             listener,
             ephemeral=ephemeral,
             whole=subscription.whole,
+            on_close=self._open.discard,
         )
-        self._sources.append(source)
+        self._open.add(source)
         try:
             await source.open(subscription.topics)
         except BaseException:
@@ -226,9 +228,8 @@ class JetStreamBackend:
         return await self._connection.flush(self._settings.request_timeout)
 
     async def close(self) -> None:
-        sources, self._sources = self._sources, []
         try:
-            await asyncio.gather(*(source.close() for source in sources))
+            await asyncio.gather(*(source.close() for source in tuple(self._open)))
         finally:
             try:
                 await self._connection.close()

@@ -10,7 +10,7 @@ every ack alike: a message held for longer is reported lost and not settled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ class JetStreamMessageSource:
         ephemeral: bool,
         redeliveries: int = 0,
         last_delivery: tuple[int, int] | None = None,
+        on_close: Callable[[JetStreamMessageSource], object],
     ) -> None:
         """:param redeliveries: unsettled messages of the subscription, to be gathered and ordered by the first fetch.
         :param last_delivery: consumer and stream sequence of the last delivery; set to keep order per key.
@@ -65,6 +66,7 @@ class JetStreamMessageSource:
         self._consumer = consumer
         self._lease = lease_seconds
         self._listener = listener
+        self._on_close = on_close
         self._name = name = f"Subscription {subscription!r} of topic {layout.topic!r}"
         self._settler = Settler(connection, name, lease_seconds, confirm=confirm_acks)
         self._release_counts = ReleaseCounts(connection, layout.stream, consumer, name, listener, alone=ephemeral)
@@ -339,6 +341,7 @@ class JetStreamMessageSource:
         self._closed = True
         self._waker.wake()
         self._tasks.cancel()
+        self._on_close(self)
 
     async def _release_buffered(self) -> None:
         waiting, self._buffer = self._buffer, []

@@ -153,15 +153,18 @@ class MessagePulls(_Pulls):
 
     async def drain(self) -> None:
         """Receive what the server has sent, then cancel: a message sent to a cancelled pull waits for its lease."""
-        if self.credit > 0 and self._listener is not None and self._connection.connected:
-            # The server answers this request at once, after everything that it sent for the others.
-            last = await self.request(1, 0, no_wait=True)
-            for _ in range(_DRAIN_POLLS):
-                pull = self.open.get(last)
-                if pull is None or pull[0] <= 0:
-                    break
-                await asyncio.sleep(_DRAIN_INTERVAL)
-        await self.cancel()
+        try:
+            if self.credit > 0 and self._listener is not None and self._connection.connected:
+                # The server answers this request at once, after everything that it sent for the others.
+                last = await self.request(1, 0, no_wait=True)
+                for _ in range(_DRAIN_POLLS):
+                    pull = self.open.get(last)
+                    if pull is None or pull[0] <= 0:
+                        break
+                    await asyncio.sleep(_DRAIN_INTERVAL)
+        finally:
+            # Also when the caller gives up: the connection would keep the listener.
+            await self.cancel()
 
 
 class PinnedPulls(_Pulls):

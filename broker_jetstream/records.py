@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Closed, NotFound, Record, TopicPartition
@@ -57,6 +57,7 @@ class JetStreamRecordSource:
         *,
         ephemeral: bool,
         whole: Collection[str] = (),
+        on_close: Callable[[JetStreamRecordSource], object],
     ) -> None:
         self._connection = connection
         self._layouts = layouts
@@ -64,6 +65,7 @@ class JetStreamRecordSource:
         self._start: Start = start
         self._whole = frozenset(whole)
         self._listener = listener
+        self._on_close = on_close
         self._ephemeral = ephemeral
         self._log = JetStreamLogReader(connection, layouts)
         self._topics: dict[str, _Topic] = {}
@@ -357,30 +359,36 @@ class JetStreamRecordSource:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait((self._ticker,))
-        if self._connection.closed:
-            return
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._leave_group()
+            if not self._connection.closed:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._leave_group()
         except (BrokerError, TimeoutError) as error:
             logger.debug("Leaving group %r: %s", self._group, error)
+        finally:
+            self._on_close(self)
 
     async def _leave_group(self) -> None:
-        for topic in self._topics.values():
+        await asyncio.gather(*(self._leave_topic(topic) for topic in self._topics.values()))
+        if self._connection.connected:
+            await self._connection.flush()
+
+    async def _leave_topic(self, topic: _Topic) -> None:
+        try:
             await asyncio.gather(*(partition.release() for partition in topic.owned.values()))
             topic.owned.clear()
             await topic.membership.update((), ())
+        finally:
+            # Also when the time is over: the connection would keep its listener.
             await topic.membership.leave()
-            if self._ephemeral:
-                for number in range(topic.layout.partitions):
-                    await subscriptions.delete(
-                        self._connection,
-                        topic.layout.stream,
-                        group_consumer(self._group, number),
-                        f"Group {self._group!r}",
-                    )
-        if self._connection.connected:
-            await self._connection.flush()
+        if self._ephemeral:
+            for number in range(topic.layout.partitions):
+                await subscriptions.delete(
+                    self._connection,
+                    topic.layout.stream,
+                    group_consumer(self._group, number),
+                    f"Group {self._group!r}",
+                )
 
     def _check_open(self) -> None:
         if self._closed or self._connection.closed:

@@ -338,10 +338,12 @@ class FastClient:
         if self._raw.is_closed:
             return
         sid: int = listener._id
-        await listener.unsubscribe()
-        if self._raw.is_connected:
-            await _flush_all(self._raw)
-        self._raw.raw_handlers.pop(b"%d" % sid, None)
+        try:
+            await listener.unsubscribe()
+            if self._raw.is_connected:
+                await _flush_all(self._raw)
+        finally:
+            self._raw.raw_handlers.pop(b"%d" % sid, None)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         lines: list[bytes] = []

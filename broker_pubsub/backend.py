@@ -52,7 +52,7 @@ class PubSubBackend:
     def __init__(self, settings: PubSubSettings, hooks: Hooks) -> None:
         self._settings = settings
         self._connection = Connection(settings, hooks)
-        self._sources: list[PubSubMessageSource] = []
+        self._open: set[PubSubMessageSource] = set()
         self._history = settings.topic_retention > 0
 
     @property
@@ -139,9 +139,9 @@ class PubSubBackend:
             listener,
             max_outstanding=subscription.max_outstanding,
             ephemeral=ephemeral,
+            on_close=self._open.discard,
         )
-        self._sources = [each for each in self._sources if not each.closed]
-        self._sources.append(source)
+        self._open.add(source)
         return source
 
     async def _subscription(self, wanted: MessageSubscription) -> tuple[Any, str]:
@@ -179,8 +179,7 @@ class PubSubBackend:
         return await self._connection.check_health()
 
     async def close(self) -> None:
-        sources, self._sources = self._sources, []
-        await asyncio.gather(*(source.close() for source in sources))
+        await asyncio.gather(*(source.close() for source in tuple(self._open)))
         await self._connection.close()
 
 

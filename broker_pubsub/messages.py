@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -46,8 +46,10 @@ class PubSubMessageSource:
         *,
         max_outstanding: int,
         ephemeral: bool,
+        on_close: Callable[[PubSubMessageSource], object],
     ) -> None:
         self._connection = connection
+        self._on_close = on_close
         self._topic = topic
         self._path: str = made.name
         self._listener = listener
@@ -110,11 +112,6 @@ class PubSubMessageSource:
             self._interrupted = False
             self._idle()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def interrupt(self) -> None:
         # Before any release: the service would redeliver into the open pull.
         self._puller.cancel()
@@ -153,6 +150,7 @@ class PubSubMessageSource:
         finally:
             self._buffer.clear()
             self._tasks.cancel()
+            self._on_close(self)
 
     def _is_full(self) -> bool:
         size = sum([message.size for message in self._buffer])

@@ -37,8 +37,9 @@ from broker_pulsar.admin import PulsarAdmin
 from broker_pulsar.client import Client
 from broker_pulsar.connection import Connection
 from broker_pulsar.log_reader import PulsarLogReader
-from broker_pulsar.messages import PulsarMessageSource, subscribe
+from broker_pulsar.messages import subscribe
 from broker_pulsar.publishing import PulsarPublishTarget
+from broker_pulsar.receiving import ReceivingSource
 from broker_pulsar.records import PulsarRecordSource
 from broker_pulsar.settings import PulsarSettings
 
@@ -56,7 +57,7 @@ class PulsarBackend:
 
     def __init__(self, settings: PulsarSettings, hooks: Hooks) -> None:
         self.connection: Final = Connection(settings, hooks)
-        self._sources: list[PulsarMessageSource | PulsarRecordSource] = []
+        self._open: set[ReceivingSource] = set()
         largest = settings.max_message_bytes - _HEADROOM
         # A named or exclusive producer has all partitions; a second one for a single partition is refused.
         alone = _settings_against_partitions(settings)
@@ -115,13 +116,13 @@ class PulsarBackend:
         return PulsarPublishTarget(topic, self.connection)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
-        source = await subscribe(self.connection, subscription)
-        self._add(source)
+        source = await subscribe(self.connection, subscription, on_close=self._open.discard)
+        self._open.add(source)
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = PulsarRecordSource(self.connection, subscription, listener)
-        self._add(source)
+        source = PulsarRecordSource(self.connection, subscription, listener, on_close=self._open.discard)
+        self._open.add(source)
         try:
             await source.open()
         except BaseException:
@@ -145,13 +146,8 @@ class PulsarBackend:
         return await self.connection.check_health()
 
     async def close(self) -> None:
-        sources, self._sources = self._sources, []
-        await asyncio.gather(*(source.close() for source in sources))
+        await asyncio.gather(*(source.close() for source in tuple(self._open)))
         await self.connection.close()
-
-    def _add(self, source: PulsarMessageSource | PulsarRecordSource) -> None:
-        self._sources = [each for each in self._sources if not each.closed]
-        self._sources.append(source)
 
 
 def _settings_against_partitions(settings: PulsarSettings) -> str:

@@ -10,7 +10,7 @@ raises ConnectionFailed; a deleted topic or subscription ends the source.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Message, Outcome, SettleError
@@ -34,7 +34,9 @@ _ACK: Final = Outcome.ACK
 _REJECT: Final = Outcome.REJECT
 
 
-async def subscribe(connection: Connection, subscription: MessageSubscription) -> PulsarMessageSource:
+async def subscribe(
+    connection: Connection, subscription: MessageSubscription, *, on_close: Callable[[ReceivingSource], object]
+) -> PulsarMessageSource:
     """Open the subscription; a missing one is created first, so it starts at the right position.
 
     :raises TopicNotFound: the topic does not exist.
@@ -74,14 +76,23 @@ async def subscribe(connection: Connection, subscription: MessageSubscription) -
         if ephemeral:
             await subscriptions.delete_ephemeral(connection, topic, name)
         raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error
-    return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral)
+    return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral, on_close=on_close)
 
 
 class PulsarMessageSource(ReceivingSource):
     """Implements `MessageSource`."""
 
-    def __init__(self, connection: Connection, topic: str, name: str, consumer: Consumer, *, ephemeral: bool) -> None:
-        super().__init__(connection, f"Subscription {name!r} of topic {topic!r}")
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        name: str,
+        consumer: Consumer,
+        *,
+        ephemeral: bool,
+        on_close: Callable[[ReceivingSource], object],
+    ) -> None:
+        super().__init__(connection, f"Subscription {name!r} of topic {topic!r}", on_close)
         self._topic = topic
         self._name = name
         self._ephemeral = ephemeral
@@ -134,6 +145,7 @@ class PulsarMessageSource(ReceivingSource):
                 await subscriptions.delete_ephemeral(self._connection, self._topic, self._name)
         finally:
             self._buffer.clear()
+            self._on_close(self)
 
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
         """Implements `ReceiverListener`."""

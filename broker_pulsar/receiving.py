@@ -165,20 +165,16 @@ class ReceivingSource(ABC):
     :ivar _unwatch: functions that end what watches the source, called at close.
     """
 
-    def __init__(self, connection: Connection, what: str) -> None:
+    def __init__(self, connection: Connection, what: str, on_close: Callable[[ReceivingSource], object]) -> None:
         self._connection = connection
         self._what = what
+        self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._waker = Waker()
         self._failure: BrokerError | None = None
         self._tasks = TaskSet("broker-pulsar-source", lambda error: self._fail(translate(error, what)))
         self._unwatch: list[Callable[[], None]] = []
         self._interrupted = self._fetching = self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
@@ -218,6 +214,8 @@ class ReceivingSource(ABC):
         finally:
             self._fetching = self._interrupted = False
 
+    @abstractmethod
+    async def close(self) -> None: ...
     @abstractmethod
     def _is_connected(self) -> bool: ...
     @abstractmethod

@@ -13,7 +13,7 @@ with TopicNotFound.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final
@@ -49,9 +49,16 @@ _DEAD_AFTER: Final = 60.0
 class PulsarRecordSource(ReceivingSource):
     """Implements `RecordSource`."""
 
-    def __init__(self, connection: Connection, subscription: RecordSubscription, listener: RecordListener) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: RecordSubscription,
+        listener: RecordListener,
+        *,
+        on_close: Callable[[ReceivingSource], object],
+    ) -> None:
         self.group: Final = subscription_name(subscription.group)
-        super().__init__(connection, f"Group {self.group!r}")
+        super().__init__(connection, f"Group {self.group!r}", on_close)
         self._subscription = subscription
         self._listener = listener
         self._ephemeral = isinstance(subscription.group, Ephemeral)
@@ -360,3 +367,4 @@ class PulsarRecordSource(ReceivingSource):
         finally:
             for partition in self._partitions.values():
                 partition.release()
+            self._on_close(self)

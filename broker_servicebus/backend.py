@@ -33,7 +33,6 @@ from broker.driver import (
     LogReaderSpi,
     MessageSource,
     MessageSubscription,
-    PublishTarget,
     RecordListener,
     RecordSource,
     RecordSubscription,
@@ -65,8 +64,8 @@ class ServiceBusBackend:
     def __init__(self, settings: ServiceBusSettings, hooks: Hooks) -> None:
         self._settings = settings
         self._connection = Connection(settings, hooks)
-        self._sources: list[ServiceBusMessageSource | ServiceBusSessionSource] = []
-        self._targets: list[ServiceBusPublishTarget] = []
+        self._sources: set[ServiceBusMessageSource | ServiceBusSessionSource] = set()
+        self._targets: set[ServiceBusPublishTarget] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -122,10 +121,9 @@ class ServiceBusBackend:
             await self.close()
             raise
 
-    def publish_target(self, topic: str) -> PublishTarget:
-        target = ServiceBusPublishTarget(topic, self._connection)
-        self._targets = [each for each in self._targets if not each.closed]
-        self._targets.append(target)
+    def publish_target(self, topic: str) -> ServiceBusPublishTarget:
+        target = ServiceBusPublishTarget(topic, self._connection, on_close=self._targets.discard)
+        self._targets.add(target)
         return target
 
     async def cancel_scheduled(self, topic: str, numbers: Sequence[int]) -> None:
@@ -135,7 +133,7 @@ class ServiceBusBackend:
         :raises ConfigurationError: a number is not such an offset.
         :raises BrokerError: a message no longer exists; possibly none was cancelled.
         """
-        target = ServiceBusPublishTarget(topic, self._connection)
+        target = self.publish_target(topic)
         try:
             await target.cancel_scheduled(numbers)
         finally:
@@ -176,6 +174,7 @@ class ServiceBusBackend:
                 listener,
                 max_outstanding=subscription.max_outstanding,
                 at_close=at_close,
+                on_close=self._sources.discard,
             )
         else:
             link = ReceiverLink(self._connection, partial(self._receiver, path), shown, missing)
@@ -187,6 +186,7 @@ class ServiceBusBackend:
                 found.lock_seconds,
                 dead_letters_of=path.entity if path.dead else None,
                 at_close=at_close,
+                on_close=self._sources.discard,
             )
             try:
                 await link.open()
@@ -195,8 +195,7 @@ class ServiceBusBackend:
                 if not error.retriable:
                     await source.close()
                     raise
-        self._sources = [each for each in self._sources if not each.closed]
-        self._sources.append(source)
+        self._sources.add(source)
         return source
 
     def _receiver(self, path: EntityPath, **options: Any) -> ServiceBusReceiver:
@@ -233,8 +232,6 @@ class ServiceBusBackend:
         return await self._connection.check_health()
 
     async def close(self) -> None:
-        sources, self._sources = self._sources, []
-        targets, self._targets = self._targets, []
-        await asyncio.gather(*(source.close() for source in sources))
-        await asyncio.gather(*(target.close() for target in targets))
+        await asyncio.gather(*(source.close() for source in tuple(self._sources)))
+        await asyncio.gather(*(target.close() for target in tuple(self._targets)))
         await self._connection.close()

@@ -75,6 +75,7 @@ class ServiceBusMessageSource:
         *,
         dead_letters_of: str | None = None,
         at_close: Callable[[], Awaitable[None]] | None = None,
+        on_close: Callable[[ServiceBusMessageSource], object],
     ) -> None:
         """:param dead_letters_of: the topic whose dead letters these are.
         :param at_close: called at close, to delete an ephemeral subscription."""
@@ -84,6 +85,7 @@ class ServiceBusMessageSource:
         self._name = name
         self._dead_letters_of = dead_letters_of
         self._at_close = at_close
+        self._on_close = on_close
         self._settler = Settler(connection, link, name, lock_seconds)
         # With receive_and_delete a message has no lock.
         self._lease_seconds = math.inf if connection.settings.receive_and_delete else lock_seconds
@@ -152,6 +154,7 @@ class ServiceBusMessageSource:
     async def close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing.add_done_callback(lambda _: self._on_close(self))
         # Shielded: a half-closed link would keep receiving messages.
         await asyncio.shield(self._closing)
 

@@ -51,22 +51,20 @@ _Outcome = Receipt | BrokerError | None
 class ServiceBusPublishTarget:
     """Implements `PublishTarget`."""
 
-    def __init__(self, topic: str, connection: Connection) -> None:
+    def __init__(
+        self, topic: str, connection: Connection, *, on_close: Callable[[ServiceBusPublishTarget], object]
+    ) -> None:
         entity, subscription, dead = split_path(topic)
         if subscription is not None or dead:
             raise InvalidMessage(f"{topic!r} is a subscription or a dead-letter queue; publish to its topic or queue")
         self._topic = topic
         self._entity = entity
         self._connection = connection
+        self._on_close = on_close
         self._lock = asyncio.Lock()
         self._sender: ServiceBusSender | None = None
         self._tasks = TaskSet("broker-servicebus-publish", lambda error: logger.debug("%s: %r", topic, error))
         self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
@@ -248,9 +246,12 @@ class ServiceBusPublishTarget:
         if self._closed:
             return
         self._closed = True
-        await self._tasks.wait(_CLOSE_SECONDS)
-        async with self._lock:
-            await self._close_sender()
+        try:
+            await self._tasks.wait(_CLOSE_SECONDS)
+            async with self._lock:
+                await self._close_sender()
+        finally:
+            self._on_close(self)
 
     def _check_open(self) -> None:
         if self._closed:

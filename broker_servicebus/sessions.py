@@ -88,6 +88,7 @@ class ServiceBusSessionSource:
         *,
         max_outstanding: int,
         at_close: Callable[[], Awaitable[None]] | None = None,
+        on_close: Callable[[ServiceBusSessionSource], object],
     ) -> None:
         self.connection = connection
         self._create = create
@@ -97,6 +98,7 @@ class ServiceBusSessionSource:
         self._missing = missing
         self._listener = listener
         self._at_close = at_close
+        self._on_close = on_close
         sessions = connection.settings.max_sessions
         self._max_per_session = max(1, min(_MOST_PER_SESSION, max_outstanding // sessions))
         # A consumer with more sessions than outstanding messages would block keys for other consumers.
@@ -346,6 +348,7 @@ class ServiceBusSessionSource:
     async def close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing.add_done_callback(lambda _: self._on_close(self))
         # Shielded: a half-closed source would keep sessions locked.
         await asyncio.shield(self._closing)
 

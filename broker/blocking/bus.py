@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
@@ -112,7 +112,7 @@ class Bus:
         finally:
             self._portal.close()
         failures: list[PublishError] = []
-        for topic in self._topics.values():
+        for topic in tuple(self._topics.values()):
             try:
                 topic.raise_failures()
             except PublishError as error:
@@ -179,7 +179,8 @@ class Bus:
             with self._lock:
                 topic = self._topics.get(key)
                 if topic is None or topic.closed:
-                    topic = self._topics[key] = Topic(self._create("topic", name, codec), self._portal)
+                    inner = self._create("topic", name, codec)
+                    topic = self._topics[key] = Topic(inner, self._portal, partial(self._forget_topic, key))
         return topic
 
     def transactional_publisher(self, transactional_id: str) -> TransactionalPublisher:
@@ -282,6 +283,11 @@ class Bus:
     def admin(self) -> Admin:
         """Provisioning and operations."""
         return Admin(self._bus.admin, self._portal)
+
+    def _forget_topic(self, key: tuple[str, object], topic: Topic[Any]) -> None:
+        with self._lock:
+            if self._topics.get(key) is topic:
+                del self._topics[key]
 
     def _create(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the asynchronous bus on its loop."""

@@ -61,9 +61,12 @@ class Topic(Generic[T]):
 
     name: str
 
-    def __init__(self, topic: asynchronous.TopicFacade[T], portal: Portal) -> None:
+    def __init__(
+        self, topic: asynchronous.TopicFacade[T], portal: Portal, on_close: Callable[[Topic[Any]], object]
+    ) -> None:
         self._topic = topic
         self._portal = portal
+        self._on_close = on_close
         self._failed: deque[tuple[ReceiptFuture, BrokerError]] = deque(maxlen=_KEPT_FAILURES)
         self.name = topic.name
 
@@ -191,6 +194,7 @@ class Topic(Generic[T]):
         """
         if not self._portal.ended:
             self._portal.call(self._topic.close, timeout)
+        self._on_close(self)
         self.raise_failures()
 
     def raise_failures(self) -> None:

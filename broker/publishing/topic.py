@@ -60,9 +60,11 @@ class TopicFacade(Generic[T]):
     :param target_factory: opens the publish target at the first publish.
     :param codec: turns payloads into bytes; None takes bytes as they are.
     :param pipeline: the bounds of `enqueue`.
+    :param on_close: called once the topic has closed, after its flush.
     """
 
     __slots__ = (
+        "__weakref__",
         "_able",
         "_calls",
         "_check",
@@ -75,6 +77,7 @@ class TopicFacade(Generic[T]):
         "_interceptors",
         "_limits",
         "_loop",
+        "_on_close",
         "_pipeline",
         "_pipeline_settings",
         "_target",
@@ -91,6 +94,7 @@ class TopicFacade(Generic[T]):
         hooks: Hooks,
         *,
         pipeline: PipelineSettings = _DEFAULT_PIPELINE,
+        on_close: Callable[[TopicFacade[Any]], object] | None = None,
     ) -> None:
         self.name: Final = name
         self._target_factory = target_factory
@@ -101,6 +105,7 @@ class TopicFacade(Generic[T]):
         self._hooks = hooks
         self._interceptors = hooks.publishing
         self._pipeline_settings = pipeline
+        self._on_close = on_close
         self._pipeline: PublishingPipeline | None = None
         self._target: PublishTarget | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -257,6 +262,9 @@ class TopicFacade(Generic[T]):
             target, self._target = self._target, None
             closing = self._close(target, timeout)
             self._closing = asyncio.get_running_loop().create_task(closing, name="broker-topic-close")
+            if self._on_close is not None:
+                on_close = self._on_close
+                self._closing.add_done_callback(lambda _: on_close(self))
         elif self._closing.done():
             return
         await asyncio.shield(self._closing)

@@ -25,6 +25,7 @@ from broker.testing.areas.errors import Errors
 from broker.testing.areas.fidelity import Codecs, Fidelity
 from broker.testing.areas.flow import Flow
 from broker.testing.areas.groups import Groups
+from broker.testing.areas.leaks import Leaks
 from broker.testing.areas.leases import Leases
 from broker.testing.areas.limits import Limits
 from broker.testing.areas.log_reader import LogReading
@@ -58,6 +59,7 @@ __all__ = [
     "Fidelity",
     "Flow",
     "Groups",
+    "Leaks",
     "Leases",
     "Limits",
     "LogReading",
@@ -89,6 +91,7 @@ class Conformance(
     DeadLetters,
     Order,
     Closing,
+    Leaks,
     Cancelling,
     Fidelity,
     Limits,

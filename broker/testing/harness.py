@@ -41,6 +41,8 @@ class Harness(ABC):
     """Seconds without messages that prove that no message comes; an available message arrives well within them."""
     lease_seconds: float = 1.0
     """The lease of connections with `short_lease=True`."""
+    cycles: ClassVar[int] = 5
+    """How often the tests of leaks open and close what they test."""
     shares_restarts: ClassVar[bool] = False
     """Whether tests share restarts, because the server restarts slowly; see `broker.testing.shared_restart`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.driver.contract import Settlement, TopicPartition
+from broker.driver.contract import MessageSubscription, RecordSubscription, Settlement, TopicPartition
 from broker.errors import BrokerError
 from broker.messages import Outcome
 from broker.testing.faults import Wrapped
@@ -113,3 +113,36 @@ class _Miscounting(Wrapped):
     async def lag(self, topic: str, subscription: str) -> Any:
         lag = await self.inner.lag(topic, subscription)
         return type(lag)(waiting=max(0, lag.waiting - 1), unsettled=lag.unsettled, partitions=lag.partitions)
+
+
+class _KeepsParts(BrokenBackend):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.kept: list[Any] = []
+
+
+@breaks("leaks.message-consumers")
+class KeepsClosedSources(_KeepsParts):
+    """The backend keeps every source that it has opened, for its own close."""
+
+    async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
+        self.kept.append(source := await super().subscribe(subscription, listener))
+        return source
+
+
+@breaks("leaks.record-consumers")
+class KeepsListeners(_KeepsParts):
+    """The backend keeps whom it has called back about partitions."""
+
+    async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
+        self.kept.append(listener)
+        return await super().join(subscription, listener)
+
+
+@breaks("leaks.publishers")
+class KeepsClosedTargets(_KeepsParts):
+    """The backend keeps every publish target that it has opened."""
+
+    def publish_target(self, topic: str) -> Any:
+        self.kept.append(target := super().publish_target(topic))
+        return target

@@ -77,6 +77,7 @@ class PulsarHarness(ServerHarness[PulsarServer]):
 
     name = "pulsar"
     quiet = 0.4
+    cycles = 3
     shares_restarts = True
     # Pulsar counts retention in minutes.
     age = Harness.age

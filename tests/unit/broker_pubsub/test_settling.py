@@ -102,7 +102,9 @@ async def test_a_lease_that_cannot_be_set_is_that_of_the_subscription():
     """Otherwise a late ack would pass for one in time, which a plain subscription accepts and ignores."""
     connection: Any = Server()
     made, listener = SimpleNamespace(name="s", ack_deadline_seconds=10), cast("SourceListener", None)
-    source = PubSubMessageSource(connection, "orders", "s", made, listener, max_outstanding=1, ephemeral=False)
+    source = PubSubMessageSource(
+        connection, "orders", "s", made, listener, max_outstanding=1, ephemeral=False, on_close=lambda _: None
+    )
     (message,) = await source.fetch(1, 1_000_000, 5.0)
     for _ in range(20):
         await asyncio.sleep(0)
