@@ -86,8 +86,11 @@ class PulsarBackend:
                 shared_by_message=False,
                 ordered_delivery=True,
                 start_time=True,
+                topic_patterns=True,
             ),
-            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, counting_offsets=False),
+            records=RecordCapabilities(
+                rebalance=True, start_time=True, position_at=True, counting_offsets=False, topic_patterns=True
+            ),
             durable=True,
             settings_needed={"publish.partitions": alone} if alone else {},
         )
@@ -120,7 +123,7 @@ class PulsarBackend:
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = PulsarRecordSource(self.connection, subscription, listener)
+        source = PulsarRecordSource(self.connection, subscription, listener, self.admin().list_topics)
         self._add(source)
         try:
             await source.open()

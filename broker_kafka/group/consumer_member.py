@@ -102,7 +102,7 @@ class ConsumerMember(Member[AssignedPartition]):
             connection,
             options.subscription,
             interval=None if refresh < 0 else max(0.1, refresh / 1000),
-            subscribe=self._subscribe,
+            subscribe=self.subscribe,
             failed=self.readers.fail,
         )
         # `_run_callback` logs the errors of a callback, with its event.
@@ -327,12 +327,6 @@ class ConsumerMember(Member[AssignedPartition]):
         return {place for place, each in self.assignments.items() if each.paused}
 
     # -- inside --------------------------------------------------------------------------------------------
-
-    async def _subscribe(self, topics: Sequence[str]) -> None:
-        if topics:
-            await self.thread.subscribe(topics)
-        else:
-            await self.thread.call(lambda client: client.unsubscribe())
 
     def _is_finished(self, going: Sequence[AssignedPartition]) -> bool:
         return not self.finishes or not any(each.marks.runs.unfinished for each in going)
