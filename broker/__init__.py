@@ -82,6 +82,7 @@ from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 from broker.registry import register
+from broker.topic_patterns import TopicPattern
 
 __all__ = [
     "DROP",
@@ -157,6 +158,7 @@ __all__ = [
     "TopicInfo",
     "TopicNotFound",
     "TopicPartition",
+    "TopicPattern",
     "Transaction",
     "TransactionAborted",
     "TransactionFatal",

@@ -38,6 +38,7 @@ from broker.reading.membership import OnRevoking
 from broker.reading.options import RecordOptions
 from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
+from broker.topic_patterns import TopicPattern
 
 if TYPE_CHECKING:  # pydantic is loaded with the backend, by those who connect
     from broker.driver.settings import BackendSettings
@@ -239,12 +240,16 @@ class Bus:
 
     @overload
     def messages(
-        self, topics: str | Sequence[str], *, subscription: str | Ephemeral, **options: Unpack[MessageOptions]
+        self,
+        topics: str | TopicPattern | Sequence[str],
+        *,
+        subscription: str | Ephemeral,
+        **options: Unpack[MessageOptions],
     ) -> MessageConsumer[bytes]: ...
     @overload
     def messages(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
         codec: Codec[T],
@@ -252,7 +257,7 @@ class Bus:
     ) -> MessageConsumer[T]: ...
     def messages(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
         codec: Codec[Any] | None = None,
@@ -274,7 +279,9 @@ class Bus:
     ) -> MessageConsumer[Any]:
         """A consumer of messages that are settled one by one. Does no I/O: `async with` opens the consumer.
 
-        :param topics: one or several topics; they share `max_outstanding` evenly.
+        :param topics: one or several topics, or a `TopicPattern` where `capabilities.messages.topic_patterns` says so;
+            they share `max_outstanding` evenly. A new topic that matches is read from its first message on, within 10
+            seconds.
         :param subscription: consumers of a subscription share its messages; every subscription receives all messages.
             The subscription persists after the close; `ephemeral()` is one for this consumer only.
         :param retry: how failed messages are retried; None is `Retry()`.
@@ -325,12 +332,12 @@ class Bus:
 
     @overload
     def records(
-        self, topics: str | Sequence[str], *, group: str | Ephemeral, **options: Unpack[RecordOptions]
+        self, topics: str | TopicPattern | Sequence[str], *, group: str | Ephemeral, **options: Unpack[RecordOptions]
     ) -> RecordConsumer[bytes]: ...
     @overload
     def records(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
         codec: Codec[T],
@@ -338,7 +345,7 @@ class Bus:
     ) -> RecordConsumer[T]: ...
     def records(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
         codec: Codec[Any] | None = None,
@@ -353,6 +360,8 @@ class Bus:
     ) -> RecordConsumer[Any]:
         """A consumer of records of a partitioned log. Does no I/O: `async with` joins the group.
 
+        :param topics: one or several topics, or a `TopicPattern` where `capabilities.records.topic_patterns` says so: a
+            new topic that matches is read from its first record on.
         :param group: its members share the partitions; its committed positions persist. `ephemeral()` is a group for
             this consumer only.
         :param start: where a partition without a committed position begins: "earliest", "latest" or a time.
@@ -376,7 +385,16 @@ class Bus:
             check_name(group, "group")
         if not isinstance(start, str) and not family.start_time:
             raise self._unsupported("a start time for records", "records.start_time")
-        wanted = RecordSubscription(topics=names, group=group, start=start, isolation=isolation)
+        pattern = names if isinstance(names, TopicPattern) else None
+        if pattern is not None and not family.topic_patterns:
+            raise self._unsupported("patterns of topics for records", "records.topic_patterns")
+        wanted = RecordSubscription(
+            topics=() if isinstance(names, TopicPattern) else names,
+            pattern=pattern,
+            group=group,
+            start=start,
+            isolation=isolation,
+        )
         consumer: RecordConsumer[Any] = RecordConsumer(
             self._backend,
             wanted,

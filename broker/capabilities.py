@@ -108,6 +108,8 @@ class MessageCapabilities:
     ephemeral: bool = True
     subscription_admin: bool = True
     """`bus.admin` lists the subscriptions of a topic and reports their lag."""
+    topic_patterns: bool = False
+    """A consumer can read the topics that match a `TopicPattern`, new ones too."""
     retry_topics: bool = False
     """`retry_topics=` works: messages wait for their next attempt on topics."""
     acks_in_transactions: bool = False
@@ -140,6 +142,8 @@ class RecordCapabilities:
     """The difference of two offsets is (nearly) the number of records between them. If not, use `bus.log.spans`."""
     shared_offsets: bool = False
     """All partitions of a topic share one sequence of offsets: offsets of a single partition have gaps."""
+    topic_patterns: bool = False
+    """A group can read the topics that match a `TopicPattern`, new ones too."""
     group_admin: bool = False
     """`bus.admin` lists, describes, resets and deletes groups."""
 

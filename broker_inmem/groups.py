@@ -8,7 +8,7 @@ appends and wakes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from broker import BrokerError, LeaseLost, OffsetOutOfRange, TopicPartition
@@ -49,6 +49,10 @@ class GroupMember(Protocol):
         """Something may be due earlier."""
         ...
 
+    def find_topics(self) -> Collection[str]:
+        """Look for topics that match the member's pattern; returns the new ones. Called under the server's lock."""
+        ...
+
 
 class Group:
     """The state of one group over all its topics.
@@ -78,7 +82,8 @@ class Group:
                 topic = self._existing[name]
                 # A subscription that was created in advance and never consumed defines the group's start.
                 prepared = topic.queues.get(self.name)
-                positions = topic.positions(starts[name], now) if prepared is None else prepared.start
+                # A topic that was created after a member with a pattern had joined is read in full.
+                positions = topic.positions(starts.get(name, "earliest"), now) if prepared is None else prepared.start
                 if prepared is not None:
                     topic.delete_queue(self.name)
                 self._starts.update((TopicPartition(name, number), at) for number, at in positions.items())
@@ -118,9 +123,12 @@ class Group:
         self.rebalance(now)
 
     def topics_changed(self, now: float) -> None:
-        """Topics were deleted or have grown."""
+        """Topics were created or deleted, or have grown."""
         for name in [name for name in self.topics if name not in self._existing]:
             self._forget_positions(name)
+        for member in self._members.values():
+            # A new topic is read in full.
+            self.topics.update(member.find_topics())
         self.rebalance(now)
 
     def forget(self, topic: str, now: float) -> None:

@@ -85,9 +85,11 @@ class BrokerOptions:
                 start_latest=True,
                 start_time=True,
                 ephemeral=True,
+                topic_patterns=True,
             ),
             records=RecordCapabilities(
                 groups=True,
+                topic_patterns=True,
                 rebalance=True,
                 seek=True,
                 start_time=True,

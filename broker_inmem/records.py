@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker import BrokerError, Closed, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
@@ -50,11 +50,13 @@ class InmemRecordSource(Fetching[Record[Any]]):
     ) -> None:
         super().__init__(broker, connection, listener.event)
         self._listener = listener
-        self._starts: dict[str, Start] = dict.fromkeys(subscription.topics, subscription.start)
+        self._pattern = subscription.pattern
+        topics = subscription.topics if self._pattern is None else self._matching(broker)
+        self._starts: dict[str, Start] = dict.fromkeys(topics, subscription.start)
         self._starts |= dict.fromkeys(subscription.whole, "earliest")
         self._committed_only = subscription.isolation == "read_committed"
         self._on_close = on_close
-        self._topics: Final = tuple(dict.fromkeys(subscription.topics))
+        self._topics = tuple(dict.fromkeys(topics))
         self._notices: deque[Notice] = deque()
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._revocations = TaskSet("inmem-revoke", self._revocation_failed)
@@ -180,6 +182,16 @@ class InmemRecordSource(Fetching[Record[Any]]):
     def wake(self) -> None:
         self._waker.wake()
 
+    def find_topics(self) -> Collection[str]:
+        if self._pattern is None:
+            return ()
+        before, self._topics = self._topics, self._matching(self._broker)
+        return set(self._topics).difference(before)
+
+    def _matching(self, broker: Broker) -> tuple[str, ...]:
+        """The topics that match the pattern now."""
+        return tuple(sorted(name for name in tuple(broker.topics) if self._pattern and self._pattern.matches(name)))
+
     # On the member's loop.
 
     def _join(self, now: float) -> None:
@@ -217,6 +229,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
             del self._connection.sources[self._number]
             self._number = broker.number()
             self._connection.sources[self._number] = self
+            self.find_topics()
             if all(name in broker.topics for name in self._topics):
                 self._join(broker.clock.time())
 

@@ -138,6 +138,8 @@ class Broker:
         if topic is None:
             topic = Topic(name, partitions or self.options.partitions, self.options, self._limits)
             self.topics[name] = topic
+            for group in self.groups.values():
+                group.topics_changed(self.clock.time())
         elif partitions is not None and partitions != len(topic.partitions):
             topic.grow(partitions)
             for group in self.groups.values():

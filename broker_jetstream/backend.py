@@ -107,8 +107,11 @@ class JetStreamBackend:
                 release_keeps_attempt=True,
                 ordered_delivery=True,
                 start_time=True,
+                topic_patterns=True,
             ),
-            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, shared_offsets=True),
+            records=RecordCapabilities(
+                rebalance=True, start_time=True, position_at=True, shared_offsets=True, topic_patterns=True
+            ),
             durable=settings.embedded != "",
             shared=settings.embedded != "",
         )
@@ -193,6 +196,11 @@ class JetStreamBackend:
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
         ephemeral = isinstance(subscription.group, Ephemeral)
+        pattern = subscription.pattern
+
+        async def find_topics() -> list[str]:
+            return [name for name in await self.admin().list_topics() if pattern is not None and pattern.matches(name)]
+
         group = NativeName(f"+{token_hex(8)}") if isinstance(subscription.group, Ephemeral) else subscription.group
         source = JetStreamRecordSource(
             self._connection,
@@ -203,6 +211,7 @@ class JetStreamBackend:
             ephemeral=ephemeral,
             whole=subscription.whole,
             on_close=self._open.discard,
+            find_topics=None if pattern is None else find_topics,
         )
         self._open.add(source)
         try:

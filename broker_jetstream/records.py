@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from broker import BrokerError, Closed, NotFound, Record, TopicPartition
+from broker import BrokerError, Closed, NotFound, Record, TopicNotFound, TopicPartition
 from broker.driver import RecordListener, Start, Waker, logger, not_assigned, pause
 from broker_jetstream import subscriptions
 from broker_jetstream.assigned_partition import AssignedPartition
@@ -31,6 +31,8 @@ CLOSE_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 0.05
 """How long a new member waits for announcements before it claims partitions."""
 REVOKE_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 10.0
+"""How often topics that match a pattern are looked for."""
 FIRST_PIN_SECONDS: Final = 1.0
 """How long `open` waits for pins that are free."""
 
@@ -45,7 +47,10 @@ class _Topic:
 
 
 class JetStreamRecordSource:
-    """Implements `RecordSource`."""
+    """Implements `RecordSource`.
+
+    :param find_topics: returns the topics that match a pattern; None if the topics are named.
+    """
 
     def __init__(
         self,
@@ -58,12 +63,15 @@ class JetStreamRecordSource:
         ephemeral: bool,
         whole: Collection[str] = (),
         on_close: Callable[[JetStreamRecordSource], object],
+        find_topics: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> None:
         self._connection = connection
         self._layouts = layouts
         self._group = group
         self._start: Start = start
         self._whole = frozenset(whole)
+        self._find_topics = find_topics
+        self._look_at = 0.0
         self._listener = listener
         self._on_close = on_close
         self._ephemeral = ephemeral
@@ -83,14 +91,16 @@ class JetStreamRecordSource:
 
         :raises TopicNotFound: one of the topics does not exist.
         """
+        if self._find_topics is not None:
+            topics = sorted(await self._find_topics())
+            self._look_at = time.monotonic() + LOOK_SECONDS
         for name in dict.fromkeys(topics):
-            layout = await self._layouts.find(name, fresh=True)
-            start: Start = "earliest" if name in self._whole else self._start
-            await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
-            encoded = group_consumer(self._group, 0)[:-2]
-            membership = Membership(self._connection, layout.stream, encoded, self._wake_ticker.set)
-            self._topics[name] = _Topic(layout, membership)
-            await membership.join()
+            try:
+                await self._join(name, "earliest" if name in self._whole else self._start)
+            except TopicNotFound:
+                # Deleted since it was found.
+                if self._find_topics is None:
+                    raise
         # Members answer a hello at once, so a short silence means that there are none.
         await asyncio.sleep(HELLO_SECONDS)
         await self._rebalance()
@@ -101,6 +111,35 @@ class JetStreamRecordSource:
             await self._wait(left)
         self._report_assigned()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
+
+    async def _join(self, name: str, start: Start) -> None:
+        layout = await self._layouts.find(name, fresh=True)
+        await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
+        encoded = group_consumer(self._group, 0)[:-2]
+        membership = Membership(self._connection, layout.stream, encoded, self._wake_ticker.set)
+        await membership.join()
+        self._topics[name] = _Topic(layout, membership)
+
+    async def _look_for_topics(self, find: Callable[[], Awaitable[Collection[str]]]) -> None:
+        """Join the group on new topics that match, and forget deleted ones."""
+        found = set(await find())
+        for name in sorted(self._topics.keys() - found):
+            topic = self._topics.pop(name)
+            for partition in topic.owned.values():
+                partition.claimed = False
+                if partition.reported:
+                    self._listener.lost([partition.topic_partition])
+            await topic.membership.leave()
+        new = sorted(found - self._topics.keys())
+        for name in new:
+            try:
+                # What is appended to a new topic before it is found is not to be missed.
+                await self._join(name, "earliest" if self._start == "latest" else self._start)
+            except BrokerError as error:
+                logger.warning("Group %r does not read topic %r, which matches: %s", self._group, name, error)
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        if new:
+            await asyncio.sleep(HELLO_SECONDS)
 
     # Fetching.
 
@@ -198,11 +237,13 @@ class JetStreamRecordSource:
             if not self._connection.connected:
                 continue
             try:
+                if self._find_topics is not None and time.monotonic() >= self._look_at:
+                    await self._look_for_topics(self._find_topics)
                 if regular:
                     for partition in self._partitions():
                         await partition.keep_alive()
                 await self._rebalance()
-                for topic in self._topics.values():
+                for topic in tuple(self._topics.values()):
                     if regular or topic.membership.take_greeting():
                         await topic.membership.announce()
             except BrokerError as error:
@@ -216,7 +257,7 @@ class JetStreamRecordSource:
         self._waker.wake()
 
     async def _rebalance(self) -> None:
-        for name, topic in self._topics.items():
+        for name, topic in tuple(self._topics.items()):
             membership, owned, layout = topic.membership, topic.owned, topic.layout
             for number in membership.contested(owned, [number for number, each in owned.items() if each.pinned]):
                 self._lost(owned[number])
@@ -276,18 +317,23 @@ class JetStreamRecordSource:
             except TimeoutError:
                 logger.debug("Group %r: the commit before a release timed out", self._group)
         for topic_partition in topic_partitions:
-            self._topics[topic_partition.topic].owned.pop(topic_partition.partition, None)
+            if (topic := self._topics.get(topic_partition.topic)) is not None:
+                topic.owned.pop(topic_partition.partition, None)
         for partition in leaving:
             await partition.release()
 
     def _lost(self, partition: AssignedPartition) -> None:
         """Another member owns the partition already."""
-        topic = self._topics[partition.layout.topic]
-        if topic.owned.get(partition.number) is partition:
+        topic = self._topics.get(partition.layout.topic)
+        if topic is not None and topic.owned.get(partition.number) is partition:
             del topic.owned[partition.number]
             partition.claimed = False
             if isinstance(partition.failure, NotFound):
-                self._failure = partition.failure
+                if self._find_topics is None:
+                    self._failure = partition.failure
+                else:
+                    # A deleted topic that matched is no error.
+                    self._look_at = 0.0
             if partition.reported:
                 self._listener.lost([partition.topic_partition])
             self._wake_ticker.set()

@@ -18,6 +18,7 @@ from broker import (
     MessageCapabilities,
     PublishCapabilities,
     RecordCapabilities,
+    TopicPattern,
 )
 from broker.driver import (
     REDRIVE_SUBSCRIPTION,
@@ -46,7 +47,7 @@ from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import read_metadata
 from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.messages import ensure_group, subscribe
+from broker_kafka.messages import ensure_group, subscribe, subscribe_to_pattern
 from broker_kafka.old_times import OldPublishTimes
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
 from broker_kafka.queue.admin.inspecting import list_open_leases, queued_messages
@@ -75,7 +76,7 @@ _MOST_ATTRIBUTES: Final = 512
 
 
 class KafkaBackend:
-    """Implements `Backend` and `TracksQueues`."""
+    """Implements `Backend`, `SubscribesToPatterns` and `TracksQueues`."""
 
     settings_type: ClassVar[type[BackendSettings]] = KafkaSettings
 
@@ -108,7 +109,12 @@ class KafkaBackend:
                 deliver_at=settings.queue == "markers",
             ),
             records=RecordCapabilities(
-                rebalance=True, start_time=True, position_at=True, read_committed=True, group_admin=True
+                rebalance=True,
+                start_time=True,
+                position_at=True,
+                read_committed=True,
+                topic_patterns=True,
+                group_admin=True,
             ),
             durable=True,
         )
@@ -149,6 +155,12 @@ class KafkaBackend:
                 return source
             case "offsets":
                 return await subscribe(self, self.connection, subscription, listener, self._hooks)
+
+    async def subscribe_to_pattern(
+        self, pattern: TopicPattern, subscription: MessageSubscription, listener: SourceListener
+    ) -> MessageSource:
+        # `capabilities.messages.topic_patterns` is set for queue=offsets alone.
+        return await subscribe_to_pattern(self, self.connection, pattern, subscription, listener, self._hooks)
 
     def _engine(self, subscription: str | Ephemeral) -> Literal["offsets", "markers", "share"]:
         settings = self.connection.settings

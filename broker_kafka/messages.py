@@ -10,7 +10,9 @@ keeps the partition. While the source is open, a warning reports members of the 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+from broker import TopicPattern
 from broker.driver import (
     Backend,
     Ephemeral,
@@ -28,7 +30,7 @@ from broker_kafka.group.start_offsets import StartPositions
 from broker_kafka.queue.consumer.conflicting_members import watch_for_conflicting_members
 from broker_kafka.records import KafkaRecordSource
 
-__all__ = ["ensure_group", "subscribe"]
+__all__ = ["ensure_group", "subscribe", "subscribe_to_pattern"]
 
 
 async def ensure_group(connection: Connection, subscription: MessageSubscription) -> None:
@@ -65,6 +67,31 @@ async def subscribe(
     source.move_past_log_ends()
     if not isinstance(wanted.group, Ephemeral):
         source.watch(connection, subscription.topic, wanted.group)
+    return source
+
+
+async def subscribe_to_pattern(
+    backend: Backend,
+    connection: Connection,
+    pattern: TopicPattern,
+    subscription: MessageSubscription,
+    listener: SourceListener,
+    hooks: Hooks,
+) -> MessageSource:
+    """Join the group for all topics that match.
+
+    :raises SubscriptionNotFound: the group has no positions on one of the topics that exist, and `create` is off.
+    """
+    if not subscription.create:
+        admin = KafkaAdmin(connection)
+        for topic in filter(pattern.matches, await admin.list_topics()):
+            await ensure_group(connection, replace(subscription, topic=topic))
+    source = _Messages(listener, hooks=hooks)
+    await source.join(
+        backend,
+        RecordSubscription(topics=(), pattern=pattern, group=subscription.subscription, start=subscription.start),
+    )
+    source.move_past_log_ends()
     return source
 
 

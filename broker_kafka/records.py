@@ -32,6 +32,7 @@ from broker_kafka.group.assigned_partition import Assignment
 from broker_kafka.group.commits import CommitAttempts, RecordCommits
 from broker_kafka.group.member import Member
 from broker_kafka.group.start_offsets import Claim
+from broker_kafka.group.topics import Subscription, TopicWatch
 from broker_kafka.offsets.protocol import CommitResults, StoredOffset
 
 __all__ = ["FetchedRuns", "KafkaRecordSource"]
@@ -75,7 +76,7 @@ class KafkaRecordSource(Member[Assignment]):
                 group=self.group,
                 timeout=connection.settings.request_timeout,
                 beside=self.rebalance_commits,
-                missing=self._topic_ids.missing,
+                missing=self._missing,
             ),
             self.thread,
             self.assignments,
@@ -89,6 +90,16 @@ class KafkaRecordSource(Member[Assignment]):
         self._failures: deque[BrokerError] = deque()
         self._waker = Waker()
         self._interrupted = self._fetching = False
+        self._watch: TopicWatch | None = None
+        if subscription.pattern is not None:
+            refresh = connection.settings.topic_metadata_refresh_interval_ms
+            self._watch = TopicWatch(
+                connection,
+                Subscription(tuple(subscription.topics), (subscription.pattern,)),
+                interval=None if refresh < 0 else max(0.1, refresh / 1000),
+                subscribe=self.subscribe,
+                failed=self.failed,
+            )
 
     async def open(self) -> None:
         """Join the group. The first assignment comes later.
@@ -96,6 +107,13 @@ class KafkaRecordSource(Member[Assignment]):
         :raises TopicNotFound: one of the topics does not exist.
         :raises BrokerError: the client cannot be made, or no broker answers.
         """
+        if self._watch is not None:
+            try:
+                await self.join(await self._watch.open(), self._watch.start)
+            except BaseException:
+                await self._watch.stop()
+                raise
+            return
         topics = list(dict.fromkeys(self._subscription.topics))
         partitions = [partition for topic in topics for partition in await partitions_of(self.connection, topic)]
         await self.join(partitions, lambda: self.thread.subscribe(topics))
@@ -112,6 +130,8 @@ class KafkaRecordSource(Member[Assignment]):
     async def _leave(self) -> None:
         self._commits.close()
         self._waker.wake()
+        if self._watch is not None:
+            await self._watch.stop()
         self._topic_ids.close()
         await self._topic_ids.check()
         self._tasks.cancel()
@@ -296,14 +316,25 @@ class KafkaRecordSource(Member[Assignment]):
         if self._closed or (self._failures and error.retriable):
             return
         if isinstance(error, TopicNotFound):
-            self._topic_ids.missing({each.topic for each in self.assignments})
+            self._missing({each.topic for each in self.assignments})
+            if self._watch is not None:
+                return
         self._failures.append(error)
         self._waker.wake()
 
     def _fail(self, error: BrokerError) -> None:
         self.failed(error)
 
+    def _missing(self, topics: Collection[str]) -> None:
+        self._topic_ids.missing(topics)
+        if self._watch is not None:
+            # A deleted topic that matched is no error.
+            self._watch.check_soon()
+
     def _check_topics(self, topics: Collection[str]) -> None:
+        if self._watch is not None:
+            self._watch.check_soon()
+            return
         for topic in topics:
             # The reader gets the error of a topic that does not exist.
             self._tasks.spawn(
@@ -311,7 +342,7 @@ class KafkaRecordSource(Member[Assignment]):
             )
 
     def _subscribed(self) -> Sequence[str]:
-        return self._subscription.topics
+        return self._subscription.topics if self._watch is None else self._watch.topics
 
     def _paused(self) -> Collection[TopicPartition]:
         return self._records.paused

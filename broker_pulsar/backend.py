@@ -87,8 +87,11 @@ class PulsarBackend:
                 shared_by_message=False,
                 ordered_delivery=True,
                 start_time=True,
+                topic_patterns=True,
             ),
-            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, counting_offsets=False),
+            records=RecordCapabilities(
+                rebalance=True, start_time=True, position_at=True, counting_offsets=False, topic_patterns=True
+            ),
             durable=True,
             settings_needed={"publish.partitions": alone} if alone else {},
         )
@@ -121,7 +124,9 @@ class PulsarBackend:
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = PulsarRecordSource(self.connection, subscription, listener, on_close=self._open.discard)
+        source = PulsarRecordSource(
+            self.connection, subscription, listener, self.admin().list_topics, on_close=self._open.discard
+        )
         self._open.add(source)
         try:
             await source.open()

@@ -13,13 +13,13 @@ with TopicNotFound.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final
 
-from broker import BrokerError, NotFound, Record, SettleError, TopicPartition
-from broker.driver import Ephemeral, RecordListener, RecordSubscription, not_assigned
+from broker import BrokerError, NotFound, Record, SettleError, TopicNotFound, TopicPartition, TopicPattern
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, logger, not_assigned
 from broker_pulsar import subscriptions
 from broker_pulsar.assigned_partition import (
     AssignedPartition,
@@ -42,18 +42,24 @@ __all__ = ["PulsarRecordSource"]
 _BUFFERED: Final = 1000
 """Buffered records of a partition above which none are received."""
 _REVOKE_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 10.0
+"""How often topics that match a pattern are looked for."""
 _DEAD_AFTER: Final = 60.0
 """Seconds within which a broker, by default, notices the death of a consumer."""
 
 
 class PulsarRecordSource(ReceivingSource):
-    """Implements `RecordSource`."""
+    """Implements `RecordSource`.
+
+    :param list_topics: returns the topics of the namespace, for a pattern.
+    """
 
     def __init__(
         self,
         connection: Connection,
         subscription: RecordSubscription,
         listener: RecordListener,
+        list_topics: Callable[[], Awaitable[Sequence[str]]],
         *,
         on_close: Callable[[ReceivingSource], object],
     ) -> None:
@@ -68,23 +74,89 @@ class PulsarRecordSource(ReceivingSource):
         self._by_receiver: dict[Receiver, AssignedPartition] = {}
         self._order: list[AssignedPartition] = []
         """The partitions, least recently served first."""
+        self._list_topics = list_topics
+        self._topics: list[str] = []
+        self._look_at = 0.0
 
     async def open(self) -> None:
         """Join the group.
 
         :raises TopicNotFound: one of the topics does not exist.
         """
-        create = subscriptions.create_ephemeral if self._ephemeral else subscriptions.create
-        for topic in dict.fromkeys(self._subscription.topics):
+        pattern = self._subscription.pattern
+        for topic in dict.fromkeys(self._subscription.topics if pattern is None else await self._find(pattern)):
             start = "earliest" if topic in self._subscription.whole else self._subscription.start
-            await create(self._connection, topic, self.group, start)
-            logs = await self._connection.logs(topic)
-            await asyncio.gather(*(self._join(topic, number, log) for number, log in enumerate(logs)))
-            if self._ephemeral:
-                self._unwatch.append(self._connection.cleanup.watch(topic, self.group))
+            try:
+                await self._join_topic(topic, start)
+            except TopicNotFound:
+                # Deleted since it was found.
+                if pattern is None:
+                    raise
+                await self._forget_topic(topic)
         await self._check_assignment()
         self._unwatch.append(self._connection.monitor.add(self._is_connected))
         self._tasks.spawn(self._poll_assignment())
+
+    async def _join_topic(self, topic: str, start: Start) -> None:
+        # First, so that a close deletes an ephemeral subscription.
+        self._topics.append(topic)
+        create = subscriptions.create_ephemeral if self._ephemeral else subscriptions.create
+        await create(self._connection, topic, self.group, start)
+        logs = await self._connection.logs(topic)
+        await asyncio.gather(*(self._join(topic, number, log) for number, log in enumerate(logs)))
+        if self._ephemeral:
+            self._unwatch.append(self._connection.cleanup.watch(topic, self.group))
+
+    # The topics of a pattern.
+
+    async def _find(self, pattern: TopicPattern) -> list[str]:
+        found = sorted(filter(pattern.matches, await self._list_topics()))
+        self._look_at = self._loop.time() + _LOOK_SECONDS
+        return found
+
+    async def _look_for_topics(self, pattern: TopicPattern) -> None:
+        """Join the group on new topics that match, and forget deleted ones."""
+        found = await self._find(pattern)
+        for topic in set(self._topics).difference(found):
+            await self._forget_topic(topic)
+        for topic in found:
+            if topic in self._topics:
+                continue
+            start = self._subscription.start
+            try:
+                # What is published to a new topic before it is found is not to be missed.
+                await self._join_topic(topic, "earliest" if start == "latest" else start)
+            except BrokerError as error:
+                logger.warning("Group %r does not read topic %r, which matches: %s", self.group, topic, error)
+                await self._forget_topic(topic)
+
+    async def _forget_topic(self, topic: str) -> None:
+        if topic in self._topics:
+            self._topics.remove(topic)
+        gone = [partition for place, partition in self._partitions.items() if place.topic == topic]
+        for partition in gone:
+            del self._partitions[partition.topic_partition], self._by_receiver[partition.receiver]
+            self._order.remove(partition)
+        if lost := [partition for partition in gone if partition.owned]:
+            self._lose(lost)
+        await asyncio.gather(*(partition.receiver.close(self._connection) for partition in gone))
+
+    def failed(self, receiver: Receiver, error: BrokerError) -> None:
+        if self._subscription.pattern is None:
+            super().failed(receiver, error)
+        elif not self._closed and (partition := self._by_receiver.get(receiver)) is not None:
+            self._tasks.spawn(self._explain_end(partition.topic_partition.topic, error))
+
+    async def _explain_end(self, topic: str, error: BrokerError) -> None:
+        """A consumer has ended: a deleted topic is forgotten, anything else ends the member."""
+        try:
+            await self._connection.partitions(topic, once=True)
+        except NotFound:
+            self._look_at = 0.0
+            return
+        except BrokerError:
+            pass
+        await self._explain(error)
 
     # Fetching.
 
@@ -109,8 +181,13 @@ class PulsarRecordSource(ReceivingSource):
         return all(partition.receiver.consumer.is_connected() for partition in self._order)
 
     async def _check_exists(self) -> None:
-        for topic in self._subscription.topics:
-            await self._connection.partitions(topic, once=True)
+        for topic in tuple(self._topics):
+            try:
+                await self._connection.partitions(topic, once=True)
+            except NotFound:
+                if self._subscription.pattern is None:
+                    raise
+                self._look_at = 0.0
 
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
         """Implements `ReceiverListener`."""
@@ -225,7 +302,7 @@ class PulsarRecordSource(ReceivingSource):
         if self._closed or seconds >= _DEAD_AFTER:
             return True
         try:
-            for topic in dict.fromkeys(self._subscription.topics):
+            for topic in tuple(self._topics):
                 stats = await self._connection.stats(topic, once=True)
                 coming = [
                     each for number, each in stats.items() if not self._is_receiving(TopicPartition(topic, number))
@@ -271,11 +348,16 @@ class PulsarRecordSource(ReceivingSource):
     async def _poll_assignment(self) -> None:
         while not self._closed:
             await asyncio.sleep(self._connection.settings.rebalance_interval)
+            pattern = self._subscription.pattern
             try:
+                if pattern is not None and self._loop.time() >= self._look_at:
+                    await self._look_for_topics(pattern)
                 await self._check_assignment(once=True)
             except NotFound as error:
-                self._fail(error)
-                return
+                if pattern is None:
+                    self._fail(error)
+                    return
+                self._look_at = 0.0
             except BrokerError:
                 continue  # The broker is down or busy; the assignment is unchanged.
 
@@ -283,7 +365,7 @@ class PulsarRecordSource(ReceivingSource):
         """Read the broker's assignment and apply changes."""
         changes: dict[Change, list[tuple[AssignedPartition, PartitionState]]] = {change: [] for change in Change}
         stalled: list[AssignedPartition] = []
-        for topic in dict.fromkeys(self._subscription.topics):
+        for topic in tuple(self._topics):
             stats = await self._connection.stats(topic, once=once)
             for number, each in stats.items():
                 partition = self._partitions.get(TopicPartition(topic, number))
@@ -362,7 +444,7 @@ class PulsarRecordSource(ReceivingSource):
         try:
             await asyncio.gather(*(receiver.close(self._connection) for receiver in self._by_receiver))
             if self._ephemeral:
-                for topic in self._subscription.topics:
+                for topic in self._topics:
                     await subscriptions.delete_ephemeral(self._connection, topic, self.group)
         finally:
             for partition in self._partitions.values():

@@ -38,6 +38,7 @@ from broker.protocols import Codec
 from broker.publishing.topic import codec_key
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import AnyRecordOptions
+from broker.topic_patterns import TopicPattern
 
 if TYPE_CHECKING:
     from broker.driver.settings import BackendSettings
@@ -195,12 +196,16 @@ class Bus:
 
     @overload
     def messages(
-        self, topics: str | Sequence[str], *, subscription: str | Ephemeral, **options: Unpack[MessageOptions]
+        self,
+        topics: str | TopicPattern | Sequence[str],
+        *,
+        subscription: str | Ephemeral,
+        **options: Unpack[MessageOptions],
     ) -> MessageConsumer[bytes]: ...
     @overload
     def messages(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
         codec: Codec[T],
@@ -208,7 +213,7 @@ class Bus:
     ) -> MessageConsumer[T]: ...
     def messages(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         subscription: str | Ephemeral,
         codec: Codec[Any] | None = None,
@@ -216,7 +221,7 @@ class Bus:
     ) -> MessageConsumer[Any]:
         """A consumer of messages that are settled one by one. Does no I/O: `with` opens the consumer.
 
-        :param topics: one or several topics; they share `max_outstanding` evenly.
+        :param topics: one or several topics, or a `TopicPattern`; they share `max_outstanding` evenly.
         :param subscription: consumers of a subscription share its messages; every subscription receives all messages.
             The subscription persists after the close; `ephemeral()` is one for this consumer only.
         :param options: as for `broker.Bus.messages`.
@@ -228,12 +233,12 @@ class Bus:
 
     @overload
     def records(
-        self, topics: str | Sequence[str], *, group: str | Ephemeral, **options: Unpack[RecordOptions]
+        self, topics: str | TopicPattern | Sequence[str], *, group: str | Ephemeral, **options: Unpack[RecordOptions]
     ) -> RecordConsumer[bytes]: ...
     @overload
     def records(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
         codec: Codec[T],
@@ -241,7 +246,7 @@ class Bus:
     ) -> RecordConsumer[T]: ...
     def records(
         self,
-        topics: str | Sequence[str],
+        topics: str | TopicPattern | Sequence[str],
         *,
         group: str | Ephemeral,
         codec: Codec[Any] | None = None,

@@ -11,6 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import MessageCapabilities
@@ -21,27 +23,65 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.concurrency import check_loop
+from broker.driver.concurrency import TaskSet, check_loop, pause
 from broker.driver.contract import MessageSource, SourceListener
 from broker.driver.optional import ReportsIdle
-from broker.errors import BrokerError, Closed, DecodeError
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    DecodeError,
+    NotFound,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from broker.hooks import Hooks, Warned, logger
 from broker.messages import Message, Outcome, SettleState
+from broker.names import known_name
 from broker.protocols import Codec
 from broker.token_bucket import TokenBucket
+from broker.topic_patterns import TopicPattern
 
-__all__ = ["Engine", "OpenSource", "policy_of"]
+__all__ = ["Engine", "FollowedTopics", "OpenSource", "policy_of"]
 
 OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
 
+
+@dataclass(frozen=True, slots=True)
+class FollowedTopics:
+    """The topics of a pattern, each of which gets a source of its own.
+
+    :ivar list_topics: returns the topics of the broker.
+    :ivar open_topic: opens the source of a topic; `new` is whether the topic was created after the consumer opened.
+    :ivar interval: seconds between two looks for new topics.
+    """
+
+    pattern: TopicPattern
+    list_topics: Callable[[], Awaitable[Sequence[str]]]
+    open_topic: Callable[[str, bool, SourceListener], Awaitable[MessageSource]]
+    interval: float = 10.0
+
+    async def find(self) -> list[str]:
+        """The topics that match now, sorted."""
+        return sorted(known_name(name) for name in await self.list_topics() if self.pattern.matches(name))
+
+    def opener(self, topic: str, *, new: bool) -> OpenSource:
+        """Opens the source of a topic."""
+        return lambda listener: self.open_topic(topic, new, listener)
+
+
 _OPEN = SettleState.OPEN
 _IDLE_RECHECK: Final = 0.5
+_ROOM_SECONDS: Final = 0.25
+_LAST_LOOK: Final = 1.0
 
 
 class Engine:
     """Runs one consumer: hands messages over, waits and ends.
 
     :param sources: topic and opener of each source.
+    :param followed: the topics of a pattern, in place of `sources`.
     """
 
     def __init__(
@@ -56,6 +96,7 @@ class Engine:
         subscription: str,
         hooks: Hooks,
         retry_writer: RetryWriter | None = None,
+        followed: FollowedTopics | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.hooks = hooks
@@ -71,6 +112,11 @@ class Engine:
         self._delivery_bound = retry.delivery_bound
         self._last_delivery = capabilities.delivery_limit if isinstance(dead_letter, DeadLetterWriter) else None
         self._sources = sources
+        self._followed = followed
+        self._following: asyncio.Task[None] | None = None
+        self._vanished: dict[str, BrokerError] = {}
+        """Topics of the pattern whose source has ended, because topic or subscription do not exist any more."""
+        self._topic_tasks = TaskSet("broker-consumer-topics", self._following_failed)
         self.policies: list[FailurePolicy] = []
         self._in_flight: deque[InFlight] = deque()
         self._ended = False
@@ -89,39 +135,38 @@ class Engine:
         self.owner: object | None = None
         """Keeps the consumer alive, for its bus, as long as a task of this engine runs."""
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._idle_sources: list[ReportsIdle] = []
+        self._idle_sources: dict[FailurePolicy, ReportsIdle] = {}
         self._idle_check: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open all sources, or none."""
-        share = self.options.max_outstanding // len(self._sources)
-        byte_share = self.options.max_outstanding_bytes // len(self._sources)
+        sources = self._sources
+        if self._followed is not None:
+            names = await self._followed.find()
+            sources = [(name, self._followed.opener(name, new=False)) for name in names]
+            if len(names) > self.options.max_outstanding:
+                raise ConfigurationError(
+                    f"max_outstanding is {self.options.max_outstanding}, and {len(names)} topics match "
+                    f"{self._followed.pattern}",
+                    advice="Allow one message per topic",
+                )
         opened: list[tuple[FailurePolicy, MessageSource]] = []
         try:
-            for topic, open_source in self._sources:
-                in_flight = InFlight(
-                    topic,
-                    receivers=self.receivers,
-                    ready=self._make_ready(share),
-                    options=self.options,
-                    hooks=self.hooks,
-                    attempts=self.attempts,
-                    max_messages=share,
-                    max_bytes=byte_share,
-                    failed=self.fail,
-                )
-                policy = FailurePolicy(in_flight, self.retry, self._dead_letter, self._subscription, self._retry_writer)
-                opened.append((policy, await open_source(in_flight)))
+            for topic, open_source in sources:
+                try:
+                    opened.append(await self._open_source(topic, open_source, len(sources)))
+                except TopicNotFound:
+                    # Deleted since it was found.
+                    if self._followed is None:
+                        raise
         except BaseException:
             for _, source in opened:
                 await source.close()
             raise
         for policy, source in opened:
-            self.policies.append(policy)
-            self._in_flight.append(policy.in_flight)
-            policy.start(source, self.capabilities)
-            if isinstance(source, ReportsIdle):
-                self._idle_sources.append(source)
+            self._start(policy, source)
+        if self._followed is not None:
+            self._following = self._topic_tasks.spawn(self._follow(self._followed))
         self.receivers.active()
         self._opened_at = self._loop.time()
         logger.info(
@@ -142,6 +187,128 @@ class Engine:
                 self.hooks.emit(Warned(text=text))
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
+
+    def _shares(self, sources: int) -> tuple[int, int]:
+        """The messages and bytes that each of so many sources may have in flight."""
+        options = self.options
+        return options.max_outstanding // sources, max(1, options.max_outstanding_bytes // sources)
+
+    async def _open_source(
+        self, topic: str, open_source: OpenSource, sources: int
+    ) -> tuple[FailurePolicy, MessageSource]:
+        max_messages, max_bytes = self._shares(sources)
+        in_flight = InFlight(
+            topic,
+            receivers=self.receivers,
+            ready=self._make_ready(max_messages),
+            options=self.options,
+            hooks=self.hooks,
+            attempts=self.attempts,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            failed=self.fail if self._followed is None else partial(self._source_failed, topic),
+        )
+        policy = FailurePolicy(in_flight, self.retry, self._dead_letter, self._subscription, self._retry_writer)
+        return policy, await open_source(in_flight)
+
+    def _start(self, policy: FailurePolicy, source: MessageSource) -> None:
+        self.policies.append(policy)
+        self._in_flight.append(policy.in_flight)
+        policy.start(source, self.capabilities)
+        if isinstance(source, ReportsIdle):
+            self._idle_sources[policy] = source
+
+    # -- the topics of a pattern -------------------------------------------------------------------------
+
+    async def _follow(self, followed: FollowedTopics) -> None:
+        """Open a source for each new topic, and close that of a deleted one, until the end."""
+        skipped: set[str] = set()
+        while True:
+            await pause(followed.interval, self.ended)
+            if self._ended:
+                return
+            try:
+                names = await followed.find()
+            except BrokerError as error:
+                logger.warning("The topics of %s could not be listed: %s", followed.pattern, error)
+                continue
+            vanished, self._vanished = self._vanished, {}
+            for policy in list(self.policies):
+                topic = policy.in_flight.topic
+                if topic in names and isinstance(error := vanished.get(topic), SubscriptionNotFound):
+                    self.fail(error)
+                    return
+                if topic not in names or topic in vanished:
+                    # Not cancelled with this task: the source must be closed.
+                    await asyncio.shield(self._topic_tasks.spawn(self._remove(policy)))
+            have = {policy.in_flight.topic for policy in self.policies}
+            for name in names:
+                if name in have:
+                    continue
+                try:
+                    await self._add(name, followed.opener(name, new=True))
+                    skipped.discard(name)
+                except BrokerError as error:
+                    if name not in skipped:
+                        skipped.add(name)
+                        self._warn(f"Topic {name!r} matches {followed.pattern} and is not consumed: {error}")
+
+    async def _add(self, topic: str, open_source: OpenSource) -> None:
+        sources = len(self.policies) + 1
+        if sources > self.options.max_outstanding:
+            raise ConfigurationError(
+                f"max_outstanding is {self.options.max_outstanding} for {sources} topics",
+                advice="Allow one message per topic",
+            )
+        self._share_out(sources)
+        # Fetches that began with the larger shares must not fill the room of the new source.
+        await asyncio.gather(*(policy.in_flight.fetch_loop.interrupted() for policy in self.policies))
+        while not self._ended and not all(policy.in_flight.within_bounds for policy in self.policies):
+            await pause(_ROOM_SECONDS, self.ended)
+        if self._ended:
+            return
+        try:
+            policy, source = await self._open_source(topic, open_source, sources)
+        except BaseException:
+            self._share_out(sources - 1)
+            raise
+        self._start(policy, source)
+        self.receivers.active()
+        logger.info("Consuming %s as %s, too: a new topic", topic, self._subscription)
+
+    async def _remove(self, policy: FailurePolicy) -> None:
+        in_flight = policy.in_flight
+        self.policies.remove(policy)
+        self._in_flight.remove(in_flight)
+        self._idle_sources.pop(policy, None)
+        in_flight.stop_fetching()
+        await in_flight.fetching_stopped(self.options.close_timeout)
+        policy.stop_delaying()
+        in_flight.lost(list(in_flight.messages))
+        deadline = self._loop.time() + self.options.close_timeout
+        await policy.close(deadline)
+        await in_flight.close(deadline)
+        self._share_out(len(self.policies))
+        logger.info("Topic %s does not exist any more; it is no longer consumed", in_flight.topic)
+
+    def _share_out(self, sources: int) -> None:
+        if sources:
+            max_messages, max_bytes = self._shares(sources)
+            for policy in self.policies:
+                policy.in_flight.limit(max_messages, max_bytes)
+
+    def _source_failed(self, topic: str, error: BrokerError) -> None:
+        if isinstance(error, NotFound):
+            self._vanished[topic] = error
+        else:
+            self.fail(error)
+
+    def _following_failed(self, error: Exception) -> None:
+        self.fail(BackendError(f"New topics cannot be looked for any more: {error}", native=error))
+
+    def _warn(self, text: str) -> None:
+        logger.warning(text)
+        self.hooks.emit(Warned(text=text))
 
     # -- handing over ------------------------------------------------------------------------------------
 
@@ -289,7 +456,7 @@ class Engine:
             await _all([message.nack(delay) for message in still_open])
             return
         parts: dict[InFlight, list[Message[Any]]] = {}
-        if len(self._in_flight) == 1:
+        if len(self._in_flight) == 1 and self._followed is None:
             parts[self._in_flight[0]] = still_open
         else:
             for message in still_open:
@@ -327,6 +494,8 @@ class Engine:
             self._idle_check.cancel()
         if self._rate_timer is not None:
             self._rate_timer.cancel()
+        if self._following is not None:
+            self._following.cancel()
         for in_flight in self._in_flight:
             in_flight.stop_fetching()
         self.receivers.wake(len(self.receivers.waiters))
@@ -341,6 +510,9 @@ class Engine:
     async def _close(self) -> None:
         deadline = self._loop.time() + self.options.close_timeout
         self.end()
+        if self._following is not None:
+            await asyncio.wait((self._following,), timeout=_LAST_LOOK)
+            await self._topic_tasks.wait(deadline - self._loop.time())
         if self._winding_down is not None:
             await self._winding_down
         for in_flight in self._in_flight:
@@ -372,7 +544,8 @@ class Engine:
 
     @property
     def _topics(self) -> str:
-        return ", ".join(topic for topic, _ in self._sources)
+        topics = ", ".join(policy.in_flight.topic for policy in self.policies)
+        return topics if self._followed is None else f"{topics or 'no topic yet'} ({self._followed.pattern})"
 
     def _last_step(self) -> str:
         """What happens to a message that is given up, in words."""
@@ -456,7 +629,7 @@ class Engine:
         active_at = self.receivers.active_at
         try:
             idle = True
-            for source in self._idle_sources:
+            for source in tuple(self._idle_sources.values()):
                 idle = idle and await source.is_idle(seconds)
         except BrokerError as error:
             self._idle_check = None

@@ -5,24 +5,29 @@ Used on the loop of the bus. Making a consumer does no I/O; a cancelled opening 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from broker.capabilities import ConfirmedAck, MessageCapabilities
 from broker.checks import check_flag, refused
 from broker.consuming.consumer import Closable, MessageConsumer
 from broker.consuming.dead_letters import DeadLetterWriter, LetterTopic
-from broker.consuming.engine import Engine, OpenSource
+from broker.consuming.engine import Engine, FollowedTopics, OpenSource
 from broker.consuming.options import ConsumerOptions, check_options, check_policies, fitting_retry
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.consuming.retry.writer import RetryWriter
-from broker.driver.contract import Backend, MessageSubscription, Start, check_start
-from broker.errors import ConfigurationError, NotFound, TopicNotFound, Unsupported
+from broker.driver.contract import Backend, MessageSource, MessageSubscription, SourceListener, Start, check_start
+from broker.driver.optional import SubscribesToPatterns
+from broker.errors import ConfigurationError, InvalidName, NotFound, TopicNotFound, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec, Topic
+from broker.topic_patterns import TopicPattern
+
+_LIKE_A_PATTERN: Final = re.compile(r"[*+?^$|()\[\]\\]")
 
 __all__ = ["ConsumerFactory", "check_topics", "unsupported"]
 
@@ -45,7 +50,7 @@ class ConsumerFactory:
 
     def make(
         self,
-        topics: Sequence[str],
+        topics: Sequence[str] | TopicPattern,
         *,
         subscription: str | Ephemeral,
         codec: Codec[Any] | None,
@@ -56,7 +61,7 @@ class ConsumerFactory:
         create: bool,
         options: ConsumerOptions,
     ) -> MessageConsumer[Any]:
-        """A consumer of the subscription of each topic.
+        """A consumer of the subscription of each topic, or of those that match a pattern.
 
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the backend cannot honour an option.
@@ -75,28 +80,54 @@ class ConsumerFactory:
                     "bus.records(...).as_messages(retry_topics=...)",
                 )
             retry = one_try_each(retry, retry_topics)
+            if isinstance(topics, TopicPattern):
+                raise Unsupported(
+                    "Retry topics have no place beside a pattern of topics", advice="Name the topics, or retry in place"
+                )
             routes = routes_of(retry_topics, topics, subscription)
+        shares = 1 if isinstance(topics, TopicPattern) else len(topics)
 
-        def opener(topic: str) -> OpenSource:
+        def wanted(topic: str, start: Start) -> MessageSubscription:
             # The options are checked before this is called.
-            return lambda listener: self._backend.subscribe(
-                MessageSubscription(
-                    topic=topic,
-                    subscription=subscription,
-                    start=start,
-                    create=create,
-                    ordered_by_key=options.ordered_by_key,
-                    confirm_acks=bool(options.confirm_acks),
-                    max_outstanding=max(1, options.max_outstanding // len(topics)),
-                    max_deliveries=retry.delivery_bound,
-                    dead_letter=dead_letter if isinstance(dead_letter, str) else None,
-                    retry_topics=() if routes is None else routes.of(topic),
-                ),
-                listener,
+            return MessageSubscription(
+                topic=topic,
+                subscription=subscription,
+                start=start,
+                create=create,
+                ordered_by_key=options.ordered_by_key,
+                confirm_acks=bool(options.confirm_acks),
+                max_outstanding=max(1, options.max_outstanding // shares),
+                max_deliveries=retry.delivery_bound,
+                dead_letter=dead_letter if isinstance(dead_letter, str) else None,
+                retry_topics=() if routes is None else routes.of(topic),
             )
 
+        def opener(topic: str) -> OpenSource:
+            return lambda listener: self._backend.subscribe(wanted(topic, start), listener)
+
+        def open_followed(topic: str, new: bool, listener: SourceListener) -> Awaitable[MessageSource]:
+            # What is published to a new topic before it is found is not to be missed.
+            begin: Start = "earliest" if new and start == "latest" else start
+            return self._backend.subscribe(wanted(topic, begin), listener)
+
+        sources: list[tuple[str, OpenSource]] = []
+        followed = None
+        if not isinstance(topics, TopicPattern):
+            sources = [(topic, opener(topic)) for topic in topics]
+        elif not family.topic_patterns:
+            raise unsupported(self._backend.capabilities.backend, "patterns of topics", "messages.topic_patterns")
+        elif isinstance(self._backend, SubscribesToPatterns):
+            subscribe = self._backend.subscribe_to_pattern
+            sources = [(str(topics), lambda listener: subscribe(topics, wanted(str(topics), start), listener))]
+        else:
+            followed = FollowedTopics(topics, lambda: self._backend.admin().list_topics(), open_followed)
+        if isinstance(topics, TopicPattern) and isinstance(dead_letter, str) and topics.matches(dead_letter):
+            raise ConfigurationError(
+                f"dead_letter {dead_letter!r} matches the pattern of the consumed topics",
+                advice="Leave it out with exclude= of the TopicPattern",
+            )
         return self.make_over(
-            [(topic, opener(topic)) for topic in topics],
+            sources,
             family,
             options,
             retry=retry,
@@ -104,6 +135,7 @@ class ConsumerFactory:
             dead_letter=dead_letter,
             codec=codec,
             subscription=repr(subscription) if isinstance(subscription, Ephemeral) else subscription,
+            followed=followed,
         )
 
     def make_over(
@@ -117,8 +149,9 @@ class ConsumerFactory:
         codec: Codec[Any] | None,
         subscription: str,
         retry_routes: RetryRoutes | None = None,
+        followed: FollowedTopics | None = None,
     ) -> MessageConsumer[Any]:
-        """A consumer of any sources, given with the topic of each.
+        """A consumer of any sources, given with the topic of each, or of the topics of a pattern.
 
         :raises ConfigurationError: the options contradict each other.
         """
@@ -152,13 +185,14 @@ class ConsumerFactory:
                 subscription=subscription,
                 hooks=self._bus.hooks,
                 retry_writer=None if retry_routes is None else await self._retry_writer(retry_routes, subscription),
+                followed=followed,
             )
             await engine.open()
             return engine
 
         return MessageConsumer(
             open_engine,
-            name=", ".join(topic for topic, _ in sources),
+            name=", ".join(topics) if followed is None else str(followed.pattern),
             max_outstanding=options.max_outstanding,
             bus=self._bus,
         )
@@ -212,12 +246,14 @@ def unsupported(backend: str, what: str, capability: str) -> Unsupported:
     )
 
 
-def check_topics(topics: str | Sequence[str]) -> list[str]:
-    """The topics as a list.
+def check_topics(topics: str | TopicPattern | Sequence[str]) -> list[str] | TopicPattern:
+    """The topics as a list, or their pattern.
 
     :raises ConfigurationError: there is none, one is named twice, or a name is not portable.
     """
-    names = [check_name(name, "topic") for name in _several(topics)]
+    if isinstance(topics, TopicPattern):
+        return topics
+    names = [_topic_name(name) for name in _several(topics)]
     if not names:
         raise ConfigurationError("No topic is named", advice="Name at least one topic")
     if len(set(names)) != len(names):
@@ -225,9 +261,22 @@ def check_topics(topics: str | Sequence[str]) -> list[str]:
     return names
 
 
+def _topic_name(name: Any) -> str:
+    if isinstance(name, TopicPattern):
+        raise refused("topics", [name], "names, or one TopicPattern, which takes several expressions")
+    try:
+        return check_name(name, "topic")
+    except InvalidName as error:
+        if isinstance(name, str) and _LIKE_A_PATTERN.search(name):
+            raise InvalidName(
+                error.message, advice='A pattern is a TopicPattern(r"..."), a regular expression for the whole name'
+            ) from None
+        raise
+
+
 def _several(topics: object) -> list[Any]:
     if isinstance(topics, str):
         return [topics]
     if not isinstance(topics, Iterable) or isinstance(topics, bytes | bytearray):
-        raise refused("topics", topics, "a topic's name, or a list of names")
+        raise refused("topics", topics, "a topic's name, a list of names, or a TopicPattern")
     return list(topics)  # pyright: ignore[reportUnknownArgumentType]

@@ -290,10 +290,14 @@ class FailurePolicy:
     def _admit(self, messages: Sequence[Message[Any]]) -> Sequence[Message[Any]]:
         return [message for message in messages if not self.give_up_last(message)]
 
-    def stop(self) -> None:
-        """Stop delaying messages and repeating writes; the caller releases the messages."""
+    def stop_delaying(self) -> None:
+        """Keep no message for a retry any more; the caller releases them."""
         self._stopped = True
         self._holder.close()
+
+    def stop(self) -> None:
+        """Stop delaying messages and repeating writes; the caller releases the messages."""
+        self.stop_delaying()
         if isinstance(self._dead_letter, DeadLetterWriter):
             self._dead_letter.close()
         if self._retry_writer is not None:

@@ -284,6 +284,17 @@ class InFlight:
             )
         )
 
+    def limit(self, max_messages: int, max_bytes: int) -> None:
+        """Change the bounds; messages beyond smaller ones stay until they are settled."""
+        self.max_messages = self._flow.max_messages = max_messages
+        self._flow.max_bytes = max_bytes
+        self._prefetch.limit = min(self.options.prefetch or max_messages, max_messages)
+
+    @property
+    def within_bounds(self) -> bool:
+        """Whether no more messages are in flight than the bounds allow."""
+        return self._flow.count <= self.max_messages
+
     @property
     def full(self) -> bool:
         """Whether the bounds let nothing more be fetched."""

@@ -60,6 +60,7 @@ from broker.driver.optional import (
     ReportsSpans,
     Span,
     StoresAttempts,
+    SubscribesToPatterns,
     TransactionalAcks,
 )
 from broker.driver.private_files import (
@@ -164,6 +165,7 @@ __all__ = [
     "Span",
     "Start",
     "StoresAttempts",
+    "SubscribesToPatterns",
     "SubscriptionInfo",
     "TaskSet",
     "TopicInfo",

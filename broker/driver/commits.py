@@ -14,7 +14,7 @@ from typing import Final
 from broker.driver.assignments import AssignedPartition, partition_lost
 from broker.driver.contract import RecordSource, TopicPartition
 from broker.driver.optional import CommitsRanges, Progress
-from broker.errors import BackendError, BrokerError
+from broker.errors import BackendError, BrokerError, NotFound
 from broker.hooks import Hooks, PositionsCommitted, Warned, logger
 
 __all__ = ["Committer", "Positions"]
@@ -37,12 +37,19 @@ class Committer:
     """The commits of one record source.
 
     :param progress: returns the progress of an assignment when its commit is sent; for a source that `CommitsRanges`.
+    :param by_pattern: the topics are those that match a pattern: the partitions of a deleted one count as lost.
     """
 
     def __init__(
-        self, source: RecordSource, hooks: Hooks, progress: Callable[[AssignedPartition, int], Progress] | None = None
+        self,
+        source: RecordSource,
+        hooks: Hooks,
+        progress: Callable[[AssignedPartition, int], Progress] | None = None,
+        *,
+        by_pattern: bool = False,
     ) -> None:
         self._source = source
+        self._by_pattern = by_pattern
         self._progress = progress
         self._ranges = source if progress is not None and isinstance(source, CommitsRanges) else None
         self._hooks = hooks
@@ -125,7 +132,8 @@ class Committer:
             if error is None:
                 assigned.committed = max(assigned.committed, position)
             else:
-                errors[partition] = error
+                gone = self._by_pattern and isinstance(error, NotFound)
+                errors[partition] = partition_lost(partition) if gone else error
                 assigned.ranges_changed = partition in progress
         if self._hooks.listening:
             stored: dict[tuple[str, int], int] = {at: sent[at] for at in sent if at not in errors}

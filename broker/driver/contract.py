@@ -50,6 +50,7 @@ from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record
+from broker.topic_patterns import TopicPattern
 
 __all__ = [
     "AdminSpi",
@@ -181,11 +182,24 @@ class RecordSubscription:
     """What a RecordSource is to deliver."""
 
     topics: Sequence[str]
+    """Empty if there is a pattern."""
     group: str | Ephemeral
+    pattern: TopicPattern | None = None
+    """Read the topics that match instead, also those created later, which begin at their first record; only where
+    `capabilities.records.topic_patterns` is set."""
     start: Start = "earliest"
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     whole: Collection[str] = ()
     """Topics that a new group reads from the first record on, regardless of `start`."""
+
+    @property
+    def topics_text(self) -> str:
+        """The names of the topics, or the text of the pattern."""
+        return ", ".join(self.topics) if self.pattern is None else str(self.pattern)
+
+    def reads(self, topic: str) -> bool:
+        """Whether the topic is named or matches."""
+        return topic in self.topics or (self.pattern is not None and self.pattern.matches(topic))
 
 
 class SourceListener(Protocol):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from broker.driver.contract import MessageSource, RecordSource, TopicPartition
+from broker.driver.contract import MessageSource, MessageSubscription, RecordSource, SourceListener, TopicPartition
 from broker.errors import BrokerError
 from broker.messages import Message
 from broker.records import RecordRun
+from broker.topic_patterns import TopicPattern
 
 __all__ = [
     "ChecksConsumers",
@@ -27,8 +28,26 @@ __all__ = [
     "ReportsSpans",
     "Span",
     "StoresAttempts",
+    "SubscribesToPatterns",
     "TransactionalAcks",
 ]
+
+
+# -- backends ----------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class SubscribesToPatterns(Protocol):
+    """A backend that delivers the topics of a pattern through one source; for others the core opens one per topic."""
+
+    async def subscribe_to_pattern(
+        self, pattern: TopicPattern, subscription: MessageSubscription, listener: SourceListener
+    ) -> MessageSource:
+        """As `subscribe`, for the topics that match, also those created later, which begin at their first message.
+
+        `subscription.topic` is the text of the pattern.
+        """
+        ...
 
 
 # -- message sources ---------------------------------------------------------------------------------------

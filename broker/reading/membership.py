@@ -52,7 +52,7 @@ class Membership:
         self._records = backend.capabilities.records
         self._group = str(subscription.group)
         self._source: RecordSource = await backend.join(subscription, self)
-        self._committer = Committer(self._source, self._hooks)
+        self._committer = Committer(self._source, self._hooks, by_pattern=subscription.pattern is not None)
         if not self._assignments.current() and (assigned := self._source.assignment()):
             self._assignments.assign(assigned)
             self._fetcher.joined()

@@ -57,7 +57,7 @@ def check_record_options(
         raise refused("on_decode_error", on_decode_error, '"raise", or the name of a topic')
     if on_decode_error != "raise":
         check_name(on_decode_error, "topic")
-    if on_decode_error in subscription.topics:
+    if on_decode_error != "raise" and subscription.reads(on_decode_error):
         raise ConfigurationError(
             f"on_decode_error {on_decode_error!r} is one of the consumed topics", advice="Name another topic"
         )

@@ -331,7 +331,7 @@ class RecordConsumer(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._fetcher = RecordFetcher(
             admits=lambda partition: self._assignments.admit(partition) is not None,
-            topic=",".join(self._subscription.topics),
+            topic=self._subscription.topics_text,
             hooks=self._hooks,
             max_records=self._max_buffered,
             max_bytes=self._max_buffered_bytes,
@@ -373,7 +373,7 @@ class RecordConsumer(Generic[T]):
             max_rate=self._max_rate,
         )
         self._opened_at = self._loop.time()
-        logger.info("Reading %s in group %s", ", ".join(self._subscription.topics), self._subscription.group)
+        logger.info("Reading %s in group %s", self._subscription.topics_text, self._subscription.group)
         return self
 
     async def __aexit__(
@@ -419,7 +419,7 @@ class RecordConsumer(Generic[T]):
             if self._reading is not None:
                 logger.info(
                     "Stopped reading %s in group %s after %.1f s: %d records handed over%s",
-                    ", ".join(self._subscription.topics),
+                    self._subscription.topics_text,
                     self._subscription.group,
                     time() - self._opened_at,
                     self._reading.handed_over,
@@ -466,9 +466,22 @@ class RecordConsumer(Generic[T]):
         check_seconds("commit_interval", commit_interval)
         check_policies(retry, retry_topics, dead_letter, self._codec)
         backend, subscription, hooks = self._backend, self._subscription, self._hooks
+        if (
+            isinstance(dead_letter, str)
+            and subscription.pattern is not None
+            and subscription.pattern.matches(dead_letter)
+        ):
+            raise ConfigurationError(
+                f"dead_letter {dead_letter!r} matches the pattern of the consumed topics",
+                advice="Leave it out with exclude= of the TopicPattern",
+            )
         routes = None
         if retry_topics is not None:
             retry = one_try_each(retry, retry_topics)
+            if subscription.pattern is not None:
+                raise Unsupported(
+                    "Retry topics have no place beside a pattern of topics", advice="Name the topics, or retry in place"
+                )
             routes = routes_of(retry_topics, subscription.topics, subscription.group)
 
         async def open_source(listener: SourceListener) -> RecordsAsMessages:
@@ -483,7 +496,7 @@ class RecordConsumer(Generic[T]):
             return await source.join(backend, subscription)
 
         consumer = self._make_messages(
-            [(", ".join(subscription.topics), open_source)],
+            [(subscription.topics_text, open_source)],
             message_capabilities(backend.capabilities),
             ConsumerOptions(
                 max_outstanding=max_outstanding,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from broker import TopicPattern
 from broker_kafka.group.consumer import GroupConsumer, SavePoint
 from broker_kafka.group.options import Rebalance
 from broker_kafka.group.pending_offsets import OffsetStash
 from broker_kafka.group.readers import PartitionStream
-from broker_kafka.group.topics import TopicPattern
 
 __all__ = ["GroupConsumer", "OffsetStash", "PartitionStream", "Rebalance", "SavePoint", "TopicPattern"]

@@ -28,6 +28,7 @@ from broker import (
     Record,
     RecordBatch,
     TopicPartition,
+    TopicPattern,
     Unsupported,
 )
 from broker.driver import check_loop, check_partitions, logger
@@ -47,7 +48,7 @@ from broker_kafka.group.options import (
 )
 from broker_kafka.group.pending_offsets import OffsetStash, check_position
 from broker_kafka.group.readers import AllBatches, AllRecords, PartitionStream, check_limit
-from broker_kafka.group.topics import TopicPattern, read_topics
+from broker_kafka.group.topics import read_topics
 from broker_kafka.offsets.arguments import check_metadata
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
 

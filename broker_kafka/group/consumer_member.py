@@ -106,7 +106,7 @@ class ConsumerMember(Member[AssignedPartition]):
             connection,
             options.subscription,
             interval=None if refresh < 0 else max(0.1, refresh / 1000),
-            subscribe=self._subscribe,
+            subscribe=self.subscribe,
             failed=self.readers.fail,
         )
         # `_run_callback` logs the errors of a callback, with its event.
@@ -344,12 +344,6 @@ class ConsumerMember(Member[AssignedPartition]):
         else:
             self.buffer.open([each for each in self._held if not each.gone])
             self._held = []
-
-    async def _subscribe(self, topics: Sequence[str]) -> None:
-        if topics:
-            await self.thread.subscribe(topics)
-        else:
-            await self.thread.call(lambda client: client.unsubscribe())
 
     def _is_finished(self, going: Sequence[AssignedPartition]) -> bool:
         return not self.finishes or not any(each.marks.runs.unfinished for each in going)

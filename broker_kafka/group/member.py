@@ -153,6 +153,13 @@ class Member(ABC, Generic[A]):
             await self._starts.create_group(self.group, partitions)
         await subscribe()
 
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe to these topics instead of the present ones."""
+        if topics:
+            await self.thread.subscribe(topics)
+        else:
+            await self.thread.call(lambda client: client.unsubscribe())
+
     def assignment(self) -> Sequence[TopicPartition]:
         """What is assigned and stays, sorted."""
         return sorted(partition for partition, each in self.assignments.items() if not each.revoking)

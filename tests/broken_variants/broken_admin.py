@@ -121,3 +121,35 @@ class AssignsOwnedPartitions(BrokenBackend):
         if not source.assignment():
             listener.assigned([TopicPartition(subscription.topics[0], number) for number in (0, 1)])
         return source
+
+
+@breaks("messages.pattern-follows-topics")
+class FindsNoNewTopics(BrokenBackend):
+    """The list of topics is that of the first time."""
+
+    found: Sequence[str] | None = None
+
+    def admin(self) -> Any:
+        return _FirstList(self.inner.admin(), self)
+
+
+class _FirstList(BrokenAdmin):
+    def __init__(self, inner: Any, backend: FindsNoNewTopics) -> None:
+        super().__init__(inner)
+        self.backend = backend
+
+    async def list_topics(self) -> Sequence[str]:
+        if self.backend.found is None:
+            self.backend.found = await self.inner.list_topics()
+        return self.backend.found
+
+
+@breaks("records.pattern-follows-topics")
+class ReadsTheFirstTopicsOnly(BrokenBackend):
+    """A group with a pattern reads the topics that matched when it joined."""
+
+    async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
+        if subscription.pattern is not None:
+            names = [name for name in await self.inner.admin().list_topics() if subscription.pattern.matches(name)]
+            subscription = replace(subscription, topics=names, pattern=None)
+        return await super().join(subscription, listener)

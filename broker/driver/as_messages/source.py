@@ -104,7 +104,8 @@ class RecordsAsMessages:
             )
         self._source: RecordSource = await backend.join(subscription, self)
         self._ranges = self._source if isinstance(self._source, CommitsRanges) else None
-        self._committer = Committer(self._source, self._hooks, progress_of)
+        by_pattern = subscription.pattern is not None
+        self._committer = Committer(self._source, self._hooks, progress_of, by_pattern=by_pattern)
         if not self._partitions:
             self._assign(self._source.assignment())
         return self
@@ -440,5 +441,6 @@ def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
         start_latest=True,
         start_time=records.start_time,
         ephemeral=True,
+        topic_patterns=records.topic_patterns,
         retry_topics=True,
     )

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from broker.messages import Message
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
-from broker.testing.harness import Harness
+from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import bodies, eventually, log_time, nothing_more, numbered, once, take, until_seen
+from broker.topic_patterns import TopicPattern
+
+_FOUND_WITHIN: Final = 10.0
+"""Seconds after which a new topic is found."""
 
 __all__ = ["Delivery"]
 
@@ -188,6 +194,49 @@ class Delivery(ConformanceCase):
             seen = await until_seen(inbox, wanted, harness.patience)
             assert bodies(seen) == once(wanted)
             assert all((message.data or b"").startswith(message.topic.encode()) for message in seen)
+
+    @requires("messages.topic_patterns")
+    @promise(
+        "messages.pattern-follows-topics",
+        "A consumer of a pattern reads the topics that match it, new ones from their first message on, and no other.",
+    )
+    async def test_pattern_follows_topics(self, harness: Harness) -> None:
+        bus, prefix = await harness.bus(), unique("pattern")
+        pattern = TopicPattern(re.escape(prefix) + r"\..*", exclude=r".*\.dead")
+        for end in (".eu", ".us", ".dead", "-us"):
+            name = await harness.create_topic(prefix + end)
+            await bus.topic(name).publish(name.encode())
+        async with bus.messages(pattern, subscription="readers", start="earliest") as inbox:
+            wanted = [f"{prefix}{end}".encode() for end in (".eu", ".us")]
+            seen = await until_seen(inbox, wanted, harness.patience)
+            new = await harness.create_topic(f"{prefix}.new")
+            await bus.topic(new).publish(new.encode())
+            seen += await until_seen(inbox, [new.encode()], harness.patience + _FOUND_WITHIN)
+            await nothing_more(inbox, harness.quiet)
+        assert bodies(seen) == once([*wanted, new.encode()])
+        assert all(message.data == message.topic.encode() for message in seen)
+        async with bus.messages(pattern, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("messages.topic_patterns")
+    @promise(
+        "messages.pattern-survives-a-deletion",
+        "A consumer of a pattern goes on when one of its topics is deleted, and reads a new topic of that name.",
+    )
+    async def test_pattern_survives_a_deletion(self, harness: Harness) -> None:
+        bus, prefix = await harness.bus(), unique("pattern")
+        stays, goes = [await harness.create_topic(f"{prefix}.{end}") for end in ("stays", "goes")]
+        async with bus.messages(TopicPattern(re.escape(prefix) + ".*"), subscription="readers") as inbox:
+            for name in (stays, goes):
+                await bus.topic(name).publish(name.encode())
+            await until_seen(inbox, [stays.encode(), goes.encode()], harness.patience)
+            await bus.admin.delete_topic(goes)
+            await bus.topic(stays).publish(b"at once")
+            await until_seen(inbox, [b"at once"], harness.patience)
+            await nothing_more(inbox, 1.2 * _FOUND_WITHIN)
+            await harness.create_topic(goes)
+            await bus.topic(goes).publish(b"again")
+            await until_seen(inbox, [b"again"], harness.patience + _FOUND_WITHIN)
 
     @promise(
         "messages.closing-one-leaves-the-other", "When one of two consumers closes, the other continues to receive."

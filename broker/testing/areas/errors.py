@@ -34,6 +34,7 @@ from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import numbered, take, until_seen
+from broker.topic_patterns import TopicPattern
 
 __all__ = ["Errors"]
 
@@ -223,9 +224,16 @@ class Errors(ConformanceCase):
             async with bus.messages(topic, subscription="readers", confirm_acks=True) as inbox:
                 await bus.topic(topic).publish(b"x")
                 await (await take(inbox, 1, harness.patience))[0].ack()
-        if bus.capabilities.records is None:
+        if not messages.topic_patterns:
+            with pytest.raises(Unsupported):
+                bus.messages(TopicPattern(), subscription="readers")
+        records = bus.capabilities.records
+        if records is None:
             with pytest.raises(Unsupported):
                 bus.records(topic, group="readers")
+        elif not records.topic_patterns:
+            with pytest.raises(Unsupported):
+                bus.records(TopicPattern(), group="readers")
 
     @requires("messages.confirmed_ack", "messages.lease")
     @promise(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
+from contextlib import suppress
+from typing import Final
 
 import pytest
 
@@ -18,6 +21,10 @@ from broker.testing.faults import RecordProbe
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import bodies, eventually, log_time, numbered, once, read, take
+from broker.topic_patterns import TopicPattern
+
+_FOUND_WITHIN: Final = 10.0
+"""Seconds after which a new topic is found."""
 
 __all__ = ["Records"]
 
@@ -146,6 +153,53 @@ class Records(ConformanceCase):
             log.resume([TopicPartition(topic, 0)])
             seen += await read(log, 40 - len(seen), harness.patience)
             assert bodies(seen) == once(numbered(40))
+
+    @requires("records.topic_patterns")
+    @promise(
+        "records.pattern-follows-topics",
+        "A group with a pattern reads the topics that match it, new ones from their first record on, and no other.",
+    )
+    async def test_record_pattern_follows_topics(self, harness: Harness) -> None:
+        bus, prefix = await harness.bus(), unique("pattern")
+        pattern = TopicPattern(re.escape(prefix) + r"\..*", exclude=r".*\.dead")
+        for end in (".eu", ".us", ".dead", "-us"):
+            name = await harness.create_topic(prefix + end, partitions=2)
+            await bus.topic(name).publish(name.encode())
+        async with bus.records(pattern, group="readers") as log:
+            records = await read(log, 2, 3 * harness.patience)
+            new = await harness.create_topic(f"{prefix}.new", partitions=2)
+            await bus.topic(new).publish_batch([OutboundMessage(new.encode(), key=str(n)) for n in range(10)])
+            records += await read(log, 10, harness.patience + _FOUND_WITHIN)
+            assert await log.next_record(timeout=harness.quiet) is None
+            await log.commit()
+        assert bodies(records) == {f"{prefix}.eu".encode(): 1, f"{prefix}.us".encode(): 1, new.encode(): 10}
+        assert all(record.data == record.topic.encode() for record in records)
+        async with bus.records(pattern, group="readers") as log:
+            assert await log.next_record(timeout=2 * harness.quiet) is None
+
+    @requires("records.topic_patterns")
+    @promise(
+        "records.pattern-survives-a-deletion",
+        "A group with a pattern goes on when one of its topics is deleted, and reads a new topic of that name.",
+    )
+    async def test_record_pattern_survives_a_deletion(self, harness: Harness) -> None:
+        bus, prefix = await harness.bus(), unique("pattern")
+        stays, goes = [await harness.create_topic(f"{prefix}.{end}", partitions=2) for end in ("stays", "goes")]
+        async with bus.records(TopicPattern(re.escape(prefix) + ".*"), group="readers") as log:
+            for name in (stays, goes):
+                await bus.topic(name).publish(name.encode())
+            assert bodies(await read(log, 2, 3 * harness.patience)) == once([stays.encode(), goes.encode()])
+            await bus.admin.delete_topic(goes)
+            await bus.topic(stays).publish(b"at once")
+            (record,) = await read(log, 1, harness.patience)
+            assert record.data == b"at once"
+            with suppress(LeaseLost):
+                await log.commit()
+            assert await log.next_record(timeout=1.2 * _FOUND_WITHIN) is None
+            await harness.create_topic(goes, partitions=2)
+            await bus.topic(goes).publish(b"again")
+            (record,) = await read(log, 1, harness.patience + _FOUND_WITHIN)
+            assert record.data == b"again"
 
     @requires("records")
     @promise(

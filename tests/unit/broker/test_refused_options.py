@@ -105,7 +105,7 @@ async def test_records_as_messages(broker_bus: Bus, name: str, value: Any, advic
 
 @pytest.mark.parametrize("topics", TOPICS)
 async def test_topics(broker_bus: Bus, topics: Any) -> None:
-    advice = "a topic's name, or a list of names"
+    advice = "a topic's name, a list of names, or a TopicPattern"
     assert names(refusal(lambda: broker_bus.messages(topics, subscription="s-1")), "topics", topics, advice)
     assert names(refusal(lambda: broker_bus.records(topics, group="g-1")), "topics", topics, advice)
     with pytest.raises(ConfigurationError, match="topic name is \\['orders'\\]"):

@@ -94,6 +94,16 @@ def test_a_paused_consumer_hands_nothing_over(bus: broker.blocking.Bus) -> None:
     inbox.resume()
 
 
+def test_the_topics_of_a_pattern(bus: broker.blocking.Bus) -> None:
+    publish(bus, 1)
+    pattern = broker.TopicPattern("ord.*")
+    with bus.messages(pattern, subscription="billing") as inbox, bus.records(pattern, group="audit") as log:
+        message = inbox.next_message(timeout=60)
+        assert message is not None
+        message.ack()
+        assert len(log.next_batch(timeout=60)) == 1
+
+
 def test_batches_wait_to_fill(bus: broker.blocking.Bus) -> None:
     with bus.messages(TOPIC, subscription="billing") as inbox:
         threading.Timer(0.05, lambda: publish(bus, 2)).start()
