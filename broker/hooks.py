@@ -5,6 +5,7 @@ Callbacks run on the event loop, synchronously, and must return at once. The bus
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -324,11 +325,7 @@ class Hooks:
         :raises ConfigurationError: the listener cannot be called with an event, or is a coroutine function.
         """
         check_accepts("listener", listener, "an event")
-        if is_async(listener):
-            raise ConfigurationError(
-                "The listener is a coroutine function, and listeners are not awaited",
-                advice="Pass a plain function; it may start a task",
-            )
+        _check_plain("listener", listener, "Pass a plain function; it may start a task")
         self._listeners.append(listener)
         self.listening = True
 
@@ -343,11 +340,14 @@ class Hooks:
     ) -> Callable[[], None]:
         """Let `interceptor(topic, messages)` replace messages before they are sent, for instance to add trace headers.
 
+        It returns as many messages as it was given. If it fails, this is logged, and the messages are sent unchanged.
         Returns the function that removes the interceptor.
 
-        :raises ConfigurationError: the interceptor cannot be called with a topic and messages.
+        :raises ConfigurationError: the interceptor cannot be called with a topic and messages, or is a coroutine
+            function.
         """
         check_accepts("interceptor", interceptor, "a topic", "messages")
+        _check_plain("interceptor", interceptor, "Pass a plain function")
         self._publishing.append(interceptor)
         return lambda: self._publishing.remove(interceptor)
 
@@ -356,11 +356,13 @@ class Hooks:
     ) -> Callable[[], None]:
         """Enter the context manager `interceptor(message)` around every handler and `async with message` block.
 
-        Returns the function that removes the interceptor.
+        If it fails, this is logged, and the message is handled all the same. Returns the function that removes the
+        interceptor.
 
-        :raises ConfigurationError: the interceptor cannot be called with a message.
+        :raises ConfigurationError: the interceptor cannot be called with a message, or is asynchronous.
         """
         check_accepts("interceptor", interceptor, "a message")
+        _check_plain("interceptor", interceptor, "Decorate a plain function with contextlib.contextmanager")
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
 
@@ -389,3 +391,10 @@ class Hooks:
                 listener(event)
             except Exception:
                 logger.exception("A hook failed on %s", type(event).__name__)
+
+
+def _check_plain(what: str, function: object, advice: str) -> None:
+    """:raises ConfigurationError: what the function returns would have to be awaited."""
+    # `asynccontextmanager` wraps a generator function.
+    if is_async(function) or inspect.isasyncgenfunction(getattr(function, "__wrapped__", None)):
+        raise ConfigurationError(f"The {what} is asynchronous, and {what}s are not awaited", advice=advice)

@@ -205,7 +205,8 @@ class Call(Generic[R]):
         self._start = (function, args, kwargs or {})
         self._undelivered = undelivered
         self._on_interrupt = on_interrupt
-        self._context = context or contextvars.copy_context()
+        # Not `or`: a context without variables is false.
+        self._context = contextvars.copy_context() if context is None else context
         self._task: asyncio.Task[None] | None = None
         self._finished = False
         self._interrupted = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import broker
 import broker.blocking
-from broker import ConfigurationError
+from broker import ConfigurationError, Message, OutboundMessage
 from broker.checks import check_accepts, is_async
 from broker_inmem import Broker
 
@@ -113,6 +114,20 @@ async def test_callbacks_of_hooks_and_redrives_are_refused(bus: broker.Bus, func
         bus.hooks.on_publish(plain_no_argument)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="listeners are not awaited"):
         bus.hooks.listen(Handlers())
+
+
+async def test_asynchronous_interceptors_are_refused(bus: broker.Bus):
+    async def add_nothing(topic: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+        return messages
+
+    @asynccontextmanager
+    async def around(message: Message[Any]) -> AsyncGenerator[None]:
+        yield
+
+    with pytest.raises(ConfigurationError, match="interceptors are not awaited"):
+        bus.hooks.on_publish(add_nothing)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="interceptors are not awaited"):
+        bus.hooks.around_handling(around)  # type: ignore[arg-type]
 
 
 def test_the_error_names_the_function_its_signature_and_the_argument():

@@ -311,6 +311,14 @@ def test_context_of_interceptors_applies_to_the_block_only(bus: broker.blocking.
     assert seen in (["twotwo"], ["oneone"])
 
 
+def test_context_of_interceptors_applies_to_a_block_of_a_thread_without_variables(
+    bus: broker.blocking.Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Such as the main thread of a script; that of pytest has variables.
+    contextvars.Context().run(test_context_of_interceptors_applies_to_the_block_only, bus)
+    assert "An interceptor failed" not in caplog.text
+
+
 def test_context_of_the_caller_is_seen_by_publish_interceptors(bus: broker.blocking.Bus) -> None:
     current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default="none")
     seen: list[str] = []
