@@ -155,7 +155,10 @@ class Bus:
         await self.close()
 
     async def health(self) -> Health:
-        """Make one round trip to the server. Raises no `BrokerError`."""
+        """Make one round trip to the server, and look at the latest writes if the backend knows them.
+
+        Raises no `BrokerError`.
+        """
         try:
             self.check_open()
             seconds = await self._backend.check_health()

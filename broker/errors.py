@@ -28,6 +28,7 @@
     ├── Closed                               the object is closed
     ├── WrongEventLoop (RuntimeError)        the object belongs to another event loop
     └── BackendError                         any other error of a backend
+        └── StorageFailed                    the broker cannot store: its disk or a limit is full (retriable)
 
 Every error has `retriable` (whether the same call may succeed later), `native` (the exception of the client library,
 or None) and `advice` (one sentence that says what to do).
@@ -61,6 +62,7 @@ __all__ = [
     "OperationTimeout",
     "PublishError",
     "SettleError",
+    "StorageFailed",
     "SubscriptionNotFound",
     "TopicNotFound",
     "TransactionAborted",
@@ -272,3 +274,10 @@ class WrongEventLoop(BrokerError, RuntimeError):
 
 class BackendError(BrokerError):
     """Any other error of a backend; `native` has the details."""
+
+
+class StorageFailed(BackendError):
+    """The broker cannot store: its disk or a limit of its storage is full, or its disk fails."""
+
+    default_retriable = True
+    default_advice = "Make room on the broker's disk or raise its limits, then repeat the call"

@@ -47,6 +47,7 @@ __all__ = [
     "SettleFailed",
     "Settled",
     "Warned",
+    "WritesFailed",
 ]
 
 logger = logging.getLogger("broker")
@@ -71,6 +72,14 @@ class Disconnected(Event):
 
     server: str
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritesFailed(Event):
+    """The broker cannot store messages any more; `error` says where and why."""
+
+    server: str
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

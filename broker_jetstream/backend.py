@@ -51,6 +51,7 @@ from broker_jetstream.publishing import JetStreamPublishTarget
 from broker_jetstream.records import JetStreamRecordSource
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
+from broker_jetstream.storage import StorageWatch
 from broker_jetstream.streams import Layouts
 from broker_jetstream.times import NANOSECONDS
 
@@ -71,6 +72,7 @@ class JetStreamBackend:
         self._connection = Connection(settings, hooks)
         self._layouts = Layouts(self._connection)
         self._server = EmbeddedServer(settings.embedded) if settings.embedded is not None else None
+        self._storage: StorageWatch | None = None
         self._open: set[JetStreamMessageSource | JetStreamRecordSource] = set()
 
     @property
@@ -133,6 +135,9 @@ class JetStreamBackend:
                 self._connection.restart_server = self._locate
             await self._connection.open()
             await self._check_jetstream()
+            if self._server is not None and self._server.directory is not None:
+                self._storage = StorageWatch(self._connection, self._server.directory, self._server.restart)
+                self._storage.start()
         except BaseException:
             await self.close()
             raise
@@ -234,9 +239,15 @@ class JetStreamBackend:
         return JetStreamAdmin(self._connection, self._layouts)
 
     async def check_health(self) -> float:
-        return await self._connection.flush(self._settings.request_timeout)
+        seconds = await self._connection.flush(self._settings.request_timeout)
+        if self._storage is not None:
+            await self._storage.look()
+        self._connection.check_writes()
+        return seconds
 
     async def close(self) -> None:
+        if self._storage is not None:
+            self._storage.close()
         try:
             await asyncio.gather(*(source.close() for source in tuple(self._open)))
         finally:

@@ -34,8 +34,9 @@ from broker import (
     InvalidSetting,
     NotAuthorized,
     OperationTimeout,
+    StorageFailed,
 )
-from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, jitter, logger, mask_url
+from broker.driver import Backoff, Connected, Disconnected, Event, Hooks, Warned, WritesFailed, jitter, logger, mask_url
 from broker_jetstream.codec import status_of
 from broker_jetstream.errors import api_error, connect_error, read_answer, translate
 from broker_jetstream.inbox import Inbox
@@ -56,6 +57,8 @@ _FLUSH_SECONDS: Final = 2
 _CLOSE_SECONDS: Final = 2.0
 _FOREVER: Final = 1e9
 """Seconds."""
+_UNWRITTEN_SECONDS: Final = 60.0
+"""How long a failed publish counts for the health, at least; a later success ends it."""
 _LONGEST_WAIT: Final = 1.0
 """Longest seconds between attempts with a new client."""
 
@@ -87,6 +90,10 @@ class Connection:
         self.last_error: BaseException | None = None
         self.max_payload = 1024 * 1024
         self.server_version: tuple[int, int] = (2, 15)
+        self.storage_failure: StorageFailed | None = None
+        """Why the embedded server cannot write; None if it can, and for other servers."""
+        self._unwritten: dict[str, tuple[float, BrokerError]] = {}
+        """By topic, when and why its last publish was not stored."""
         self.restart_server: Callable[[], Any] | None = None
         """For an embedded server: awaited after a break; restarts the server and sets `servers` and `token`."""
         self._transport: Transport | None = None
@@ -437,6 +444,34 @@ class Connection:
         if error:
             raise api_error(error, what)
         return result
+
+    def note_publish(self, topic: str, failure: BrokerError | None) -> None:
+        """A publish to a topic was not stored, or was."""
+        if failure is None:
+            self._unwritten.pop(topic, None)
+            return
+        # The watch of an embedded server has reported its failure.
+        if isinstance(failure, StorageFailed) and topic not in self._unwritten and self.storage_failure is None:
+            self._emit(lambda: WritesFailed(server=self.server, error=failure))
+        self._unwritten[topic] = time.monotonic(), failure
+
+    @property
+    def publish_failed(self) -> bool:
+        """Whether the last publish to a topic was not stored."""
+        return bool(self._unwritten)
+
+    def check_writes(self) -> None:
+        """Check that the server stores messages, as far as this connection knows.
+
+        :raises BrokerError: the embedded server cannot write, or the last publish to a topic was not stored lately.
+        """
+        if self.storage_failure is not None:
+            raise self.storage_failure
+        since = time.monotonic() - max(_UNWRITTEN_SECONDS, 2 * self.settings.publish_timeout)
+        for topic, (when, failure) in tuple(self._unwritten.items()):
+            if when > since:
+                raise failure
+            del self._unwritten[topic]
 
     def pull_inbox(self) -> str:
         """A new inbox for the answers of pull requests."""

@@ -17,6 +17,7 @@ from broker import (
     MessageTooLarge,
     NotAuthorized,
     OperationTimeout,
+    StorageFailed,
     SubscriptionNotFound,
     TopicNotFound,
     Unsupported,
@@ -32,6 +33,10 @@ STREAM_IN_USE: Final = 10058
 _TOO_LARGE: Final = frozenset({10054, 10097})
 _NOT_ENABLED: Final = frozenset({10039, 10076})
 _STORE_FAILED: Final = 10077
+_LIMITS_REACHED: Final = frozenset({10002, 10023, 10028, 10047})
+"""Of the account, or of the server: no resources."""
+_UNWRITABLE: Final = frozenset({10012, 10049})
+"""The server could not create the files of a consumer or a stream."""
 _FULL: Final = ("maximum messages", "maximum bytes")
 _REFUSALS: Final = (
     "authorization violation",
@@ -93,12 +98,25 @@ def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
             f"{what}: {text}", native=native, advice="Start nats-server with -js, and enable JetStream for the account"
         )
     if code == _STORE_FAILED and any(bound in text for bound in _FULL):
-        return BackendError(
+        return StorageFailed(
             f"{what}: the topic is full, {text}",
             native=native,
             retriable=False,
             advice="Set a retention, raise its limits with ensure_topic(max_messages=, max_bytes=), or drop the oldest "
             'messages with discard="old"',
+        )
+    if code in _LIMITS_REACHED:
+        return StorageFailed(
+            f"{what}: the storage of the server or the account is used up: {text}",
+            native=native,
+            advice="Delete topics or let retention drop messages, or raise max_file_store of the server or the limits "
+            "of the account",
+        )
+    if code in _UNWRITABLE:
+        return StorageFailed(
+            f"{what}: the server cannot write: {text}",
+            native=native,
+            advice="Look at the server's log and its disk; after a failed write nats-server needs a restart",
         )
     if status == 503:
         return ConnectionFailed(f"{what}: {text}", native=native, advice="JetStream is not ready; repeat the call")

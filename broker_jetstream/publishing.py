@@ -28,6 +28,7 @@ from broker import (
     OperationTimeout,
     OutboundMessage,
     Receipt,
+    StorageFailed,
     TopicNotFound,
     Unsupported,
 )
@@ -196,15 +197,16 @@ class JetStreamPublishTarget:
         """
         messages, ids = batch.messages, batch.ids
         what = f"Publishing to topic {self._topic!r}"
+        failure: BrokerError | None = None
         for position, (index, partition, answer) in enumerate(
             zip(batch.indexes, batch.partitions, batch.replies.answers, strict=False)
         ):
             if answer is None:
-                outcomes[index] = self._unconfirmed.not_stored_error(batch, position) or OperationTimeout(
-                    f"The server did not confirm a message of topic {self._topic!r} "
-                    f"within {self._connection.settings.publish_timeout:g} seconds",
-                    advice="It may have been stored; publish again under the same id",
-                )
+                error = self._unconfirmed.not_stored_error(batch, position)
+                if error is None:
+                    error = self._unanswered()
+                    failure = error if self._connection.connected else failure
+                outcomes[index] = error
                 continue
             data = answer[1]
             if not data:
@@ -214,7 +216,8 @@ class JetStreamPublishTarget:
                 continue
             ack = decode_ack(data)
             if ack.error is not None:
-                outcomes[index] = api_error(ack.error, what)
+                outcomes[index] = error = api_error(ack.error, what)
+                failure = error if isinstance(error, StorageFailed) else failure
                 continue
             message_id = messages[index].id or ids[index].decode()
             # After a repetition our own first copy is the original.
@@ -223,7 +226,21 @@ class JetStreamPublishTarget:
                 outcomes[index] = Receipt(message_id, partition, ack.seq, duplicate)
             else:
                 outcomes[index] = Receipt(message_id, -1 - partition, None, duplicate)
+        if failure is not None or self._connection.publish_failed:
+            self._connection.note_publish(self._topic, failure)
         if batch.errors:
             missing = [outcome for outcome in outcomes if isinstance(outcome, TopicNotFound)]
             if len(missing) == len(outcomes):
                 raise missing[0]
+
+    def _unanswered(self) -> BrokerError:
+        """The error of a message that was written and got no answer."""
+        seconds = self._connection.settings.publish_timeout
+        text = f"The server did not confirm a message of topic {self._topic!r} within {seconds:g} seconds"
+        if (known := self._connection.storage_failure) is not None:
+            return StorageFailed(f"{text}: {known.message}", native=known, advice=known.advice)
+        return OperationTimeout(
+            text,
+            advice="It may have been stored; publish again under the same id. If this lasts, look at the server's log: "
+            "a server that cannot write does not answer",
+        )

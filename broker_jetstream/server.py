@@ -104,6 +104,19 @@ class EmbeddedServer:
         """The server's process id, if it is our child."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def directory(self) -> Path | None:
+        """The directory, once `ensure` has returned."""
+        return self._directory
+
+    async def restart(self) -> None:
+        """End the server, if this process started it, and start it again.
+
+        :raises ConnectionFailed: it does not start; the next `ensure` tries again.
+        """
+        if self._thread is not None and self._process is not None:
+            await asyncio.wrap_future(self._submit("restart"))
+
     async def ensure(self) -> ServerAddress:
         """The address of a running server; starts one if none is running.
 
@@ -137,7 +150,9 @@ class EmbeddedServer:
             if not future.set_running_or_notify_cancel() and job != "stop":
                 continue
             try:
-                result = self._ensure() if job == "ensure" else self._stop()
+                if job == "restart":
+                    self._end_process()
+                result = self._stop() if job == "stop" else self._ensure()
             except BaseException as error:  # raised to the caller of the job
                 if not future.cancelled():
                     future.set_exception(error)
@@ -282,9 +297,20 @@ max_payload: 1MB
 authorization {{ token: {json.dumps(token)} }}
 jetstream {{
   store_dir: {json.dumps(str(directory / "jetstream"), ensure_ascii=False)}
+  max_file_store: {_storage_limit(directory)}
   sync_interval: "10s"
 }}
 """
+
+
+def _storage_limit(directory: Path) -> int:
+    """Bytes that the server may store: what it has, and three quarters of the room.
+
+    By default it counts only the room, so that each restart of a store that has grown would lower its limit.
+    """
+    used = sum(path.lstat().st_size for path in (directory / "jetstream").rglob("*") if path.is_file())
+    room = os.statvfs(directory)
+    return used + room.f_bavail * room.f_frsize * 3 // 4
 
 
 def _launcher() -> list[str]:

@@ -23,6 +23,7 @@ from broker import (
     OffsetOutOfRange,
     OperationTimeout,
     SettleError,
+    StorageFailed,
     SubscriptionNotFound,
     TopicNotFound,
     TopicPartition,
@@ -93,6 +94,7 @@ _CLASSES: Final[dict[int, _ErrorType]] = {
         KafkaError.UNKNOWN_TOPIC_ID,
     ),
     **_codes(SubscriptionNotFound, KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNKNOWN_GROUP),
+    **_codes(StorageFailed, KafkaError.KAFKA_STORAGE_ERROR),
     **_codes(
         AuthenticationFailed,
         KafkaError._AUTHENTICATION,

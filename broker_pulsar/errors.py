@@ -18,6 +18,7 @@ from broker import (
     NotAuthorized,
     NotFound,
     OperationTimeout,
+    StorageFailed,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -42,6 +43,8 @@ _CLASSES: Final[Mapping[str, type[BrokerError]]] = {
     "TopicNotFound": TopicNotFound,
     "SubscriptionNotFound": SubscriptionNotFound,
     "AlreadyClosed": Closed,
+    "ProducerBlockedQuotaExceededError": StorageFailed,
+    "ProducerBlockedQuotaExceededException": StorageFailed,
     "MessageTooBig": MessageTooLarge,
     "InvalidMessage": InvalidMessage,
 }

@@ -137,7 +137,10 @@ class Bus:
         raise TypeError("A bus cannot be pickled: pass its settings object or URL, and connect in the other process")
 
     def health(self) -> asynchronous.Health:
-        """Make one round trip to the server. Raises no `BrokerError`."""
+        """Make one round trip to the server, and look at the latest writes if the backend knows them.
+
+        Raises no `BrokerError`.
+        """
         try:
             return self._portal.call(self._bus.health)
         except Closed as error:

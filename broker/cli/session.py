@@ -27,7 +27,7 @@ from typing_extensions import ParamSpec
 from broker.cli.errors import Exit, Failure, error_line, error_text, exit_code
 from broker.cli.output import ask, json_text, log_to_stderr, print_line, print_lines, show_table
 from broker.cli.streams import Sink, Source
-from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotRenewed, Warned
+from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotRenewed, Warned, WritesFailed
 
 if TYPE_CHECKING:
     from broker.bus import Bus
@@ -264,6 +264,8 @@ class Session:
                 text = f"{error_text(error)}; retrying"
             case LeasesNotRenewed(messages=messages, error=error):
                 text = f"{len(messages)} leases were not renewed: {error_text(error)}"
+            case WritesFailed(error=error):
+                text = error_text(error)
             case Warned(text=warning):
                 text = warning
             case _:

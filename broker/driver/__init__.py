@@ -93,6 +93,7 @@ from broker.hooks import (
     PositionReset,
     PositionsCommitted,
     Warned,
+    WritesFailed,
     logger,
 )
 from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral, NativeName, check_name
@@ -177,6 +178,7 @@ __all__ = [
     "View",
     "Waker",
     "Warned",
+    "WritesFailed",
     "check_accepts",
     "check_choice",
     "check_codec",

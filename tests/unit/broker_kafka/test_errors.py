@@ -32,7 +32,7 @@ from broker_kafka.settings import KafkaSettings
         (KafkaError.OFFSET_OUT_OF_RANGE, errors.OffsetOutOfRange, False),
         (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, errors.BackendError, True),
         (KafkaError.NOT_ENOUGH_REPLICAS, errors.BackendError, True),
-        (KafkaError.KAFKA_STORAGE_ERROR, errors.BackendError, True),
+        (KafkaError.KAFKA_STORAGE_ERROR, errors.StorageFailed, True),
         (KafkaError.NON_EMPTY_GROUP, errors.BackendError, False),
     ],
 )
