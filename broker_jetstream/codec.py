@@ -180,10 +180,11 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
         block = b"%banybroker-time: %d\r\n" % (block, now)
     if message.data is None:
         block += b"anybroker-null: 1\r\n"
+    if type(message.native) is NativeMessage:
+        # Before the attributes, because of repeated names the last value counts.
+        block += _foreign_lines(message)
     if message.attributes:
         block += _attribute_lines(message.attributes)
-    if type(message.native) is NativeMessage:
-        block += _foreign_lines(message)
     block = b"%b%b\r\n" % (block, extra)
     if len(block) > _FITS and len(block) > MAX_HEADERS - reserved_bytes(message):
         raise MessageTooLarge(
@@ -234,17 +235,22 @@ def _attribute_lines(attributes: Mapping[str, str]) -> bytes:
 def _foreign_lines(message: OutboundMessage) -> bytes:
     """Headers of a foreign producer that attributes cannot represent, for a message that is forwarded."""
     native: NativeMessage = message.native
-    seen: set[bytes] = set()
-    lines: list[bytes] = []
-    for name, value in header_lines(native.block):
-        if name[:10] == _OURS or name[:5].lower() == _SERVERS:
-            continue
-        hidden = name in seen or _text(name) is None or _text(value) is None
-        seen.add(name)
-        # The further values of a name are dropped if the forwarder removed it.
-        if hidden and (_text(name) is None or _text(name) in message.attributes or _text(value) is None):
-            lines.append(b"%b: %b\r\n" % (name, value))
-    return b"".join(lines)
+    found = [
+        (name, value)
+        for name, value in header_lines(native.block)
+        if name[:10] != _OURS and name[:5].lower() != _SERVERS
+    ]
+    shown = {
+        name: index
+        for index, (name, value) in enumerate(found)
+        if name and _text(name) is not None and _text(value) is not None
+    }
+    # The other values of a name are dropped if the forwarder removed it.
+    return b"".join(
+        b"%b: %b\r\n" % (name, value)
+        for index, (name, value) in enumerate(found)
+        if shown.get(name) != index and (name not in shown or _text(name) in message.attributes)
+    )
 
 
 def _text(value: bytes) -> str | None:
@@ -268,8 +274,8 @@ def _attributes(block: bytes) -> Mapping[str, str]:
         if not colon or not name:
             continue
         try:
-            # Of repeated headers the first counts, as in other NATS clients.
-            found.setdefault(name.decode(), value.strip(b" \t").decode())
+            # Of repeated headers the last counts, as on every backend.
+            found[name.decode()] = value.strip(b" \t").decode()
         except UnicodeDecodeError:
             continue
     if escaped is not None:
@@ -479,8 +485,8 @@ def _read(block: bytes) -> tuple[str | None, bytes | None, dict[str, str] | None
             if attributes is None:
                 attributes = {}
             try:
-                # As in the view, the first value counts.
-                attributes.setdefault(name.decode(), value.decode())
+                # As in the view, the last value counts.
+                attributes[name.decode()] = value.decode()
             except UnicodeDecodeError:
                 return None
     return identity, key, attributes, time

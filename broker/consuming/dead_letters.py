@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
 from broker.driver.concurrency import Backoff, pause
@@ -51,6 +51,8 @@ __all__ = [
     "placed",
 ]
 
+
+V = TypeVar("V")
 
 MakeLetter = Callable[[InvalidMessage | None], OutboundMessage]
 """Makes one shape of a letter; the argument is the refusal of the shape before."""
@@ -213,17 +215,18 @@ def make_dead_letter(
 
     :param refused: the refusal of the shape before.
     """
-    key, data = _content(original, shape.content, limits)
+    whole_key = _readable(original, "key", bytes)
+    key, data = _content(whole_key, original.data, shape.content, limits)
     missing = {
         "attributes": not shape.attributes,
-        "key": key != original.key,
+        "key": key != whole_key,
         "end of the body" if data else "body": data != original.data,
     }
     lacks = ", ".join(part for part, is_missing in missing.items() if is_missing)
     details = {
         "topic": original.topic,
         "cut": lacks and f"Without {lacks}: {'' if refused is None else refused.message}",
-        "key-bytes": "" if key == original.key else str(len(original.key or b"")),
+        "key-bytes": "" if key == whole_key else str(len(whole_key or b"")),
         "data-bytes": "" if data == original.data else str(len(original.data or b"")),
         "reason": reason,
         "error": "" if error is None else describe(error),
@@ -238,21 +241,32 @@ def make_dead_letter(
     if shape.brief:
         added = _abridge(added, limits.letter_bytes or _SHORT_ROOM)
     kept = _own_attributes(original) if shape.attributes else {}
+    # Without `native`, Kafka's retention would go by the old time.
+    published = _readable(original, "publish_time", datetime) if shape.attributes else None
     used = len(key or b"") + len(data or b"") + sum(_size(pair) for pair in kept.items())
     return OutboundMessage(
         data,
         key,
         {**kept, **_cut(added, len(kept), used, limits)},
         id=f"{_shorten(id, _LONGEST_ID)}-{uuid.uuid4().hex}",
-        # Without `native`, Kafka's retention would go by the old time.
-        publish_time=original.publish_time if shape.attributes else None,
+        publish_time=None if published is None or published.tzinfo is None else published,
         native=original.native if shape.attributes else None,
     )
 
 
-def _content(original: Envelope, content: _Content, limits: Limits) -> tuple[bytes | None, bytes | None]:
+def _readable(original: Envelope, field: str, kind: type[V]) -> V | None:
+    """A field of the original; None if its view cannot read it: the body must go to the dead letters all the same."""
+    try:
+        found = getattr(original, field)
+    except Exception:
+        return None
+    return found if isinstance(found, kind) else None
+
+
+def _content(
+    key: bytes | None, data: bytes | None, content: _Content, limits: Limits
+) -> tuple[bytes | None, bytes | None]:
     """Key and body of a letter."""
-    key, data = original.key, original.data
     if content is _Content.WHOLE:
         return key, data
     if content is _Content.NONE:
@@ -366,7 +380,10 @@ def _place_of(original: Envelope) -> Place | None:
     if isinstance(original, Record):
         return Place(original.partition, original.offset)
     if isinstance(original, Message) and isinstance(original.view, HasPlace):
-        return original.view.place(original.raw)
+        try:
+            return original.view.place(original.raw)
+        except Exception:
+            return None
     return None
 
 

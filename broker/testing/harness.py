@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -100,6 +100,13 @@ class Harness(ABC):
     async def advance(self, seconds: float) -> None:
         """Move the broker's clock forward."""
         raise Unsupported(f"Harness {self.name!r} has no clock to move")
+
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        """Publish a message as another client may: names of attributes may be reserved or empty, or occur twice.
+
+        Where the protocol has a name once, the last value counts.
+        """
+        raise Unsupported(f"Harness {self.name!r} has no other client")
 
     def unreachable_url(self) -> str | BackendSettings:
         """An address of this backend at which no server listens."""

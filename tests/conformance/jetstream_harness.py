@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+
+import nats
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
 from broker.driver.settings import BackendSettings
+from broker_jetstream.names import stream_name
 from tests.conformance.server_harness import ServerHarness
+from tests.jetstream.support import put
 from tests.servers.nats import NatsServer, shared_server
 from tests.servers.proxy import Proxy
 
@@ -43,6 +47,14 @@ class JetStreamHarness(ServerHarness[NatsServer]):
         bus = super().open_bus(url.replace(self.server.url, proxy.url), wrap)
         self.behind[bus] = proxy
         return bus
+
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        block = b"NATS/1.0\r\n" + b"".join(f"{name}: {value}\r\n".encode() for name, value in attributes) + b"\r\n"
+        client = await nats.connect(self.server.url)
+        try:
+            await put(client, f"{stream_name(topic)}.0", block, data)
+        finally:
+            await client.close()
 
     def unreachable_url(self) -> str:
         return "nats://127.0.0.1:1"

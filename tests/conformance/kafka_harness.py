@@ -8,9 +8,11 @@ start of the broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar, Self
+
+from confluent_kafka import Producer
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
@@ -128,6 +130,14 @@ class KafkaHarness(ServerHarness[KafkaServer]):
         name = take(wanted) if self.wired.topics.ready(wanted) else await asyncio.to_thread(take, wanted)
         self._pooled.append(name)
         return name
+
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        def publish() -> None:
+            producer = Producer({"bootstrap.servers": self.server.bootstrap})
+            producer.produce(topic, data, headers=[(name, value.encode()) for name, value in attributes])
+            assert producer.flush(self.patience) == 0
+
+        await asyncio.to_thread(publish)
 
     def unreachable_url(self) -> str:
         return "kafka://127.0.0.1:1"

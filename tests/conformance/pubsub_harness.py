@@ -5,7 +5,10 @@ The emulator loses everything in a restart, so the harness cannot restart it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import grpc
+from google.pubsub_v1.types import PublishRequest, PublishResponse, PubsubMessage
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
@@ -14,7 +17,7 @@ from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pstest import shared_pstest
-from tests.servers.pubsub import PubSubServer, new_server
+from tests.servers.pubsub import PROJECT, PubSubServer, new_server
 from tests.servers.shared import Shared
 
 _kit_server = Shared.in_groups(new_server)
@@ -47,6 +50,19 @@ class PubSubHarness(ServerHarness[PubSubServer]):
         bus = super().open_bus(url.replace(self.server.host, f"127.0.0.1:{proxy.port}"), wrap)
         self.behind[bus] = proxy
         return bus
+
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        request = PublishRequest(
+            topic=f"projects/{PROJECT}/topics/{topic}",
+            messages=[PubsubMessage(data=data, attributes=dict(attributes))],
+        )
+        async with grpc.aio.insecure_channel(self.server.host) as channel:
+            publish = channel.unary_unary(
+                "/google.pubsub.v1.Publisher/Publish",
+                request_serializer=PublishRequest.serialize,
+                response_deserializer=PublishResponse.deserialize,
+            )
+            await publish(request)
 
     def unreachable_url(self) -> str:
         return "pubsub://anybroker-tests?emulator_host=127.0.0.1:1"

@@ -6,7 +6,8 @@ address to clients, so each pair has a listener of its own that advertises the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Self
 
@@ -14,6 +15,7 @@ from broker.bus import Bus
 from broker.driver.contract import Backend
 from broker.driver.settings import BackendSettings
 from broker.testing import Harness
+from broker_pulsar.client import pulsar
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer
@@ -100,6 +102,18 @@ class PulsarHarness(ServerHarness[PulsarServer]):
         )
         self.behind[bus] = wire
         return bus
+
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        def publish() -> None:
+            client = pulsar.Client(
+                f"pulsar://127.0.0.1:{self.server.port}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+            )
+            try:
+                client.create_producer(topic).send(data, properties=dict(attributes))
+            finally:
+                client.close()
+
+        await asyncio.to_thread(publish)
 
     def unreachable_url(self) -> str:
         return f"pulsar://127.0.0.1:1?admin_url={self.server.admin_url}&connect_timeout=1"

@@ -7,10 +7,11 @@ locks last at least five seconds.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
@@ -24,6 +25,13 @@ from tests.servers.servicebus import ServiceBusDouble, missing, shared_double
 __all__ = ["NAMESPACE", "AzureHarness", "DoubleHarness"]
 
 NAMESPACE = os.environ.get("ANYBROKER_SERVICEBUS", "")
+
+
+async def send_foreign(bus: Bus, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+    """Send a message with these application properties, by the client alone."""
+    backend: Any = bus.backend
+    async with backend.client.get_topic_sender(topic) as sender:
+        await sender.send_messages(ServiceBusMessage(data, application_properties=dict(attributes)))
 
 
 class DoubleHarness(ServerHarness[ServiceBusDouble]):
@@ -50,6 +58,9 @@ class DoubleHarness(ServerHarness[ServiceBusDouble]):
         self.behind[bus] = proxy
         return bus
 
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        await send_foreign(await self.bus(), topic, data, attributes)
+
     def unreachable_url(self) -> str:
         return "servicebus://name:key@127.0.0.1:1?emulator=true&admin_endpoint=http://127.0.0.1:1"
 
@@ -71,6 +82,9 @@ class AzureHarness(Harness):
     patience = 60.0
     quiet = 3.0
     lease_seconds = 5.0
+
+    async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
+        await send_foreign(await self.bus(), topic, data, attributes)
 
     def url(self, *, short_lease: bool = False) -> BackendSettings:
         values: dict[str, Any] = {"connection_string": NAMESPACE}

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nats.aio.client import Client
+
 from broker.driver.contract import MessageSource, MessageSubscription, RecordSource, Settlement, TopicPartition
 from broker.hooks import Event
 from broker.messages import Message, Outcome
@@ -101,3 +103,15 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def put(client: Client, subject: str, block: bytes, body: bytes) -> None:
+    """Publish a header block that no client would write; returns when it is stored."""
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    raw: Any = client
+    head = f"HPUB {subject} {inbox} {len(block)} {len(block) + len(body)}\r\n".encode()
+    await raw._send_command(head + block + body + b"\r\n")
+    await raw._flush_pending()
+    assert b'"seq"' in (await answers.next_msg(5)).data
+    await answers.unsubscribe()

@@ -25,7 +25,7 @@ from broker_jetstream.codec import (
     server_header,
 )
 from broker_jetstream.names import stream_name
-from tests.jetstream.support import make_topic
+from tests.jetstream.support import make_topic, put
 from tests.servers.nats import NatsServer
 
 NAMES = (
@@ -108,18 +108,6 @@ async def foreign(nats_server: NatsServer) -> AsyncIterator[Client]:
     client = await nats.connect(nats_server.url)
     yield client
     await client.close()
-
-
-async def put(client: Client, subject: str, block: bytes, body: bytes) -> None:
-    """Publish a header block that no client would write; returns when it is stored."""
-    inbox = client.new_inbox()
-    answers = await client.subscribe(inbox)
-    raw: Any = client
-    head = f"HPUB {subject} {inbox} {len(block)} {len(block) + len(body)}\r\n".encode()
-    await raw._send_command(head + block + body + b"\r\n")
-    await raw._flush_pending()
-    assert b'"seq"' in (await answers.next_msg(5)).data
-    await answers.unsubscribe()
 
 
 BAD = {

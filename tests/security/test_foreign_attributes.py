@@ -21,6 +21,7 @@ from broker.capabilities import Limits
 from broker.consuming.dead_letters import DeadLetterWriter
 from broker.driver.contract import RetryTopic
 from broker.driver.record_messages import FIRST, make_retry_letter, read_retry_letter
+from broker.envelopes import Place
 from broker.hooks import DeadLetterFailed, Event, Hooks
 from broker.messages import Message
 from broker.outbound import OutboundMessage
@@ -181,6 +182,40 @@ async def test_a_letter_is_made_of_whatever_a_backend_hands_out(attributes: Any)
     assert letter.attributes["dead-letter-reason"] == "bad"
     assert "dead-letter-cut" in letter.attributes
     assert not [event for event in events if isinstance(event, DeadLetterFailed)]
+
+
+class Unreadable(Odd):
+    """What a more careless backend may hand out."""
+
+    def key(self, raw: object, /) -> bytes:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")
+
+    def publish_time(self, raw: object, /) -> datetime:
+        raise OverflowError("date value out of range")
+
+    def place(self, raw: object, /) -> Place:
+        raise ValueError("no number")
+
+
+class Naive(Odd):
+    """Without a time zone."""
+
+    def publish_time(self, raw: object, /) -> datetime:
+        return datetime(2026, 1, 1)  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("view", [Unreadable(), Naive()])
+async def test_a_letter_has_what_can_be_read(view: Odd) -> None:
+    written = Letters()
+    hooks = Hooks()
+    writer = DeadLetterWriter("orders.dead", written.publish, Limits(), hooks)
+    original = Message("orders", b"body", {"a": "b"}, view, None, 4)
+    await writer.write(original, reason="bad", error=None, attempts=1, subscription="billing")
+    (letter,) = written.written
+    assert letter.data == b"body"
+    assert letter.key == (b"key" if isinstance(view, Naive) else None)
+    assert letter.attributes["a"] == "b"
+    assert "dead-letter-cut" not in letter.attributes
 
 
 async def test_details_of_a_forged_letter_do_not_pass_for_those_of_a_new_one() -> None:

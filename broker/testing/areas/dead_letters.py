@@ -275,6 +275,40 @@ class DeadLetters(ConformanceCase):
             assert (letter.data, letter.key, letter.attributes["a"]) == (bytes(500), b"k", "b")
             assert letter.attributes["dead-letter-error"].startswith("ValueError: ää")
 
+    @requires("harness.publish_foreign")
+    @promise(
+        "dead-letters.foreign-messages-have-letters",
+        "A message of another client has a letter with its body, whatever the names and values of its attributes.",
+    )
+    async def test_foreign_messages_have_letters(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        foreign: dict[bytes, list[tuple[str, str]]] = {
+            b"empty": [("", "1")],
+            b"ours": [("anybroker-x", "1")],
+            b"attributes": [("anybroker-attributes", "anybroker-y=1&=2&retry-letter-z=3&dead-letter-z=4")],
+            b"key": [("anybroker-key-64", "!"), ("anybroker-key", "")],
+            b"time": [("anybroker-time", "soon")],
+            b"retry": [("retry-letter-x", "1"), ("retry-letter-due", "2030-01-01T00:00:00Z")],
+            b"dead": [("dead-letter-reason", "forged"), ("dead-letter-attempts", "many")],
+            b"long": [("name", "x" * 900)],
+            b"twice": [("name", "1"), ("name", "2")],
+        }
+        async with (
+            bus.messages(topic, subscription="readers", dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            for body, attributes in foreign.items():
+                await harness.publish_foreign(topic, body, [*attributes, ("fine", "1")])
+            for message in await take(inbox, len(foreign), harness.patience):
+                await message.reject("bad")
+            for letter in await take(letters, len(foreign), harness.patience):
+                assert letter.data in foreign
+                assert letter.attributes["dead-letter-reason"] == "bad"
+                assert letter.attributes["fine"] == "1", f"The letter of {letter.data!r} lacks its attributes"
+        assert not [event for event in events if isinstance(event, DeadLetterFailed)]
+
     @requires("messages.renewable")
     @promise(
         "dead-letters.lease-is-kept-while-writing",

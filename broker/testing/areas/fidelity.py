@@ -124,6 +124,24 @@ class Fidelity(ConformanceCase):
         assert dict(message.attributes) == wanted
         assert not any(name.startswith(RESERVED_PREFIX) for name in message.attributes)
 
+    @requires("harness.publish_foreign")
+    @promise(
+        "fidelity.last-of-repeated-names",
+        "Of the values that another client gives to one attribute, the last is shown, also after forwarding.",
+    )
+    async def test_last_of_repeated_names(self, harness: Harness) -> None:
+        bus, topic, onward = await harness.bus(), await harness.topic(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers") as inbox,
+            bus.messages(onward, subscription="readers") as copies,
+        ):
+            await harness.publish_foreign(topic, b"x", [("name", "first"), ("other", "1"), ("name", "last")])
+            (message,) = await take(inbox, 1, harness.patience)
+            assert dict(message.attributes) == {"name": "last", "other": "1"}
+            await bus.topic(onward).publish(OutboundMessage.from_message(message))
+            (copy,) = await take(copies, 1, harness.patience)
+            assert dict(copy.attributes) == {"name": "last", "other": "1"}
+
     @promise(
         "fidelity.times-are-correct",
         "`publish_time` is the producer's time, given or set; `broker_time` is close to it; both are in UTC.",
