@@ -82,6 +82,7 @@ from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 from broker.registry import register
+from broker.threads.messages import BlockingMessage, BlockingMessageBatch
 
 __all__ = [
     "DROP",
@@ -94,6 +95,8 @@ __all__ = [
     "BatchedReceiver",
     "BatchedRecordIterator",
     "BatchedRecordStream",
+    "BlockingMessage",
+    "BlockingMessageBatch",
     "Bounds",
     "BrokerError",
     "Bus",

@@ -21,6 +21,7 @@ from tests.broken_variants.breaking import (
     BrokenSource,
     BrokenView,
     CarelessBus,
+    StandingBus,
 )
 from tests.broken_variants.registry import breaks
 
@@ -296,6 +297,11 @@ class EphemeralStartsAtTheLatest(BrokenBackend):
 @breaks("cancel.waiters-lose-nothing")
 class CancelLosesAMessage(BrokenBus):
     """A consumer suspends once more between taking a message and delivering it."""
+
+
+@breaks("messages.plain-handlers-run-in-threads")
+class PlainHandlersStopTheLoop(StandingBus):
+    """Plain handlers run on the event loop."""
 
 
 @breaks("cancel.ack-completes")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import broker
-
 from broker.capabilities import LeaseMode
 from broker.consuming.retry.policy import Retry
 from broker.errors import LeaseLost, Unsupported
