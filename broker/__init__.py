@@ -83,6 +83,7 @@ from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 from broker.registry import register
+from broker.threads.messages import BlockingMessage, BlockingMessageBatch
 from broker.topic_patterns import TopicPattern
 
 __all__ = [
@@ -96,6 +97,8 @@ __all__ = [
     "BatchedReceiver",
     "BatchedRecordIterator",
     "BatchedRecordStream",
+    "BlockingMessage",
+    "BlockingMessageBatch",
     "Bounds",
     "BrokerError",
     "Bus",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, TypeGuard, get_origin
 
 from broker.errors import ConfigurationError
@@ -28,6 +29,7 @@ __all__ = [
     "is_async",
     "is_finite",
     "is_whole",
+    "name_of",
     "refused",
 ]
 
@@ -108,7 +110,7 @@ def check_accepts(name: str, function: object, *arguments: str) -> None:
     """
     if not callable(function):
         raise refused(name, function, f"a function of {' and '.join(arguments)}")
-    called = getattr(function, "__qualname__", None) or repr(function)
+    called = name_of(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"{name} {called} is a generator function: calling it runs nothing", advice=_NO_YIELD)
     try:
@@ -126,8 +128,15 @@ def check_accepts(name: str, function: object, *arguments: str) -> None:
         ) from None
 
 
-def is_async(function: object) -> bool:
+def name_of(function: object) -> str:
+    """The name of a function, for logs and errors."""
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def is_async(function: object) -> TypeGuard[Callable[..., Coroutine[Any, Any, Any]]]:
     """Whether calling the function returns a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

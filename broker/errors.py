@@ -226,7 +226,8 @@ class LeaseLost(SettleError):
 
     default_advice = (
         "Make the work idempotent, because the message is delivered again; raise max_lease or call extend(), or finish "
-        'sooner if capabilities.messages.lease is "fixed"'
+        'sooner if capabilities.messages.lease is "fixed"; if the handler blocked the event loop, which renews leases, '
+        "make it a plain function, which runs in a thread, or use asyncio.to_thread"
     )
 
 

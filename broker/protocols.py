@@ -29,9 +29,12 @@ from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
+from broker.threads.messages import BlockingMessage, BlockingMessageBatch
 
 __all__ = [
     "Admin",
+    "AsyncBatchHandler",
+    "AsyncHandler",
     "BatchHandler",
     "BatchedMessageIterator",
     "BatchedMessageStream",
@@ -44,6 +47,8 @@ __all__ = [
     "LogReader",
     "MessageIterator",
     "MessageStream",
+    "PlainBatchHandler",
+    "PlainHandler",
     "Publisher",
     "Receiver",
     "RecordIterator",
@@ -58,9 +63,18 @@ T = TypeVar("T", default=bytes)
 T_co = TypeVar("T_co", covariant=True, default=bytes)
 T_contra = TypeVar("T_contra", contravariant=True, default=bytes)
 
-Handler = Callable[[Message[T]], Awaitable[object]]
+AsyncHandler = Callable[[Message[T]], Awaitable[object]]
+"""An `async def` function that handles one message on the event loop, which it must not block."""
+PlainHandler = Callable[[BlockingMessage[T]], object]
+"""A function that is not `async def` and handles one message in a thread. It must return no awaitable."""
+Handler = AsyncHandler[T] | PlainHandler[T]
 """Handles one message. Returning acks the message; raising settles it by the retry policy."""
-BatchHandler = Callable[[MessageBatch[T]], Awaitable["Sequence[BaseException | None] | None"]]
+
+AsyncBatchHandler = Callable[[MessageBatch[T]], Awaitable["Sequence[BaseException | None] | None"]]
+"""An `async def` function that handles a batch on the event loop, which it must not block."""
+PlainBatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException | None] | None"]
+"""A function that is not `async def` and handles a batch in a thread."""
+BatchHandler = AsyncBatchHandler[T] | PlainBatchHandler[T]
 """Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
 
 
@@ -263,7 +277,10 @@ class Receiver(Protocol[T]):
     """Calls a handler with messages."""
 
     async def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
-        """Call the handler with every message, up to `concurrency` at once, until the consumer is closed."""
+        """Call the handler with every message, up to `concurrency` at once, until the consumer is closed.
+
+        A handler that is not `async def` runs in threads.
+        """
         ...
 
 

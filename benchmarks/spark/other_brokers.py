@@ -24,8 +24,8 @@ from benchmarks.spark.stage import SparkStage, fill, sizes
 from benchmarks.spark.timing import Work, in_turn
 from benchmarks.spark.writing import to_write
 from broker.blocking import Bus
-from broker.blocking.portal import Portal
 from broker.outbound import OutboundMessage
+from broker.threads.portal import Portal
 from tests.servers.pubsub import PROJECT, PubSubServer
 from tests.servers.pulsar import PulsarServer
 

@@ -24,8 +24,8 @@ import broker
 import broker.blocking
 import broker_spark
 from benchmarks.kafka_stage import KEYS, KafkaStage
-from broker.blocking.portal import Portal
 from broker.outbound import OutboundMessage
+from broker.threads.portal import Portal
 from broker_jetstream.server import EmbeddedServer
 from broker_spark.testing import QUICK
 from tests.servers.kafka import BUSY_OPTIONS, KafkaServer

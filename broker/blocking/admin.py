@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 from broker import admin as asynchronous
-from broker.blocking.portal import Portal
 from broker.driver.contract import Lag, Start, SubscriptionInfo, TopicInfo
 from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.redrive import DeadLetter, Redriven
+from broker.threads.portal import Portal
 
 __all__ = ["Admin"]
 

@@ -21,9 +21,7 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from broker import bus as asynchronous
 from broker.blocking.admin import Admin
-from broker.blocking.handler_threads import in_thread
 from broker.blocking.messages import MessageConsumer
-from broker.blocking.portal import Portal
 from broker.blocking.records import LogReader, RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
@@ -38,6 +36,8 @@ from broker.protocols import Codec
 from broker.publishing.topic import codec_key
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import AnyRecordOptions
+from broker.threads.handler_threads import in_thread
+from broker.threads.portal import Portal
 from broker.topic_patterns import TopicPattern
 
 if TYPE_CHECKING:

@@ -13,27 +13,25 @@ consumer stays usable. Interrupting a call that settles does not stop the settle
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, overload
+from typing import Any, Final, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.blocking.handler_threads import HandlerExit, HandlerThreads
-from broker.blocking.portal import Call, Portal
 from broker.checks import check_accepts, check_count, is_async
 from broker.consuming import consumer as asynchronous
-from broker.consuming.handlers import NotAsync
 from broker.consuming.runner import check_services
 from broker.errors import Closed, ConfigurationError, SettleError
 from broker.hooks import Hooks, logger
-from broker.messages import Message, MessageBatch, Outcome, SettleState
+from broker.messages import Message, Outcome, SettleState
+from broker.protocols import PlainBatchHandler, PlainHandler
+from broker.threads.messages import BlockingMessage, BlockingMessageBatch
+from broker.threads.plain_handlers import Late, ThreadedHandler
+from broker.threads.portal import Call, Portal
 
 __all__ = ["BatchHandler", "BlockingMessage", "BlockingMessageBatch", "Handler", "MessageConsumer", "Service", "run"]
 
@@ -42,203 +40,10 @@ T = TypeVar("T", default=bytes)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _GLANCE: Final = 0.5
 """Seconds between wake-ups of a waiting thread: some platforms deliver signals only then."""
-_MISSING: Final = object()
 _PLAIN: Final = "Pass a plain function, or use the asynchronous broker.connect"
 
-
-class BlockingMessage(Generic[T]):
-    """A delivered message, settled on its own; see `broker.Message`.
-
-    A `with message:` block acks the message at its end. If the block raises an `Exception`, the retry policy settles
-    the message, and the exception is an event, not raised. KeyboardInterrupt and the like release the message and are
-    raised.
-    """
-
-    __slots__ = ("_context", "_hooks", "_message", "_portal", "_tokens")
-
-    def __init__(self, message: Message[T], portal: Portal, hooks: Hooks) -> None:
-        self._message = message
-        self._portal = portal
-        self._hooks = hooks
-        self._context: contextvars.Context | None = None
-        self._tokens: list[contextvars.Token[Any]] = []
-
-    @property
-    def topic(self) -> str:
-        return self._message.topic
-
-    @property
-    def data(self) -> bytes | None:
-        return self._message.data
-
-    @property
-    def payload(self) -> T:
-        """The body, decoded by the consumer's codec; without a codec the bytes themselves."""
-        return self._message.payload
-
-    @property
-    def id(self) -> str:
-        """The publisher's id, otherwise the broker's; the same on every redelivery."""
-        return self._message.id
-
-    @property
-    def given_id(self) -> str | None:
-        """The publisher's id; None if the SDK or the broker made the id. `OutboundMessage.from_message` copies it."""
-        return self._message.given_id
-
-    @property
-    def key(self) -> bytes | None:
-        return self._message.key
-
-    @property
-    def attributes(self) -> Mapping[str, str]:
-        return self._message.attributes
-
-    @property
-    def publish_time(self) -> datetime | None:
-        """The producer's clock, UTC."""
-        return self._message.publish_time
-
-    @property
-    def broker_time(self) -> datetime | None:
-        """The broker's clock, UTC."""
-        return self._message.broker_time
-
-    @property
-    def delivery_attempt(self) -> int | None:
-        """Number of deliveries, including this one and retries from memory; None if the broker does not count."""
-        return self._message.delivery_attempt
-
-    @property
-    def native(self) -> Any:
-        """The client library's own object; it belongs to the loop of the bus."""
-        return self._message.native
-
-    @property
-    def asynchronous(self) -> Message[T]:
-        """The `broker.Message`, to be used only on the loop of the bus."""
-        return self._message
-
-    @property
-    def state(self) -> SettleState:
-        """The state of the message."""
-        return self._message.state
-
-    @property
-    def lease_lost(self) -> bool:
-        """Whether another consumer may have the message: stop the work, an ack will fail."""
-        return self._message.lease_lost
-
-    def ack(self) -> None:
-        """Acknowledge the message as handled. A second ack does nothing.
-
-        :raises LeaseLost: the lease ended, or the broker refused the ack; the message is redelivered.
-        :raises AlreadySettled: the message was settled differently.
-        :raises SettleError: the broker did not confirm the ack (only with confirmed acks).
-        """
-        self._portal.call(self._message.ack)
-
-    def nack(self, delay: float | None = None) -> None:
-        """Have the message redelivered.
-
-        :param delay: seconds until redelivery; None is the first delay of the retry policy.
-        :raises Unsupported: the delay exceeds the longest one that the broker or the lease supports.
-        :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
-        """
-        self._portal.call(self._message.nack, delay)
-
-    def reject(self, reason: str = "rejected") -> None:
-        """Dead-letter the message with this reason. Returns when the letter is written and the message settled.
-
-        :raises ConfigurationError: the reason is not a str.
-        :raises LeaseLost: the lease ended; the message is redelivered, even if its letter was already written.
-        :raises AlreadySettled: the message was settled differently.
-        :raises SettleError: the letter is written but the message may be redelivered, or the consumer closed first.
-        """
-        self._portal.call(self._message.reject, reason)
-
-    def extend(self, seconds: float) -> None:
-        """Renew the lease until `seconds` from now, even beyond `max_lease`.
-
-        :raises LeaseLost: the lease has already ended.
-        :raises Unsupported: leases cannot be renewed (`capabilities.messages.lease` is "fixed").
-        """
-        self._portal.call(self._message.extend, seconds)
-
-    def __enter__(self) -> Self:
-        if not self._hooks.handling:
-            # Without interceptors this only sets a flag, which needs no round trip.
-            self._message.in_use = True
-            return self
-        self._context = contextvars.copy_context()
-        self._portal.wait(Call(self._message.__aenter__, context=self._context))
-        # Context variables that interceptors set, such as the current trace, apply to the block in this thread.
-        for variable, value in self._context.items():
-            if variable.get(_MISSING) is not value:
-                self._tokens.append(variable.set(value))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        tokens, self._tokens = self._tokens, []
-        for token in reversed(tokens):
-            token.var.reset(token)
-        context, self._context = self._context, None
-        return self._portal.wait(Call(self._message.__aexit__, (kind, error, trace), context=context))
-
-    def __repr__(self) -> str:
-        return repr(self._message)
-
-
-class BlockingMessageBatch(Sequence[BlockingMessage[T]], Generic[T]):
-    """Messages delivered together, to be settled together or one by one."""
-
-    __slots__ = ("_batch", "_hooks", "_portal")
-
-    def __init__(self, batch: MessageBatch[T], portal: Portal, hooks: Hooks) -> None:
-        self._batch = batch
-        self._portal = portal
-        self._hooks = hooks
-
-    @overload
-    def __getitem__(self, index: int) -> BlockingMessage[T]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[BlockingMessage[T]]: ...
-    def __getitem__(self, index: int | slice) -> BlockingMessage[T] | Sequence[BlockingMessage[T]]:
-        if isinstance(index, slice):
-            return [BlockingMessage(message, self._portal, self._hooks) for message in self._batch[index]]
-        return BlockingMessage(self._batch[index], self._portal, self._hooks)
-
-    def __len__(self) -> int:
-        return len(self._batch)
-
-    def __iter__(self) -> Iterator[BlockingMessage[T]]:
-        for message in self._batch:
-            yield BlockingMessage(message, self._portal, self._hooks)
-
-    def ack(self) -> None:
-        """Ack the messages that are still open.
-
-        :raises SettleError: the first failure, after all messages were tried; `state` has the result of each.
-        """
-        self._portal.call(self._batch.ack)
-
-    def nack(self, delay: float | None = None) -> None:
-        """Have the messages that are still open redelivered after `delay` seconds.
-
-        :raises SettleError: the first failure, after all messages were tried.
-        """
-        self._portal.call(self._batch.nack, delay)
-
-    def __repr__(self) -> str:
-        return repr(self._batch)
-
-
-Handler = Callable[[BlockingMessage[T]], object]
-"""Handles one message in a thread. Returning acks the message; raising settles it by the retry policy."""
-BatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException | None] | None"]
-"""Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
+Handler = PlainHandler
+BatchHandler = PlainBatchHandler
 
 
 class HostBus(Protocol):
@@ -487,15 +292,12 @@ def run(*services: Service) -> None:
         raise failures[0]
 
 
-class _Receiving(Generic[T]):
+class _Receiving(ThreadedHandler[T]):
     """A running `receive`. Runs on the loop of the bus, except for the handlers."""
 
     def __init__(self, handler: Callable[[Any], Any], portal: Portal, hooks: Hooks) -> None:
+        super().__init__(handler, portal, hooks, advice=_PLAIN)
         self.exit: BaseException | None = None
-        self._handler = handler
-        self._portal = portal
-        self._hooks = hooks
-        self._threads = HandlerThreads("broker-handler")
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self, start: Callable[[], Any]) -> None:
@@ -503,36 +305,22 @@ class _Receiving(Generic[T]):
         try:
             await start()
         finally:
-            self._threads.close()
+            self.close()
 
     def interrupt(self, task: asyncio.Task[None]) -> None:
         """Cancel, but wait for running handlers."""
-        self._threads.finish = True
+        self.threads.finish = True
         task.cancel()
 
-    async def handle(self, message: Message[T]) -> None:
-        argument = BlockingMessage(message, self._portal, self._hooks)
-        await self._run(argument, lambda _, error: _finish_late((message,), [error]))
+    async def exited(self, error: BaseException) -> None:
+        """End `receive` in the calling thread."""
+        self.exit = error
+        if self._task is not None:
+            self.interrupt(self._task)
+        await asyncio.get_running_loop().create_future()
 
-    async def handle_batch(self, batch: MessageBatch[T]) -> Sequence[BaseException | None] | None:
-        argument = BlockingMessageBatch(batch, self._portal, self._hooks)
-        return await self._run(argument, lambda results, error: _finish_late(batch, results or [error] * len(batch)))
-
-    async def _run(self, argument: object, late: Callable[[Any, BaseException | None], Awaitable[object]]) -> Any:
-        try:
-            result = await self._threads.run(partial(self._handler, argument), late=late)
-        except HandlerExit as raised:
-            # SystemExit and the like end `receive` in the calling thread.
-            self.exit = raised.error
-            if self._task is not None:
-                self.interrupt(self._task)
-            await asyncio.get_running_loop().create_future()
-        else:
-            if inspect.iscoroutine(result):
-                # Acking the message of a handler that never ran would lose it.
-                result.close()
-                raise NotAsync("The handler returned a coroutine, which runs nothing", advice=_PLAIN)
-            return result
+    def late(self, messages: Sequence[Message[T]]) -> Late:
+        return lambda errors: _finish_late(messages, errors)
 
 
 def _check_handler(handler: object, argument: str) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
 from typing_extensions import TypeVar, Unpack
 
 from broker.blocking.messages import HostBus, MessageConsumer
-from broker.blocking.portal import Call, Portal
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
 from broker.driver.contract import Bounds, TopicPartition
@@ -27,6 +26,7 @@ from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
 from broker.reading import log_reader, record_consumer
 from broker.records import Record, RecordBatch
+from broker.threads.portal import Call, Portal
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,11 +16,11 @@ from typing import Any, Final, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
-from broker.blocking.portal import Portal
 from broker.errors import BrokerError, PublishError
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.publishing import topic as asynchronous
 from broker.receipts import Receipt
+from broker.threads.portal import Portal
 
 __all__ = ["ReceiptFuture", "Topic"]
 

@@ -13,12 +13,12 @@ from typing import Any, Literal, Self, cast, overload
 
 from broker import protocols
 from broker.blocking.messages import BlockingMessage
-from broker.blocking.portal import Portal
 from broker.blocking.records import RecordConsumer
 from broker.errors import Closed, ConfigurationError
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from broker.threads.portal import Portal
 
 __all__ = ["Transaction", "TransactionalPublisher"]
 

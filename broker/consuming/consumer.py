@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import check_accepts, check_count, check_patience, check_seconds, is_whole, refused
+from broker.checks import (
+    check_accepts,
+    check_count,
+    check_patience,
+    check_seconds,
+    is_async,
+    is_whole,
+    name_of,
+    refused,
+)
 from broker.consuming.engine import Engine
 from broker.consuming.handlers import LAST_CHANCE, handle_batches, handle_each, work
 from broker.driver.concurrency import check_loop
 from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
+from broker.threads.plain_handlers import ThreadedHandler
+from broker.threads.portal import Portal
 
 __all__ = ["Closable", "MessageConsumer", "Service", "Steps"]
 
@@ -206,14 +217,17 @@ class MessageConsumer(Generic[T]):
         engine = self._opened_engine()
         if timeout is not None:
             check_patience("timeout", timeout)
-        message = engine.take()
+        now = engine.time()
+        if now > engine.watch.turn_due:
+            now = await engine.turn()
+        message = engine.take(now)
         if message is not None:
             return message
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        deadline = None if timeout is None else now + timeout
         while engine.check():
-            left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+            left = None if deadline is None else max(0.0, deadline - engine.time())
             in_time = await engine.wait(1, left)
-            message = engine.take()
+            message = engine.take(engine.time())
             if message is not None:
                 return message
             if not in_time and engine.running:
@@ -239,13 +253,16 @@ class MessageConsumer(Generic[T]):
         self._check_batch(max_messages)
         check_patience("timeout", timeout)
         check_seconds("max_wait", max_wait, zero=True, optional=True)
-        batch = [] if max_wait else engine.take_batch(max_messages)
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        now = engine.time()
+        if now > engine.watch.turn_due:
+            now = await engine.turn()
+        batch = [] if max_wait else engine.take_batch(max_messages, now)
+        deadline = None if timeout is None else now + timeout
         while not batch and engine.check():
-            left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+            left = None if deadline is None else max(0.0, deadline - engine.time())
             wait = engine.wait(max_messages, left) if not max_wait else engine.fill(max_messages, max_wait, left)
             in_time = await wait
-            batch = engine.take_batch(max_messages)
+            batch = engine.take_batch(max_messages, engine.time())
             if not in_time and engine.running:
                 break
         return MessageBatch(batch, engine)
@@ -269,12 +286,22 @@ class MessageConsumer(Generic[T]):
         is handled in a context of its own. After a stop or a fatal error, running handlers have `close_timeout` seconds
         to end; then they are cancelled, and their messages released. Cancelling the call cancels the handlers at once.
 
-        :raises ConfigurationError: the handler cannot be called with a message, or is not a coroutine function.
+        An `async def` handler runs on the event loop, which it must not block. Any other function runs in a thread and
+        gets a `BlockingMessage`, whose `ack()` waits instead of being awaited. A thread cannot be stopped: where
+        an `async def` handler is cancelled, by a close or `Retry(timeout=)` too, a plain one runs on beside its
+        redelivered message. It is told by `message.lease_lost`; a warning names it, and its outcome is ignored.
+
+        :raises ConfigurationError: the handler cannot be called with a message, or is a plain function that returned an
+            awaitable.
         :raises BrokerError: a fatal error, raised once.
         """
         check_accepts("handler", handler, "a message")
         check_count("concurrency", concurrency)
-        await self._work(concurrency, lambda engine: handle_each(engine, handler))
+        if is_async(handler):
+            await self._work(handler, concurrency, lambda engine: handle_each(engine, handler))
+        else:
+            with closing(self._in_threads(handler)) as threaded:
+                await self._work(handler, concurrency, lambda engine: handle_each(engine, threaded.handle))
 
     async def receive_batches(
         self,
@@ -286,6 +313,8 @@ class MessageConsumer(Generic[T]):
     ) -> None:
         """Call the handler with batches. It returns None to ack all messages, or for each message None or an exception.
 
+        A handler that is not `async def` runs in a thread, with a `BlockingMessageBatch`; see `receive`.
+
         :param max_wait: hand a batch over when it is full or its first message has waited so many seconds; None hands
             over what there is. As for `next_batch`.
         :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
@@ -295,7 +324,17 @@ class MessageConsumer(Generic[T]):
         self._check_batch(max_messages)
         check_seconds("max_wait", max_wait, zero=True, optional=True)
         check_count("concurrency", concurrency)
-        await self._work(concurrency, lambda engine: handle_batches(engine, handler, max_messages, max_wait))
+        if is_async(handler):
+            await self._work(
+                handler, concurrency, lambda engine: handle_batches(engine, handler, max_messages, max_wait)
+            )
+        else:
+            with closing(self._in_threads(handler)) as threaded:
+                await self._work(
+                    handler,
+                    concurrency,
+                    lambda engine: handle_batches(engine, threaded.handle_batch, max_messages, max_wait),
+                )
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
         """This consumer and its handler, for `broker.run`.
@@ -306,11 +345,16 @@ class MessageConsumer(Generic[T]):
         check_count("concurrency", concurrency)
         return Service(self, handler, concurrency)
 
-    async def _work(self, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    def _in_threads(self, handler: Callable[[Any], Any]) -> ThreadedHandler[T]:
+        return ThreadedHandler(handler, Portal.to_running_loop(), self._opened_engine().hooks)
+
+    async def _work(
+        self, handler: object, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]
+    ) -> None:
         engine = self._opened_engine()
         # A stop may come before the task that calls `receive` has begun.
         if not self._stopped or self._closed or engine.fatal_cause is not None:
-            await work(engine, self._name, concurrency, partial(handle, engine))
+            await work(engine, self._name, name_of(handler), concurrency, partial(handle, engine))
 
     def _opened_engine(self) -> Engine:
         engine = self._engine or self._not_open()

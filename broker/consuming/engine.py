@@ -19,6 +19,7 @@ from broker.capabilities import MessageCapabilities
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.in_flight import InFlight, Receivers
+from broker.consuming.loop_watch import LoopWatch
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
@@ -99,6 +100,7 @@ class Engine:
         followed: FollowedTopics | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
         self.hooks = hooks
         self.options = options
         self.attempts = Attempts()
@@ -168,6 +170,7 @@ class Engine:
         if self._followed is not None:
             self._following = self._topic_tasks.spawn(self._follow(self._followed))
         self.receivers.active()
+        self.watch = LoopWatch.join(self.capabilities.lease_seconds)
         self._opened_at = self._loop.time()
         logger.info(
             "Consuming %s as %s: at most %d messages at once; attempts: %d, then %s",
@@ -316,21 +319,30 @@ class Engine:
     def running(self) -> bool:
         return not self._ended
 
-    def take(self) -> Message[Any] | None:
-        """The next message, if there is one; sources take turns."""
+    async def turn(self) -> float:
+        """Let the loop run what waits, before the next message is taken; returns the loop time.
+
+        Called when `watch.turn_due` has passed. If there is nothing to take, the wait for it is a turn.
+        """
+        if any(len(in_flight.ready) for in_flight in self._in_flight):
+            return await self.watch.turn()
+        return self._loop.time()
+
+    def take(self, now: float) -> Message[Any] | None:
+        """The next message, if there is one at the loop time `now`; sources take turns."""
         for _ in range(len(self._in_flight)):
             in_flight = self._in_flight[0]
             self._in_flight.rotate(-1)
             while not self._halted and (message := in_flight.ready.take()) is not None:
-                if self._admitted(in_flight, (message,)):
+                if self._admitted(in_flight, (message,), now):
                     in_flight.handed_over(1)
                     if self._bucket is not None:
                         self._spend(self._bucket, 1)
                     return message
         return None
 
-    def take_batch(self, most: int) -> list[Message[Any]]:
-        """The available messages, at most `most`; sources take turns to be first."""
+    def take_batch(self, most: int, now: float) -> list[Message[Any]]:
+        """The available messages at the loop time `now`, at most `most`; sources take turns to be first."""
         batch: list[Message[Any]] = []
         for _ in range(len(self._in_flight)):
             if len(batch) == most:
@@ -339,7 +351,7 @@ class Engine:
             self._in_flight.rotate(-1)
             before = len(batch)
             while not self._halted and len(batch) < most and (some := in_flight.ready.take_some(most - len(batch))):
-                batch += self._admitted(in_flight, some)
+                batch += self._admitted(in_flight, some, now)
             if len(batch) > before:
                 in_flight.handed_over(len(batch) - before)
         if self._bucket is not None and batch:
@@ -525,6 +537,7 @@ class Engine:
             worker.cancel()
         if late:
             await asyncio.wait(late, timeout=0.1)
+        self.watch.leave(self.capabilities.lease_seconds)
         await asyncio.gather(*(policy.close(deadline) for policy in self.policies))
         for in_flight in self._in_flight:
             in_flight.release([message for message in in_flight.messages if message.state is _OPEN])
@@ -571,12 +584,12 @@ class Engine:
             # Messages without `lease_ends` were not handed over, or wait in memory to be handed over again.
             in_flight.release([m for m in in_flight.messages if m.state is _OPEN and m.lease_ends is None])
 
-    def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+    def _admitted(self, in_flight: InFlight, messages: Sequence[Message[Any]], now: float) -> list[Message[Any]]:
         """Those that are still ours and may go to a handler, decoded and with `lease_ends`; dead-letters the others."""
         if in_flight.expire_leases is not None:
             in_flight.expire_leases(messages)
         admitted: list[Message[Any]] = []
-        lease_ends = self._loop.time() + self.options.max_lease
+        lease_ends = now + self.options.max_lease
         bound, decode = self._delivery_bound, self._decode
         last = self._last_delivery
         for message in messages:

@@ -1,7 +1,8 @@
 """The workers behind `receive` and `receive_batches`: take messages, run the handler, settle what it leaves open.
 
 One worker handles one message, or one batch, at a time. The handler runs in a copy of the context (`Isolated`), without
-a task of its own, so that one handler's context variables are not seen by the next.
+a task of its own, so that one handler's context variables are not seen by the next. A plain function runs in a thread
+(`ThreadedHandler`), for which its worker waits.
 
 *Cancellation.* Cancellation and `timeout` act on the handler as on any awaited call; the messages of a cancelled
 handler are released. *Failure.* A handler may raise any `Exception`: the retry policy settles the message. Any other
@@ -17,12 +18,13 @@ from typing import Any
 
 from broker.consuming.engine import Engine, policy_of
 from broker.consuming.in_flight import leave
-from broker.errors import BrokerError, Closed, ConfigurationError
+from broker.errors import BrokerError, Closed
 from broker.hooks import logger
 from broker.messages import Message, MessageBatch
-from broker.protocols import BatchHandler, Handler
+from broker.protocols import AsyncBatchHandler, AsyncHandler
+from broker.threads.plain_handlers import ReturnedAwaitable
 
-__all__ = ["LAST_CHANCE", "Isolated", "NotAsync", "conclude", "handle_batches", "handle_each", "within", "work"]
+__all__ = ["LAST_CHANCE", "Isolated", "conclude", "handle_batches", "handle_each", "within", "work"]
 
 
 class Isolated:
@@ -52,17 +54,8 @@ class Isolated:
             return stop.value
 
 
-class NotAsync(ConfigurationError):
-    """The handler is not, or must not be, a coroutine function. This does not count as a failure of the message."""
-
-
 async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
     """Run a handler in a copy of the context, for at most `timeout` seconds."""
-    if not hasattr(handling, "__await__"):
-        raise NotAsync(
-            f"The handler returned {handling!r} instead of an awaitable",
-            advice="Write it with `async def`, or use broker.blocking for handlers that are plain functions",
-        )
     if timeout is None:
         return await Isolated(handling)
     bound = asyncio.timeout(timeout)
@@ -87,7 +80,7 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
         return None
     if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
-    if isinstance(error, Exception) and not isinstance(error, NotAsync) and not policy.raises(error):
+    if isinstance(error, Exception) and not isinstance(error, ReturnedAwaitable) and not policy.raises(error):
         policy.handler_failed(message, error)
         return None
     in_flight.release([message])
@@ -103,8 +96,12 @@ LAST_CHANCE = 1.0
 """Seconds for a cancelled handler to clean up; then `receive` returns, even if the handler still runs."""
 
 
-async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def work(
+    engine: Engine, name: str, handler: str, concurrency: int, worker: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     """Run so many workers until they or the engine end; raise their first error.
+
+    :param handler: the name of what the workers call.
 
     Cancelling the call cancels the workers, which get `LAST_CHANCE` seconds to clean up.
     """
@@ -112,6 +109,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
     cancelled = True
     workers = {asyncio.create_task(worker(), name=f"broker-worker-{name}") for _ in range(concurrency)}
     engine.receivers.workers |= workers
+    engine.watch.named(workers, handler)
     ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{name}")
     try:
         running = workers
@@ -130,6 +128,7 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
         if late:
             await asyncio.wait(late, timeout=LAST_CHANCE)
         engine.receivers.workers -= workers
+        engine.watch.forget(workers)
         error = _first_error(workers)
         if error is not None and cancelled:
             logger.warning("A cancelled receive hides the error that ended a handler", exc_info=error)
@@ -137,12 +136,16 @@ async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[],
         raise error
 
 
-async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
+async def handle_each(engine: Engine, handler: AsyncHandler[Any]) -> None:
     """One worker that handles message by message, until the engine ends."""
     handling = engine.hooks.handling
     timeout = engine.retry.timeout
+    watch, time = engine.watch, engine.time
     while True:
-        message = engine.take()
+        now = time()
+        if now > watch.turn_due:
+            now = await engine.turn()
+        message = engine.take(now)
         if message is None:
             if not _still_runs(engine):
                 return
@@ -165,15 +168,19 @@ async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
 
 
 async def handle_batches(
-    engine: Engine, handler: BatchHandler[Any], max_messages: int, max_wait: float | None = None
+    engine: Engine, handler: AsyncBatchHandler[Any], max_messages: int, max_wait: float | None = None
 ) -> None:
     """One worker that handles batch by batch, until the engine ends."""
     handling = engine.hooks.handling
     timeout = engine.retry.timeout
+    watch, time = engine.watch, engine.time
     while True:
         if max_wait is not None:
             await engine.fill(max_messages, max_wait, None)
-        messages = engine.take_batch(max_messages)
+        now = time()
+        if now > watch.turn_due:
+            now = await engine.turn()
+        messages = engine.take_batch(max_messages, now)
         if not messages:
             if not _still_runs(engine):
                 return

@@ -24,6 +24,7 @@ from broker.capabilities import MessageCapabilities
 from broker.checks import check_count, check_patience, check_seconds
 from broker.consuming.consumer import MessageConsumer, Steps
 from broker.consuming.engine import OpenSource
+from broker.consuming.loop_watch import LoopWatch
 from broker.consuming.options import ConsumerOptions, check_policies
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
@@ -372,6 +373,7 @@ class RecordConsumer(Generic[T]):
             is_idle=self._member.is_idle,
             max_rate=self._max_rate,
         )
+        self._watch = LoopWatch.join(None)
         self._opened_at = self._loop.time()
         logger.info("Reading %s in group %s", self._subscription.topics_text, self._subscription.group)
         return self
@@ -417,6 +419,7 @@ class RecordConsumer(Generic[T]):
             self._fetcher.cancel()
             self._fetcher.buffer.clear()
             if self._reading is not None:
+                self._watch.leave(None)
                 logger.info(
                     "Stopped reading %s in group %s after %.1f s: %d records handed over%s",
                     self._subscription.topics_text,

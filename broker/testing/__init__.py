@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.testing.fakes import make_message, make_record
+from broker.testing.fakes import call_handler, make_message, make_record
 from broker.testing.harness import Harness
 from broker.testing.promises import Promise, promise, requires
 
-__all__ = ["Harness", "Promise", "make_message", "make_record", "promise", "requires"]
+__all__ = ["Harness", "Promise", "call_handler", "make_message", "make_record", "promise", "requires"]
 
 # Failed assertions of these modules show their values. They must not be imported before this call.
 pytest.register_assert_rewrite("broker.testing.areas", "broker.testing.waiting")

@@ -6,7 +6,8 @@ lease, so it never expires; `extend` and `commit` do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final, overload
@@ -14,12 +15,16 @@ from typing import Any, Final, overload
 import msgspec
 from typing_extensions import TypeVar
 
-from broker.messages import Message
+from broker.checks import is_async
+from broker.hooks import Hooks
+from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
-from broker.protocols import Codec
+from broker.protocols import BatchHandler, Codec, Handler
 from broker.records import Record
+from broker.threads.plain_handlers import ThreadedHandler
+from broker.threads.portal import Portal
 
-__all__ = ["make_message", "make_record"]
+__all__ = ["call_handler", "make_message", "make_record"]
 
 T = TypeVar("T")
 
@@ -156,3 +161,24 @@ def _received(
     if not isinstance(payload, OutboundMessage):
         payload = OutboundMessage(payload if codec is None else codec.encode(payload), key, attributes)
     return _Received(payload, payload.id or f"fake-{next(_numbers)}", datetime.now(UTC))
+
+
+@overload
+async def call_handler(handler: Handler[T], given: Message[T]) -> None: ...
+@overload
+async def call_handler(handler: BatchHandler[T], given: MessageBatch[T]) -> Sequence[BaseException | None] | None: ...
+async def call_handler(handler: Any, given: Any) -> Any:
+    """Call a handler with a message or a batch, as `receive` and `receive_batches` do: a plain one in a thread.
+
+    Settles nothing. For tests of handlers, and for fakes of `Receiver` and `BatchedReceiver`.
+
+    :return: the result of a handler of batches.
+    :raises Exception: what the handler raised.
+    """
+    by_batch: bool = isinstance(given, MessageBatch)
+    if is_async(handler):
+        result = await handler(given)
+    else:
+        with closing(ThreadedHandler[Any](handler, Portal.to_running_loop(), Hooks())) as plain:
+            result = await (plain.handle_batch(given) if by_batch else plain.handle(given))
+    return result if by_batch else None

@@ -17,6 +17,8 @@ from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.registry import create_backend
 from broker.testing.faults import Wrapped
+from broker.threads.messages import BlockingMessage
+from broker.threads.portal import Portal
 from tests.conformance.inmem_harness import InmemHarness
 
 
@@ -150,6 +152,18 @@ class CarelessConsumer(LossyConsumer):
         return message
 
 
+class StandingConsumer(LossyConsumer):
+    """A consumer that calls plain handlers on the event loop."""
+
+    async def receive(self, handler: Callable[[Any], Any], *, concurrency: int = 1) -> None:
+        portal = Portal.to_running_loop()
+
+        async def call(message: Message[Any]) -> None:
+            handler(BlockingMessage(message, portal, Hooks()))
+
+        await self.inner.receive(call, concurrency=concurrency)
+
+
 class BrokenBus(Bus):
     """A bus whose message consumers are wrapped."""
 
@@ -161,6 +175,10 @@ class BrokenBus(Bus):
 
 class CarelessBus(BrokenBus):
     consumer_class = CarelessConsumer
+
+
+class StandingBus(BrokenBus):
+    consumer_class = StandingConsumer
 
 
 class BrokenHarness(InmemHarness):

@@ -22,6 +22,7 @@ from tests.broken_variants.breaking import (
     BrokenView,
     CarelessBus,
     LossyConsumer,
+    StandingBus,
 )
 from tests.broken_variants.registry import breaks
 
@@ -341,6 +342,11 @@ class HandsBatchesOverAtOnce(BrokenBus):
     """`max_wait` of a handler of batches is ignored."""
 
     consumer_class = _Hasty
+
+
+@breaks("messages.plain-handlers-run-in-threads")
+class PlainHandlersStopTheLoop(StandingBus):
+    """Plain handlers run on the event loop."""
 
 
 @breaks("cancel.ack-completes")

@@ -6,13 +6,13 @@ Assigning to a name of the protocol's type is the proof; `assert_type` pins what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_type
 
 import broker
-from broker import blocking, protocols
+from broker import BlockingMessage, BlockingMessageBatch, blocking, protocols
 from broker.admin import AdminFacade
 from broker.blocking.topic import ReceiptFuture
 from broker.bus import Bus
@@ -112,6 +112,11 @@ async def payloads_are_typed(bus: Bus) -> None:
         await inbox.receive(_handle_order, concurrency=8)
         await inbox.receive(_answer_order)
         await inbox.receive_batches(_handle_orders)
+        await inbox.receive(_bill_order, concurrency=8)
+        await inbox.receive_batches(_bill_orders)
+        inbox.handled_by(_bill_order)
+        await inbox.receive(_bill_refund)  # pyright: ignore[reportArgumentType]
+        await inbox.receive(_acks_nothing)  # pyright: ignore[reportArgumentType]
     async with bus.records("orders", group="audit") as log:
         async for record in log:
             assert_type(record.payload, bytes)
@@ -182,14 +187,42 @@ async def _handle_orders(batch: MessageBatch[Order]) -> Sequence[BaseException |
     return [None for _ in batch]
 
 
+def _bill_order(message: BlockingMessage[Order]) -> int:
+    assert_type(message.payload, Order)
+    message.ack()
+    return message.payload.number
+
+
+def _bill_orders(batch: BlockingMessageBatch[Order]) -> Sequence[BaseException | None]:
+    return [None for _ in batch]
+
+
+def _bill_refund(message: BlockingMessage[Refund]) -> None: ...
+
+
+def _acks_nothing(message: Message[Order]) -> None:
+    """Its type is that of an async handler's message, whose `ack` a plain function cannot await."""
+
+
+def handlers_are_of_both_kinds(
+    receiver: protocols.Receiver[Order], batched_receiver: protocols.BatchedReceiver[Order]
+) -> None:
+    handlers: list[protocols.Handler[Order]] = [_handle_order, _bill_order]
+    batch_handlers: list[protocols.BatchHandler[Order]] = [_handle_orders, _bill_orders]
+    plain: list[protocols.PlainHandler[Order]] = [_bill_order]
+    plain_batch: list[protocols.PlainBatchHandler[Order]] = [_bill_orders]
+    both: list[protocols.AsyncHandler[Order]] = [_handle_order]
+    both_batch: list[protocols.AsyncBatchHandler[Order]] = [_handle_orders]
+    _use(plain, plain_batch, both, both_batch)
+    _use([receiver.receive(handler) for handler in handlers])
+    _use([batched_receiver.receive_batches(handler) for handler in batch_handlers])
+
+
 def handlers_may_answer(handlers: list[protocols.Handler[Order]]) -> None:
     async def answers(message: Message[Order]) -> str:
         return str(message.payload.number)
 
-    def hands_on(message: Message[Order]) -> Awaitable[str]:
-        return answers(message)
-
-    handlers.extend([answers, hands_on, _handle_order])
+    handlers.extend([answers, _handle_order])
 
 
 def _use(*_: object) -> None: ...

@@ -19,6 +19,7 @@ from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
+from broker.testing import call_handler
 
 
 @dataclass
@@ -93,7 +94,7 @@ class FakeMessages:
 
     async def receive(self, handler: protocols.Handler[Order], *, concurrency: int = 1) -> None:
         for message in self._messages:
-            await handler(message)
+            await call_handler(handler, message)
 
     async def receive_batches(
         self,
@@ -103,7 +104,7 @@ class FakeMessages:
         max_wait: float | None = None,
         concurrency: int = 1,
     ) -> None:
-        await handler(MessageBatch(self._messages))
+        await call_handler(handler, MessageBatch(self._messages))
 
 
 class FakeRecords:

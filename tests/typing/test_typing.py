@@ -12,7 +12,10 @@ import pytest
 from broker import protocols
 
 PROOFS = [Path(__file__).with_name(name) for name in ("facade.py", "fakes.py")]
-ALIASES = {"Handler", "BatchHandler"}
+ALIASES = {
+    *("AsyncBatchHandler", "AsyncHandler", "BatchHandler"),
+    *("Handler", "PlainBatchHandler", "PlainHandler"),
+}
 
 
 def test_facade_and_fakes_satisfy_the_protocols() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from broker.testing.faults import Faults
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import Inbox, bodies, eventually, let_pass, nothing_more, numbered, once, take, until_seen
+from broker.threads.messages import BlockingMessage
 
 __all__ = ["Leases"]
 
@@ -101,6 +103,35 @@ class Leases(ConformanceCase):
             await bus.topic(topic).publish(b"x")
             await asyncio.wait(work, timeout=3 * harness.lease_seconds)
             finish.set()
+            for inbox in (first, second):
+                await inbox.close()
+            await asyncio.gather(*work)
+        assert calls == [b"x"]
+
+    @requires("messages.lease")
+    @promise(
+        "leases.plain-handling-is-renewed",
+        "A plain handler that blocks its thread for three leases keeps its message, which is handled once.",
+    )
+    async def test_plain_handling_is_renewed(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        calls: list[bytes | None] = []
+        finish = threading.Event()
+
+        def handle(message: BlockingMessage[bytes]) -> None:
+            calls.append(message.data)
+            finish.wait()
+
+        async with (
+            bus.messages(topic, subscription="readers") as first,
+            bus.messages(topic, subscription="readers") as second,
+        ):
+            work = [asyncio.ensure_future(inbox.receive(handle, concurrency=2)) for inbox in (first, second)]
+            try:
+                await bus.topic(topic).publish(b"x")
+                await asyncio.wait(work, timeout=3 * harness.lease_seconds)
+            finally:
+                finish.set()
             for inbox in (first, second):
                 await inbox.close()
             await asyncio.gather(*work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 
 from broker.consuming.retry.policy import Retry
@@ -13,6 +14,7 @@ from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import eventually, interleaved, numbered, take, until_seen
+from broker.threads.messages import BlockingMessage
 
 __all__ = ["Order"]
 
@@ -68,6 +70,36 @@ class Order(ConformanceCase):
             )
         assert all(bodies == numbered(30) for bodies in seen.values())
         assert peak > 1, "Keys did not run in parallel"
+
+    @requires("messages.ordered_delivery")
+    @promise(
+        "order.plain-handlers-keep-order",
+        "With `ordered_by_key`, plain handlers in threads handle each key in order, one at a time.",
+    )
+    async def test_plain_handlers_keep_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        running: set[bytes | None] = set()
+        side_by_side: list[bytes | None] = []
+        seen: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+
+        def handle(message: BlockingMessage[bytes]) -> None:
+            if message.key in running:
+                side_by_side.append(message.key)
+            running.add(message.key)
+            time.sleep(0.001)
+            seen[message.key].append(message.data)
+            running.discard(message.key)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            await bus.topic(topic).publish_batch(interleaved(8, 30))
+            await handling(
+                inbox.receive(handle, concurrency=8),
+                lambda: sum(map(len, seen.copy().values())) >= 240,
+                inbox,
+                harness.patience,
+            )
+        assert side_by_side == []
+        assert all(bodies == numbered(30) for bodies in seen.values())
 
     @promise(
         "order.blocked-key-blocks-only-itself",

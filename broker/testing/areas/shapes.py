@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -12,7 +13,8 @@ from broker.messages import Message, MessageBatch
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise
-from broker.testing.waiting import bodies, nothing_more, numbered, once, until_seen
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, until_seen
+from broker.threads.messages import BlockingMessage, BlockingMessageBatch
 
 __all__ = ["Shapes"]
 
@@ -218,6 +220,73 @@ class Shapes(ConformanceCase):
             await inbox.close()
             await work
         assert peak == 5
+
+    @promise(
+        "messages.plain-handlers-run-in-threads",
+        "Handlers that are not `async def` run in `concurrency` threads and may settle there; the event loop goes on.",
+    )
+    async def test_plain_handlers_run_in_threads(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        begun: list[bytes | None] = []
+        handled: list[bytes | None] = []
+        stood_still: list[bytes | None] = []
+        gate = threading.Event()
+        unlucky = numbered(20)[7]
+
+        def handle(message: BlockingMessage[bytes]) -> None:
+            begun.append(message.data)
+            # Only the event loop opens the gate.
+            if not gate.wait(harness.patience):
+                stood_still.append(message.data)
+            if message.data == unlucky and begun.count(unlucky) == 1:
+                message.nack(delay=0)
+            else:
+                handled.append(message.data)
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            work = asyncio.ensure_future(inbox.receive(handle, concurrency=3))
+            await eventually(lambda: len(begun) >= 3, harness.patience, "three handlers at once")
+            assert len(begun) == 3
+            gate.set()
+            await eventually(lambda: len(handled) >= 20, harness.patience, "all messages")
+            await inbox.close()
+            await work
+        assert stood_still == []
+        assert sorted(body or b"" for body in handled) == numbered(20)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "messages.plain-batch-handlers-run-in-threads",
+        "A batch handler that is not `async def` runs in a thread while the event loop goes on; its results count.",
+    )
+    async def test_plain_batch_handlers_run_in_threads(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        begun: list[bytes | None] = []
+        stood_still: list[int] = []
+        gate = threading.Event()
+        unlucky = numbered(20)[7]
+
+        def handle(batch: BlockingMessageBatch[bytes]) -> Sequence[BaseException | None]:
+            begun.extend(message.data for message in batch)
+            if not gate.wait(harness.patience):
+                stood_still.append(len(batch))
+            return [
+                ValueError("raised by the test") if message.data == unlucky and begun.count(unlucky) == 1 else None
+                for message in batch
+            ]
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            work = asyncio.ensure_future(inbox.receive_batches(handle, max_messages=10))
+            await eventually(lambda: begun, harness.patience, "a batch")
+            gate.set()
+            await eventually(lambda: len(begun) >= 21, harness.patience, "all messages")
+            await inbox.close()
+            await work
+        assert stood_still == []
+        assert sorted(body or b"" for body in begun) == sorted([*numbered(20), unlucky])
 
     @promise("messages.handlers-are-isolated", "Context variables set by a handler are not visible to other handlers.")
     async def test_handlers_are_isolated(self, harness: Harness) -> None:

@@ -293,5 +293,6 @@ def _lost(held: HeldMessage) -> LeaseLost:
     topic, partition, offset, queue = held.id
     return LeaseLost(
         f"The lease of {topic}[{partition}]@{offset} in queue {queue!r} is over",
-        advice="The message is redelivered; raise lease_seconds if this process was only slow",
+        advice="The message is redelivered; raise lease_seconds if this process was only slow, and do not block the "
+        "event loop, which renews leases",
     )

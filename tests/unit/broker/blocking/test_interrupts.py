@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import broker.blocking
-from broker.blocking.portal import Call, Portal
 from broker.consuming.retry.policy import DROP
 from broker.errors import Closed, TopicNotFound
 from broker.messages import SettleState
+from broker.threads.portal import Call, Portal
 from tests.unit.broker.blocking.common import TOPIC, publish
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,9 +31,7 @@ async def test_a_handler_gets_full_batches_at_once_and_others_when_they_are_old(
     source = ScriptedSource()
     batches: list[tuple[float, list[str]]] = []
     async with consuming(source) as consumer:
-        work = asyncio.create_task(
-            consumer.receive_batches(lambda batch: passed(batches, batch), max_messages=3, max_wait=10.0)
-        )
+        work = asyncio.create_task(consumer.receive_batches(partial(passed, batches), max_messages=3, max_wait=10.0))
         await asyncio.sleep(100)
         source.add("1")
         await asyncio.sleep(4)
@@ -51,7 +50,7 @@ async def test_workers_do_not_split_what_one_batch_can_hold() -> None:
     batches: list[tuple[float, list[str]]] = []
     async with consuming(source) as consumer:
         work = asyncio.create_task(
-            consumer.receive_batches(lambda batch: passed(batches, batch), max_messages=4, max_wait=10.0, concurrency=3)
+            consumer.receive_batches(partial(passed, batches), max_messages=4, max_wait=10.0, concurrency=3)
         )
         for number in range(8):
             source.add(str(number))
@@ -126,7 +125,7 @@ async def test_a_close_gives_back_what_waits_for_a_batch() -> None:
     source = ScriptedSource(redelivers=False)
     batches: list[tuple[float, list[str]]] = []
     async with consuming(source) as consumer:
-        work = asyncio.create_task(consumer.receive_batches(lambda batch: passed(batches, batch), max_wait=10.0))
+        work = asyncio.create_task(consumer.receive_batches(partial(passed, batches), max_wait=10.0))
         source.add("1", "2")
         await asyncio.sleep(5)
         await consumer.close()
@@ -156,7 +155,7 @@ async def test_an_impossible_wait_is_refused() -> None:
     async with consuming(ScriptedSource()) as consumer:
         calls: list[Any] = [
             lambda: consumer.next_batch(max_wait=-1),
-            lambda: consumer.receive_batches(lambda batch: passed([], batch), max_wait=float("inf")),
+            lambda: consumer.receive_batches(partial(passed, []), max_wait=float("inf")),
         ]
         for call in calls:
             with pytest.raises(ConfigurationError, match="max_wait"):

@@ -82,13 +82,13 @@ async def test_an_invalid_delay_is_refused(delay: float) -> None:
     assert source.outcomes(Outcome.ACK) == ["1"]
 
 
-async def test_a_plain_function_as_handler_raises_and_fails_no_message() -> None:
+async def test_a_plain_handler_that_returns_an_awaitable_raises_and_fails_no_message() -> None:
     source = ScriptedSource(redelivers=False)
     letters = Letters()
     source.add("1")
     async with consuming(source, letters=letters) as consumer:
-        with pytest.raises(ConfigurationError, match="async def"):
-            await consumer.receive(lambda message: None)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigurationError, match="returned a coroutine, which nothing awaits"):
+            await consumer.receive(lambda message: asyncio.sleep(0))
         with pytest.raises(ConfigurationError, match="handler is 5"):
             await consumer.receive(5)  # pyright: ignore[reportArgumentType]
     assert letters.written == []

@@ -1,6 +1,6 @@
-"""`Portal`: an event loop in a thread, and calls into the loop from other threads.
+"""`Portal`: calls into an event loop from other threads; the loop is the portal's own, in a thread, or a running one.
 
-The first call starts the thread, so that a portal that is only made needs none.
+The first call starts the thread of an own loop, so that a portal that is only made needs none.
 
 *Concurrency.* Several threads may call at once. A call from a thread with an event loop blocks that loop. A call from
 the portal's own loop would deadlock, so it raises.
@@ -38,7 +38,10 @@ _LONGEST_END: Final = 5.0
 
 
 class Portal:
-    """One event loop, running in a daemon thread from the first call to `stop` or `close`."""
+    """One event loop, running in a daemon thread from the first call to `stop` or `close`.
+
+    `Portal.to_running_loop()` leads to the loop that is running instead; `stop` and `close` are not for it.
+    """
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -46,6 +49,15 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
+
+    @classmethod
+    def to_running_loop(cls) -> Portal:
+        """A portal to the event loop of the caller, for threads that it starts."""
+        portal = cls()
+        portal._loop = asyncio.get_running_loop()
+        portal._thread = threading.current_thread()
+        portal._pid = os.getpid()
+        return portal
 
     def stop(self) -> None:
         """Stop the loop and cancel its tasks; the next call starts a new one. May be called in a forked child."""
@@ -66,7 +78,7 @@ class Portal:
     @property
     def running(self) -> bool:
         """Whether the loop runs in this process."""
-        return self._loop is not None and self._pid == os.getpid()
+        return self._loop is not None and not self._loop.is_closed() and self._pid == os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -89,9 +101,14 @@ class Portal:
         """Start a call and wait for its end, as `call` does."""
         loop = self._checked_loop()
         try:
-            loop.call_soon_threadsafe(call.start, loop)
+            try:
+                loop.call_soon_threadsafe(call.start, loop)
+            except RuntimeError:
+                if loop.is_closed():
+                    raise _closed_meanwhile() from None
+                raise
             while not call.done.acquire(timeout=_GLANCE):
-                if self._thread is None or not self._thread.is_alive():
+                if self._thread is None or not self._thread.is_alive() or loop.is_closed():
                     call.error = _closed_meanwhile()
                     break
         except BaseException:
@@ -264,7 +281,7 @@ async def _await(awaitable: Awaitable[R]) -> R:
 
 
 def _closed_meanwhile() -> Closed:
-    return Closed("The bus was closed during the call", advice=_CONNECT)
+    return Closed("The bus was closed during the call, or its event loop ended", advice="Open a new one")
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -4,7 +4,7 @@
 
 *Cancellation.* A thread cannot be stopped. A cancelled `run` abandons its thread: the handler keeps running, and its
 outcome is ignored. With `finish` set, `run` first waits for the handler and passes the outcome to `late`; a second
-cancellation abandons the thread.
+cancellation abandons the thread, too.
 
 *Failure.* `run` raises the handler's exception. `SystemExit` and the like are wrapped in `HandlerExit`, since they
 would end the loop. Threads are daemons: a handler that never returns does not keep the process alive.
@@ -120,22 +120,26 @@ class HandlerThreads:
         call: Callable[[], R],
         *,
         late: Callable[[R | None, BaseException | None], Awaitable[object]] | None = None,
+        abandoned: Callable[[], object] | None = None,
     ) -> R:
-        """Run the call in a thread, in a copy of this task's context."""
+        """Run the call in a thread, in a copy of this task's context.
+
+        :param abandoned: called if the thread is abandoned.
+        """
         job = _Job(call, asyncio.get_running_loop())
         worker = self._idle.pop() if self._idle else _Worker(self._name)
         worker.jobs.put(job)
         try:
             await job.wait()
         except asyncio.CancelledError:
-            if self.finish and late is not None:
-                try:
+            worker.jobs.put(None)
+            try:
+                if self.finish and late is not None:
                     await job.wait()
-                finally:
-                    worker.jobs.put(None)
-                await _pass_on(job, late)
-            else:
-                worker.jobs.put(None)
+                    await _pass_on(job, late)
+            finally:
+                if not job.done and abandoned is not None:
+                    abandoned()
             raise
         if self._closed:
             worker.jobs.put(None)
