@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any, Final, cast, overload
+from typing import Any, Final, overload
 
 import msgspec
 from typing_extensions import TypeVar
@@ -175,10 +175,11 @@ async def call_handler(handler: Any, given: Any) -> Any:
     :return: the result of a handler of batches.
     :raises Exception: what the handler raised.
     """
-    batch = cast("MessageBatch[Any] | None", given if isinstance(given, MessageBatch) else None)
+    by_batch: bool = isinstance(given, MessageBatch)
     if is_async(handler):
         result = await handler(given)
     else:
         with closing(ThreadedHandler[Any](handler, Portal.to_running_loop(), Hooks())) as plain:
-            result = await (plain.handle(given) if batch is None else plain.handle_batch(batch))
-    return None if batch is None else result
+            handle: Any = plain.handle_batch if by_batch else plain.handle
+            result = await handle(given)
+    return result if by_batch else None
