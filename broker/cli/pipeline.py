@@ -117,6 +117,8 @@ async def explain(
     pipeline = _pipeline(session, file)
     parts = module.parts(pipeline)
     plan = ""
+    if not spark and (unchecked := module.unchecked(pipeline)):
+        session.note(f"broker: without Spark, nothing checks {', '.join(unchecked)}")
     if spark:
         made = _spark("session").session(pipeline.name, master=pipeline.master, config=pipeline.config)
         plan = module.explain(pipeline, made)
