@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -31,7 +32,7 @@ from broker_spark.data_source import BrokerDataSource
 from broker_spark.runtime.local import compiled_home, socket_settings
 from broker_spark.runtime.shipping import python_path, sent_files, shipped_source
 
-__all__ = ["configured", "hide_secrets", "register", "session"]
+__all__ = ["configured", "cores_of", "hide_secrets", "register", "session"]
 
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _CONNECT_SECONDS: Final = 30.0
@@ -46,6 +47,8 @@ _NO_PROGRESS_BAR: Final = {"spark.ui.showConsoleProgress": "false"}
 """For a driver started here, wherever its executors are: Spark would treat it as an interactive shell."""
 _SERVER_LOOPBACK: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
 """For a server of Spark Connect on this machine."""
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+"""Of a local session, as many as cores: each task of Spark's 200 opens a state store, for some rows each."""
 _DEFAULTS: Final[Mapping[str, str]] = {
     # State may outgrow memory, and a commit writes only the changes.
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
@@ -69,8 +72,9 @@ def session(
     """The active session, or a new one.
 
     A new session keeps state in RocksDB with a changelog, moves rows to Python through Arrow, and stops with the
-    process. A local session (`local[...]`; the default uses all cores and three attempts per task) listens on loopback
-    only and talks to its Python processes through Unix sockets, or over TCP with a warning where these are impossible.
+    process. A local session (`local[...]`; the default uses all cores and three attempts per task) has as many shuffle
+    partitions as cores, listens on loopback only, and talks to its Python processes through Unix sockets, or over TCP
+    with a warning where these are impossible.
     Settings of `spark-submit`, `spark-defaults.conf` and `config` take precedence. The JVM of `spark-submit` is already
     running: its web page is on loopback only if `SPARK_LOCAL_IP` says so.
 
@@ -109,10 +113,22 @@ def session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             ours = {**ours, **_LOOPBACK, **(_SERVER_LOOPBACK if server else {}), **socket_settings(settings)}
         given = {**{key: value for key, value in ours.items() if key not in settings}, **given}
+    defaults = (
+        {**_DEFAULTS, _SHUFFLE_PARTITIONS: str(cores_of(server or settings["spark.master"]))} if local else _DEFAULTS
+    )
     with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
-        made = _start(name, given, server, requested)
+        made = _start(name, given, defaults, server, requested)
     atexit.register(made.stop)
     return register(made)
+
+
+def cores_of(master: str) -> int:
+    """The cores of a local master, such as 2 of "local[2,3]" and 6 of "local-cluster[3,2,1024]"; those of this machine
+    for "local[*]"."""
+    numbers = re.findall(r"\d+|\*", master)
+    if master.startswith("local-cluster"):
+        return max(1, prod(int(each) for each in numbers[:2]))
+    return (os.cpu_count() or 1) if numbers[:1] == ["*"] else max(1, int((*numbers, "1")[0]))
 
 
 def _texts(config: Any) -> dict[str, str]:
@@ -136,8 +152,10 @@ def _shown(key: str, value: str) -> str:
     return MASK if is_secret_name(key) else value.partition(";")[0] if key == "spark.remote" else value
 
 
-def _start(name: str, given: Mapping[str, str], server: str, requested: str) -> SparkSession:
-    """Start the session and set `_DEFAULTS` where nothing else is configured.
+def _start(
+    name: str, given: Mapping[str, str], defaults: Mapping[str, str], server: str, requested: str
+) -> SparkSession:
+    """Start the session and set `defaults` where nothing else is configured.
 
     :param requested: the given settings, for errors.
     :raises ConfigurationError: Spark does not start.
@@ -152,7 +170,7 @@ def _start(name: str, given: Mapping[str, str], server: str, requested: str) -> 
             _check_connect_server(server)
         made = builder.getOrCreate()
         known = {row["key"] for row in made.sql("SET").collect()}
-        for key, value in _DEFAULTS.items():
+        for key, value in defaults.items():
             # SET lists configured settings only, no defaults.
             if key not in known:
                 made.conf.set(key, value)

@@ -9,7 +9,7 @@
 | 4 | no connection, or no answer in time |
 | 5 | the server refused the credentials or the operation |
 | 6 | some of the input was not published |
-| 130, 143 | interrupted by Ctrl-C; terminated by SIGTERM |
+| 130, 143 | interrupted by Ctrl-C; terminated by SIGTERM, unless the command is a service (`Session.serves`) |
 | 141 | the reader of standard output went away |
 """
 

@@ -1,7 +1,7 @@
 """`broker pipeline`: run, inspect and explain Spark pipelines declared in TOML files.
 
-Spark is imported only when one of these commands runs. Ctrl-C or SIGTERM stops a run after the current batch, a second
-one stops it at once; the exit code is 130 or 143.
+Spark is imported only when one of these commands runs. Ctrl-C or SIGTERM stops a run after the current batch, and the
+exit code is 130 or 0. A second one stops it at once, with 130 or 143.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
     """
     module = _spark("pipeline")
     pipeline = _pipeline(session, file)
+    session.serves = True
     with _Display(session, pipeline.name) as display:
         under_way = module.Run(pipeline, display.show)
         work = asyncio.ensure_future(asyncio.to_thread(under_way.execute))
@@ -48,6 +49,7 @@ async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
                 try:
                     await asyncio.shield(work)
                 except asyncio.CancelledError:
+                    session.serves = False
                     under_way.stop()
             work.result()
             raise
@@ -117,6 +119,8 @@ async def explain(
     pipeline = _pipeline(session, file)
     parts = module.parts(pipeline)
     plan = ""
+    if not spark and (unchecked := module.unchecked(pipeline)):
+        session.note(f"broker: without Spark, nothing checks {', '.join(unchecked)}")
     if spark:
         made = _spark("session").session(pipeline.name, master=pipeline.master, config=pipeline.config)
         plan = module.explain(pipeline, made)

@@ -1,7 +1,7 @@
 """`broker queue` and `broker tracker`: queues whose leases the application tracks, such as queues on Kafka.
 
 `inspect`, `peek` and `lag` only read. `purge` asks first, and fails while the queue has consumers or trackers. The
-tracker runs until Ctrl-C or SIGTERM; then it commits, leaves its group and exits with 130 or 143.
+tracker runs until Ctrl-C or SIGTERM; then it commits, leaves its group and exits with 130 or 0.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ async def tracker(
     Runs until it is interrupted. Several trackers of a subscription share the work.
     """
     address = None if listen is None else _parse_address(listen)
+    session.serves = True
     session.bus.hooks.listen(lambda event: _report_partitions(session, event))
     found = _queues(session).queue_tracker(subscription, topics=topic or (), unnamed=unnamed)
     async with AsyncExitStack() as stack:

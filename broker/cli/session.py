@@ -128,11 +128,13 @@ class Session:
 
     :ivar as_json: whether to print JSON.
     :ivar code: the exit code if the command returns.
+    :ivar serves: the command is a service, which SIGTERM ends in an orderly way: then the exit code is `code` too.
     """
 
     options: Options
     as_json: bool = False
     code: int = Exit.DONE
+    serves: bool = False
     _bus: Bus | None = None
     _out: Sink | None = None
     _signal: int | None = field(default=None, init=False)
@@ -204,6 +206,8 @@ class Session:
                 runner.run(self._guarded(body, connect))
             return self.code
         except (asyncio.CancelledError, KeyboardInterrupt):
+            if self.serves and self._signal == signal.SIGTERM:
+                return self.code
             return 128 + (self._signal or signal.SIGINT)
         except BrokenPipeError:
             # Otherwise the flush at the interpreter's exit would fail.

@@ -28,7 +28,7 @@ from broker_spark.common.options import (
     topic_name,
 )
 from broker_spark.common.schema import nearest
-from broker_spark.decode.decoding import payload_schema
+from broker_spark.decode.decoding import PAYLOAD, payload_schema
 from broker_spark.sink.sink import SinkOptions
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "TableSink",
     "TopicSink",
     "absolute",
+    "check_key",
     "errors_of",
     "is_whole",
 ]
@@ -237,9 +238,12 @@ class Pipeline:
                             "It has decode, but the pipeline has no dead_letters",
                             advice="Give dead_letters a topic, a path or a table, for rows that do not decode",
                         )
+        columns = self.known_columns()
         for name, sink in self.all_sinks().items():
             with errors_of(name):
                 self._check_sink(sink)
+                if columns is not None and name != "dead_letters":
+                    _check_columns_of(sink, columns)
         self._check_targets()
         self._check_letters()
 
@@ -247,6 +251,14 @@ class Pipeline:
         """The sinks by their names in errors and tables, dead letters last."""
         found: dict[str, Sink] = {f"sinks.{name}": sink for name, sink in self.sinks.items()}
         return found if self.dead_letters is None else {**found, "dead_letters": self.dead_letters}
+
+    def known_columns(self) -> Sequence[str] | None:
+        """The columns of the rows for the sinks; None if only Spark knows what the transform or the SQL returns."""
+        if self.transform is not None or self.sql is not None:
+            return None
+        ((name, source),) = self.sources.items()
+        columns = self.parsed_options(name).columns
+        return columns if source.decode is None else [*(each for each in columns if each != "value"), PAYLOAD]
 
     def source_options(self, name: str) -> dict[str, str]:
         """The options of `broker_spark.read_stream` for a source."""
@@ -410,6 +422,33 @@ class errors_of:  # noqa: N801 - used as a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ConfigurationError):
             raise cast("Any", type(error))(f"{self._name}: {error.message}", advice=error.advice) from None
+
+
+def check_key(sink: TopicSink, columns: Sequence[str]) -> None:
+    """:raises ConfigurationError: `key` names no column, or the rows are messages, which have a key of their own."""
+    if sink.key is None:
+        return
+    if "value" in columns:
+        raise ConfigurationError(
+            f"key is {sink.key!r}, but rows with a column 'value' are already messages",
+            advice="Remove key and add a column 'key' in the transform; or rename 'value'",
+        )
+    if sink.key not in columns:
+        raise ConfigurationError(
+            f"There is no column {sink.key!r} for the key", advice=f"There are {', '.join(columns)}"
+        )
+
+
+def _check_columns_of(sink: Sink, columns: Sequence[str]) -> None:
+    """Check the columns that a sink names, as far as no session is needed: its case sensitivity is its own."""
+    if isinstance(sink, TopicSink):
+        check_key(sink, columns)
+    elif isinstance(sink, FileSink):
+        for name in sink.partition_by:
+            if name.lower() not in {each.lower() for each in columns}:
+                raise ConfigurationError(
+                    f"partition_by has {name!r}, which is not a column of the rows", advice=nearest(name, columns)
+                )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

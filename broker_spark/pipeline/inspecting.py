@@ -32,7 +32,7 @@ from broker_spark.pipeline.running import build_stream
 from broker_spark.progress import offsets_of
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition, rows_behind
 
-__all__ = ["Place", "Queue", "Status", "explain", "parts", "status"]
+__all__ = ["Place", "Queue", "Status", "explain", "parts", "status", "unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,18 @@ def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
     return [*found, ("checkpoint", mask_within(pipeline.checkpoint))]
 
 
+def unchecked(pipeline: Pipeline) -> list[str]:
+    """The settings of sinks with columns or conditions that only Spark can check, such as `sinks.large.key`."""
+    known = pipeline.known_columns() is not None
+    found: list[str] = []
+    for name, sink in pipeline.all_sinks().items():
+        key = isinstance(sink, TopicSink) and sink.key is not None and not known
+        by = isinstance(sink, FileSink) and sink.partition_by and not (known and name != "dead_letters")
+        given = (("key", key), ("partition_by", by), ("where", sink.where))
+        found += [f"{name}.{setting}" for setting, is_given in given if is_given]
+    return found
+
+
 def explain(pipeline: Pipeline, spark: SparkSession) -> str:
     """Spark's plan of the stream, and the schema of the rows for the sinks.
 
@@ -201,9 +213,11 @@ def _sink(pipeline: Pipeline, sink: Sink) -> str:
         case TopicSink():
             options = pipeline.sink_options(sink)
             url = mask_url(find_url(options.pop("url", None)))
-            text = f"{_describe(options)} of {url}, by deterministic ids"
+            key = f", key {sink.key}" if sink.key else ""
+            text = f"{_describe(options)} of {url}{key}, by deterministic ids"
         case FileSink():
-            text = f"{sink.format} in {mask_within(sink.path)}/batch=N, {_ONCE}"
+            by = f", by {', '.join(sink.partition_by)}" if sink.partition_by else ""
+            text = f"{sink.format} in {mask_within(sink.path)}/batch=N{by}, {_ONCE}"
         case TableSink():
             text = f"table {sink.table}, {_ONCE}"
         case CallSink():

@@ -16,7 +16,16 @@ from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
 from broker_spark.common.options import as_texts
-from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
+from broker_spark.pipeline.definition import (
+    BATCH,
+    CallSink,
+    FileSink,
+    Pipeline,
+    Sink,
+    TableSink,
+    TopicSink,
+    check_key,
+)
 from broker_spark.runtime.hadoop import find_path, path_errors_as
 from broker_spark.runtime.spark_errors import plan_errors_as
 
@@ -71,19 +80,11 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
 
     :raises ConfigurationError: `key` names no column, or the rows are messages, which have a key of their own.
     """
+    check_key(sink, frame.columns)
     if "value" in frame.columns:
-        if sink.key is not None:
-            raise ConfigurationError(
-                f"key is {sink.key!r}, but rows with a column 'value' are already messages",
-                advice="Remove key and add a column 'key' in the transform; or rename 'value'",
-            )
         return frame
     columns = [F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("value")]
     if sink.key is not None:
-        if sink.key not in frame.columns:
-            raise ConfigurationError(
-                f"There is no column {sink.key!r} for the key", advice=f"There are {', '.join(frame.columns)}"
-            )
         columns.append(F.col(sink.key).cast("string").alias("key"))
     return frame.select(*columns)
 

@@ -343,7 +343,7 @@ def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
         with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):
             while said := terminal.read(4096):
                 shown += said.decode(errors="replace")
-    assert process.returncode == 128 + signal.SIGTERM, shown
+    assert process.returncode == 0, shown
     for expected in ("copy-it: batch 0: 100 rows in, 100 to files, 100 to gate, 0 dead", "100/250", "batch 1: ", "━"):
         assert expected in shown
     found = status(read_pipeline(file))

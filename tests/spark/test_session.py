@@ -76,7 +76,7 @@ from pyspark.sql import functions as F
 assert spark.range(3).select(F.udf(lambda number: number + 1, "long")("id").alias("n")).agg(F.sum("n")).first()[0] == 6
 print(*(spark.conf.get(name, "unset") for name in (
     "spark.master", "spark.python.unix.domain.socket.enabled", "spark.ui.showConsoleProgress", "spark.driver.host"
-)))
+)), spark.conf.get("spark.sql.shuffle.partitions"))
 """
 """Prints the settings of a new session, after it ran a Python function."""
 
@@ -178,7 +178,7 @@ def test_settings_of_spark_take_precedence(way: str, tmp_path: Path) -> None:
             PYSPARK_PYTHON=sys.executable,
             SPARK_HOME=str(Path(pyspark.__file__).parent),
         )
-    assert settings == "local[2] false true 127.0.0.1"
+    assert settings == "local[2] false true 127.0.0.1 2"
 
 
 @pytest.mark.deep
@@ -206,7 +206,7 @@ def test_a_session_starts_with_a_long_temporary_path(tmp_path: Path) -> None:
     long.mkdir()
     java = f"spark.driver.extraJavaOptions=-Djava.io.tmpdir={long}"
     settings, _ = in_a_session("spark.master=local[2]", java, path=tmp_path)
-    assert settings == "local[2] true false 127.0.0.1"
+    assert settings == "local[2] true false 127.0.0.1 2"
 
 
 @pytest.mark.deep
@@ -214,7 +214,7 @@ def test_without_unix_sockets_spark_uses_tcp_and_logs_the_reason(tmp_path: Path)
     long = tmp_path / ("long" * 25)
     place = f"spark.python.unix.domain.socket.dir={long}"
     settings, said = in_a_session("spark.master=local[2]", place, path=tmp_path)
-    assert settings == "local[2] false false 127.0.0.1"
+    assert settings == "local[2] false false 127.0.0.1 2"
     assert f"{long}: its path has {len(str(long))} characters, and Spark accepts 61" in said
     assert "Set spark.python.unix.domain.socket.dir to a directory with a short path" in said
 

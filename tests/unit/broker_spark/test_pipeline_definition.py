@@ -9,6 +9,7 @@ import pytest
 
 from broker.errors import ConfigurationError
 from broker_spark.pipeline import FileSink, Pipeline, Source, TableSink, TopicSink
+from broker_spark.pipeline.inspecting import parts, unchecked
 
 
 @dataclass
@@ -49,6 +50,22 @@ class Undecoded:
             "The path of sinks.a overlaps with that of checkpoint",
         ),
         (
+            {"sinks": {"a": TopicSink("out", key="id")}},
+            "sinks.a: key is 'id', but rows with a column 'value' are already",
+        ),
+        (
+            {
+                "sources": {"a": Source("orders", Undecoded)},
+                "sinks": {"a": TopicSink("out", key="of")},
+                "dead_letters": TopicSink("dead"),
+            },
+            "sinks.a: There is no column 'of' for the key. There are topic, ",
+        ),
+        (
+            {"sinks": {"a": FileSink("/x", partition_by=["Topic", "partitoin"])}},
+            "sinks.a: partition_by has 'partitoin', which is not a column of the rows. Did you mean 'partition'",
+        ),
+        (
             {"sinks": {"a": TopicSink("out")}, "dead_letters": TopicSink("out", url="nats://127.0.0.1:4222")},
             "dead_letters: sinks.a writes to topic 'out' too",
         ),
@@ -77,3 +94,29 @@ def test_an_option_that_is_none_is_not_given() -> None:
     )
     assert pipeline.parsed_options("orders").group is None, "and is no group of the name None"
     assert pipeline.source_options("orders") == {"topic": "orders", "url": "nats://127.0.0.1:4222"}
+
+
+def test_columns_that_only_spark_knows_are_named() -> None:
+    fields: dict[str, Any] = {
+        "name": "shop",
+        "url": "nats://127.0.0.1:4222",
+        "sources": {"orders": Source("orders", Undecoded)},
+        "sinks": {
+            "large": TopicSink("large", key="numbr", where="number > 5"),
+            "files": FileSink("/nowhere", partition_by=["colour"]),
+        },
+        "dead_letters": FileSink("/dead", partition_by=["topic"]),
+        "checkpoint": "/checkpoint",
+    }
+    pipeline = Pipeline(**fields, sql="select payload.* from orders")
+    assert unchecked(pipeline) == [
+        "sinks.large.key",
+        "sinks.large.where",
+        "sinks.files.partition_by",
+        "dead_letters.partition_by",
+    ]
+    shown = dict(parts(pipeline))
+    assert ", key numbr, " in shown["sinks.large"]
+    assert ", by colour, " in shown["sinks.files"]
+    fields["sinks"] = {"large": TopicSink("large", key="key"), "files": FileSink("/nowhere", partition_by=["topic"])}
+    assert unchecked(Pipeline(**fields)) == ["dead_letters.partition_by"]
