@@ -36,7 +36,8 @@ _MAX_RENEWALS: Final = 100
 _READ_BACK_MS: Final = 1_000
 """Markers that this tracker writes for itself are not repeated for so long."""
 _LEAST_WAIT_MS: Final = 1_000
-_LONGEST_WAIT_MS: Final = 60_000
+_READERS_WAIT_MS: Final = 5_000
+"""How soon to look again whether the readers have passed a message; a lease may be hours long."""
 _LONGEST_REFUSAL: Final = 3600.0
 _NO_TOPIC: Final = ConfigurationError(
     "The markers of the message name no topic, as those of kafka-mq-go",
@@ -161,7 +162,7 @@ class Redeliverer:
                 # The worker wrote the START and did not commit: the next reader of the partition gets the message.
                 self._counts.waiting_for_readers += 1
                 period = 0 if lease.released else lease.after_ms
-                partition.failed(lease, min(_LONGEST_WAIT_MS, max(_LEAST_WAIT_MS, period)))
+                partition.failed(lease, min(_READERS_WAIT_MS, max(_LEAST_WAIT_MS, period)))
             elif passed.get(lease.id, ALWAYS) >= partition.read_at:
                 # Another consumer may have written a START before it committed, which must be read first.
                 _put_back(partition, lease)
