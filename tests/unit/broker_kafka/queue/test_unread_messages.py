@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from broker import TopicPartition
-from broker_kafka.queue.markers.fenced_writer import OutgoingRecord
+from broker_kafka.fenced_writer import OutgoingRecord
 from broker_kafka.queue.markers.wire import TIME_MARKER, Content, Kind, Marker, MessageId, write_marker
 from broker_kafka.queue.tracker.partition_state import PartitionState
 from broker_kafka.queue.tracker.redeliverer import Redeliverer, RedeliveryRate
