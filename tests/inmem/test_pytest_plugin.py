@@ -106,6 +106,14 @@ async def test_fails_in_a_handler(orders):
         await inbox.receive(check)
 
 
+async def test_fails_in_a_plain_handler(orders):
+    def check(message):
+        assert message.data == b"two"
+
+    async with orders.messages("orders", subscription="billing") as inbox:
+        await inbox.receive(check)
+
+
 async def test_fails_in_a_group_of_tasks(orders):
     async with orders.messages("orders", subscription="billing") as inbox:
         await inbox.receive(check_in_a_group)
@@ -221,7 +229,7 @@ def test_a_failed_assertion_in_a_handler_fails_the_test(tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     ends = re.findall(r"^(PASSED|FAILED|ERROR) \S+::test_([a-z]+)_", run.stdout, re.MULTILINE)
     # The body of the last test passes, and its fixtures raise.
-    wanted = [*[("FAILED", "fails")] * 10, *[("PASSED", "passes")] * 2, ("PASSED", "errors"), ("ERROR", "errors")]
+    wanted = [*[("FAILED", "fails")] * 11, *[("PASSED", "passes")] * 2, ("PASSED", "errors"), ("ERROR", "errors")]
     assert sorted(ends) == sorted(wanted), run.stdout + run.stderr
     assert "b'one' == b'two'" in run.stdout
 

@@ -88,6 +88,12 @@ with broker.blocking.connect("inmem:") as bus:
     print("unsettled", bus.admin.lag("orders", "billing").unsettled, flush=True)
 """,
 }
+STUCK["broker, in a thread"] = (
+    STUCK["broker"]
+    .replace("import asyncio", "import time, asyncio")
+    .replace("async def handle", "def handle")
+    .replace("await asyncio.sleep(1000)", "time.sleep(1000)")
+)
 
 
 @pytest.mark.parametrize("surface", list(STUCK))
