@@ -48,6 +48,8 @@ _LONGEST_RETRY_PAUSE: Final = 0.5
 _RETRY_SECONDS: Final = 5.0
 _OPEN_REBALANCE: Final = 0.5
 """Seconds without an answer to a commit after which the group is taken to rebalance."""
+_STILL_OPEN: Final = 0.05
+"""The same while the commit before had no answer either."""
 _SUSPENDED: Final = 0.5
 """A timer that is so late shows that this process did not run."""
 _COMMIT_PATIENCE: Final = 2.0
@@ -81,6 +83,8 @@ class CommitAttempts:
     ) -> None:
         self._store = store
         self._beside = beside
+        self._rebalancing = False
+        """Whether the last commit had no answer before its positions were stored beside it."""
         self._owner = owner
         self._group = group
         self._timeout = timeout
@@ -126,12 +130,15 @@ class CommitAttempts:
         until: float,
     ) -> bool:
         """Whether the positions were stored past the client before its answer came, until the loop time `until`."""
-        await asyncio.wait((answer,), timeout=min(_OPEN_REBALANCE, self._timeout))
+        patience = _STILL_OPEN if self._rebalancing else _OPEN_REBALANCE
+        await asyncio.wait((answer,), timeout=min(patience, self._timeout))
+        self._rebalancing = False
         if answer.done():
             return False
         stored, left = beside.begin(positions), max(0.0, until - self._loop.time())
         await asyncio.wait((answer, stored), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        return not answer.done() and stored.done() and stored.result()
+        self._rebalancing = not answer.done() and stored.done() and stored.result()
+        return self._rebalancing
 
     def _checked(self, positions: Mapping[TopicPartition, StoredOffset], answer: CommitResults) -> CommitResults:
         """The answers of a store, which may be the application's."""

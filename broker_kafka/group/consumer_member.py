@@ -168,6 +168,10 @@ class ConsumerMember(Member[AssignedPartition]):
                     callback.cancel()
             self._let_go(list(self.assignments.values()))
 
+    async def is_idle(self, seconds: float) -> bool:
+        # What is held back is unread.
+        return not self._held and await super().is_idle(seconds)
+
     # -- for the consumer ----------------------------------------------------------------------------------
 
     @property

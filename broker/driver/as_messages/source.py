@@ -162,6 +162,8 @@ class RecordsAsMessages:
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
+        if self._stalled:
+            return False  # the source takes paused partitions for read
         return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     async def close(self) -> None:

@@ -79,6 +79,7 @@ async def test_nothing_more_is_fetched_while_no_commit_succeeds() -> None:
     assert b.records.paused == set()
     await asyncio.sleep(0.2)
     assert b.records.paused == {P0, P1}
+    assert not await b.messages.is_idle(60)
     # A partition that comes meanwhile is not read either.
     b.records.assign(2)
     assert len(b.records.paused) == 3
@@ -86,6 +87,7 @@ async def test_nothing_more_is_fetched_while_no_commit_succeeds() -> None:
     await b.stored(1)
     await turns()
     assert b.records.paused == set()
+    assert await b.messages.is_idle(60)
     b.records.append(2)
     assert offsets(await b.fetch()) == [2]
 

@@ -93,6 +93,24 @@ async def test_positions_are_stored_while_the_group_rebalances(monkeypatch: pyte
     assert member.stopped == 1
 
 
+async def test_later_commits_of_the_same_rebalance_do_not_wait_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(monkeypatch)
+    assert await member.attempts.attempt(FIVE) == {PLACE: None}
+    monkeypatch.setattr(group_commits, "_OPEN_REBALANCE", 3600.0)
+    for _ in range(2):
+        assert await member.attempts.attempt(FIVE) == {PLACE: None}
+    # The next answer of the client shows that the rebalance is over.
+    attempt = asyncio.ensure_future(member.attempts.attempt(FIVE))
+    await until(lambda: len(member.answers) == 4)
+    member.answers[3].set_result({PLACE: None})
+    await attempt
+    attempt = asyncio.ensure_future(member.attempts.attempt(FIVE))
+    await until(lambda: len(member.answers) == 5)
+    assert len(member.written) == 3
+    member.answers[4].set_result({PLACE: None})
+    await attempt
+
+
 async def test_an_answer_of_the_client_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     member = Member(monkeypatch)
     member.gate.clear()
