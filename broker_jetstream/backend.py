@@ -136,8 +136,9 @@ class JetStreamBackend:
             await self._connection.open()
             await self._check_jetstream()
             if self._server is not None and self._server.directory is not None:
-                self._storage = StorageWatch(self._connection, self._server.directory, self._server.restart)
+                self._storage = StorageWatch(self._connection, self._server, self._server.directory)
                 self._storage.start()
+                self._connection.look_at_storage = self._storage.look
         except BaseException:
             await self.close()
             raise
@@ -240,8 +241,8 @@ class JetStreamBackend:
 
     async def check_health(self) -> float:
         seconds = await self._connection.flush(self._settings.request_timeout)
-        if self._storage is not None:
-            await self._storage.look()
+        if self._connection.look_at_storage is not None:
+            await self._connection.look_at_storage()
         self._connection.check_writes()
         return seconds
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -92,6 +92,8 @@ class Connection:
         self.server_version: tuple[int, int] = (2, 15)
         self.storage_failure: StorageFailed | None = None
         """Why the embedded server cannot write; None if it can, and for other servers."""
+        self.look_at_storage: Callable[[], Awaitable[None]] | None = None
+        """For an embedded server: updates `storage_failure` now."""
         self._unwritten: dict[str, tuple[float, BrokerError]] = {}
         """By topic, when and why its last publish was not stored."""
         self.restart_server: Callable[[], Any] | None = None

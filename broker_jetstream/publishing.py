@@ -80,6 +80,8 @@ class JetStreamPublishTarget:
                         await unconfirmed.write(batch, deadline)
                 if batch.items:
                     await unconfirmed.wait(batch, deadline)
+                    if replies.missing and self._connection.look_at_storage is not None:
+                        await self._connection.look_at_storage()
                     self._read(batch, outcomes)
             finally:
                 if batch is not None:

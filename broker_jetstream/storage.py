@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 from broker import BrokerError, StorageFailed
 from broker.driver import TaskSet, WritesFailed, logger
 from broker_jetstream.connection import Connection
+from broker_jetstream.server import EmbeddedServer
 
 __all__ = ["StorageWatch", "read_failure"]
 
@@ -38,13 +38,14 @@ _FIRST_PART: Final = 1 << 20
 class StorageWatch:
     """Watches the server of one directory.
 
-    :param restart: restarts the server if this process started it.
+    :param directory: of the server, which is running.
     """
 
-    def __init__(self, connection: Connection, directory: Path, restart: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, connection: Connection, server: EmbeddedServer, directory: Path) -> None:
         self._connection = connection
+        self._server = server
         self._directory = directory
-        self._restart = restart
+        self._looking = asyncio.Lock()
         self._reason = ""
         self._position: int | None = None
         self._tasks = TaskSet("broker-jetstream-storage", lambda error: logger.error("Watching the storage: %r", error))
@@ -58,22 +59,27 @@ class StorageWatch:
     async def _run(self) -> None:
         while True:
             await self.look()
-            if self._reason and await asyncio.to_thread(_can_write, self._directory):
+            ours = self._server.process_id is not None
+            if self._reason and ours and await asyncio.to_thread(_can_write, self._directory):
                 logger.warning("There is room in %r again: its server is restarted", str(self._directory))
                 try:
-                    await self._restart()
+                    await self._server.restart()
                 except BrokerError as error:
                     logger.error("%s", error)
             await asyncio.sleep(PERIOD)
 
     async def look(self) -> None:
         """Look at the log and the disk now."""
-        before = self._reason
-        try:
-            await asyncio.to_thread(self._look)
-        except OSError as error:
-            logger.debug("Looking at the storage of %r: %s", str(self._directory), error)
-            return
+        async with self._looking:
+            before = self._reason
+            try:
+                await asyncio.to_thread(self._look)
+            except OSError as error:
+                logger.debug("Looking at the storage of %r: %s", str(self._directory), error)
+                return
+            self._report(before)
+
+    def _report(self, before: str) -> None:
         if not self._reason:
             self._connection.storage_failure = None
         elif not before:

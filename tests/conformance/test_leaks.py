@@ -7,7 +7,7 @@ import pytest
 from broker.testing.conformance import Leaks
 from tests.conformance.inmem_harness import InmemHarness
 from tests.conformance.jetstream_harness import JetStreamHarness
-from tests.conformance.kafka_harness import KafkaHarness, MarkersHarness
+from tests.conformance.kafka_harness import KafkaHarness
 from tests.conformance.pubsub_harness import PubSubHarness
 from tests.conformance.pulsar_harness import PulsarHarness
 from tests.conformance.servicebus_harness import DoubleHarness
@@ -71,13 +71,3 @@ class ManyKafka(KafkaHarness):
 @pytest.mark.xdist_group("kafka-conformance")
 class TestKafka(Leaks):
     harness_class = ManyKafka
-
-
-class ManyKafkaMarkers(MarkersHarness):
-    in_matrix = False
-    cycles = 50
-
-
-@pytest.mark.xdist_group("kafka-markers-conformance")
-class TestKafkaMarkers(Leaks):
-    harness_class = ManyKafkaMarkers
