@@ -29,6 +29,7 @@ from broker.errors import ConfigurationError
 from broker.urls import MASK, is_secret_name
 from broker_spark.checkpoint.topics_source import TopicsDataSource
 from broker_spark.data_source import BrokerDataSource
+from broker_spark.runtime.driver_log import leave_out_warnings
 from broker_spark.runtime.local import compiled_home, socket_settings
 from broker_spark.runtime.shipping import python_path, sent_files, shipped_source
 
@@ -238,6 +239,7 @@ def register(spark: SparkSession) -> SparkSession:
     options with credentials, unless the session has a rule of its own (`spark.sql.redaction.options.regex`).
     """
     hide_secrets(spark)
+    leave_out_warnings(spark)
     found_in, sent = python_path(spark), sent_files(spark)
     for source in (BrokerDataSource, TopicsDataSource):
         shipped = shipped_source(source, Path(__file__).parent, found_in, sent)

@@ -23,7 +23,7 @@ from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffset
 from broker_spark.common.options import SourceOptions
 from broker_spark.common.topics import chosen_topics, identities_of
 from broker_spark.data_source import MessageDataSource
-from broker_spark.runtime.workers import freeze_loaded_objects
+from broker_spark.runtime.workers import end_quietly, freeze_loaded_objects
 
 __all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "was_read_by_connector"]
 
@@ -73,6 +73,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """No rows. Spark adds a partition of its own if a batch has none."""
         return iter(())
+
+    def stop(self) -> None:
+        end_quietly()
 
     def _checked_ids(self, known: Offsets) -> dict[str, Any]:
         bus = bus_of(self._options.url)

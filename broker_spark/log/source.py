@@ -37,6 +37,7 @@ from broker_spark.common.topics import (
 )
 from broker_spark.log.ranges import Counted, Range, count_rows, offsets_count_rows, ranges, spans_between
 from broker_spark.log.reading import read_range
+from broker_spark.runtime.workers import end_quietly
 
 __all__ = ["LogBatchReader", "LogStreamReader"]
 
@@ -203,6 +204,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         self._last_reset[name, partition] = position
         except BrokerError as error:
             logger.warning("The position of the query was not reported to group %s: %s", group, error)
+
+    def stop(self) -> None:
+        end_quietly()
 
     def _bus(self) -> tuple[Bus, bool]:
         bus = bus_of(self._options.url)

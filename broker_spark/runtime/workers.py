@@ -1,15 +1,16 @@
-"""Tunes Python in Spark's worker processes: garbage collection and thread switching."""
+"""Tunes Python in Spark's worker processes: garbage collection, thread switching, and what the last moment prints."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from functools import cache
 from typing import Final
 
 from pyspark import TaskContext
 
-__all__ = ["collect_less_often", "freeze_loaded_objects", "switch_threads_faster"]
+__all__ = ["collect_less_often", "end_quietly", "freeze_loaded_objects", "switch_threads_faster"]
 
 _TURN_SECONDS: Final = 0.001
 _YOUNG: Final = 100_000
@@ -47,6 +48,18 @@ def freeze_loaded_objects() -> None:
     if _is_sparks():
         gc.collect()
         gc.freeze()
+
+
+def end_quietly() -> None:
+    """Print nothing more if Spark has ended the stream of this planner process; called by `stop` of a stream's reader.
+
+    At each stop of a query Spark closes the connection to the process. PySpark takes the end of its input for an error,
+    fails to report it on the closed connection, and prints two tracebacks of a `BrokenPipeError` before it exits.
+    """
+    if _forked_by_spark() and isinstance(sys.exception(), EOFError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
 
 
 def _is_sparks() -> bool:

@@ -27,7 +27,7 @@ from broker.urls import mask_within
 from broker_spark.common.connections import check_reachable
 from broker_spark.common.files import masked_reason, open_files
 from broker_spark.common.options import SourceOptions
-from broker_spark.runtime.workers import collect_less_often, freeze_loaded_objects
+from broker_spark.runtime.workers import collect_less_often, end_quietly, freeze_loaded_objects
 from broker_spark.spool import segments
 from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.receiver import Receiver
@@ -163,6 +163,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Release messages that are not written yet, and release the spool."""
         self._release()
         self._shutdown.finish()
+        end_quietly()
 
     def _release(self) -> None:
         self._shutdown.begin_release()

@@ -254,6 +254,9 @@ def test_the_command_runs_shows_and_explains(
     shown, _ = call("explain")
     for part in ("MaxRows=50", "Order: struct<number:bigint,colour:string>", "orders.dead", "checkpoint", "Physical"):
         assert part.lower().replace("orders.dead", names["orders.dead"]) in shown.lower()
+    shown, said = call("explain", "--no-spark")
+    assert "Physical" not in shown
+    assert said.startswith("broker: without Spark, nothing checks sinks.large.")
     # Later rows, as JSON for programs.
     with connect(url) as bus:
         publish(bus, names["orders"], [b'{"number": 99, "colour": "blue"}'])
@@ -314,7 +317,9 @@ def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
     url = nats.shared_server().url
     topic, module = f"spark.{uuid.uuid4().hex[:12]}", f"gated_{uuid.uuid4().hex[:8]}"
     file, gates = tmp_path / "copy.toml", [tmp_path / "gate0", tmp_path / "gate1"]
-    settings = "\n".join(f'"{name}" = {json.dumps(value)}' for name, value in SETTINGS.items())
+    settings = "\n".join(
+        f'"{name}" = {json.dumps(value)}' for name, value in (SETTINGS | {"spark.log.level": "WARN"}).items()
+    )
     file.write_text(
         f'name = "copy-it"\nurl = "{url}"\ncheckpoint = "checkpoint"\nmaster = "local[2]"\n'
         f'[sources.rows]\ntopic = "{topic}"\nmaxRows = 100\n[sinks.files]\npath = "files"\n'
@@ -344,6 +349,8 @@ def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
             while said := terminal.read(4096):
                 shown += said.decode(errors="replace")
     assert process.returncode == 0, shown
+    for noise in ("BrokenPipeError", "registered data source", "Failed to cancel job group"):
+        assert noise not in shown, shown.partition(noise)[2][:3000]
     for expected in ("copy-it: batch 0: 100 rows in, 100 to files, 100 to gate, 0 dead", "100/250", "batch 1: ", "━"):
         assert expected in shown
     found = status(read_pipeline(file))

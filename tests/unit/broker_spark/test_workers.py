@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from pyspark import TaskContext
 
-from broker_spark.runtime.workers import collect_less_often, freeze_loaded_objects, switch_threads_faster
+from broker_spark.runtime.workers import (
+    collect_less_often,
+    end_quietly,
+    freeze_loaded_objects,
+    switch_threads_faster,
+)
 
 
 def test_only_processes_of_spark_freeze_loaded_objects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +72,35 @@ def test_only_processes_of_spark_switch_threads_faster(monkeypatch: pytest.Monke
         assert sys.getswitchinterval() < 0.00011, "the application switches more often"
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "quiet"),
+    [
+        ("pyspark.daemon", EOFError, True),
+        # Spark is told of any other error, and its traceback may help.
+        ("pyspark.daemon", ValueError, False),
+        ("program", EOFError, False),
+    ],
+)
+def test_only_a_planner_whose_stream_spark_has_ended_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, spec: str, error: type[Exception], quiet: bool
+) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setattr(main, "__spec__", SimpleNamespace(name=spec))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    redirected: list[int] = []
+    monkeypatch.setattr(os, "dup2", lambda _, to: redirected.append(to))
+
+    def planner() -> None:
+        try:
+            raise error
+        finally:
+            # As PySpark calls `stop` of a reader.
+            end_quietly()
+
+    with pytest.raises(error):
+        planner()
+    assert redirected == ([2] if quiet else [])
+    end_quietly()
+    assert redirected == ([2] if quiet else [])
