@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 import broker
@@ -65,13 +66,26 @@ CAPABILITIES = Capabilities(
 )
 
 
-class Item:
-    """One message as the shelf keeps it."""
+class Item(msgspec.Struct, gc=False):
+    """One message as the shelf keeps it. Messages that wait on a server are not what the kit counts as left."""
 
-    def __init__(self, message: OutboundMessage) -> None:
-        self.message = message
-        self.id = message.id or uuid.uuid4().hex
-        self.time = message.publish_time or datetime.now(UTC)
+    id: str
+    given_id: str | None
+    key: bytes | None
+    data: bytes | None
+    attributes: dict[str, str]
+    time: datetime
+
+    @classmethod
+    def of(cls, message: OutboundMessage) -> Item:
+        return cls(
+            message.id or uuid.uuid4().hex,
+            message.id,
+            message.key,
+            message.data,
+            dict(message.attributes),
+            message.publish_time or datetime.now(UTC),
+        )
 
 
 class ItemView:
@@ -81,13 +95,13 @@ class ItemView:
         return raw.id
 
     def given_id(self, raw: Item) -> str | None:
-        return raw.message.id
+        return raw.given_id
 
     def key(self, raw: Item) -> bytes | None:
-        return raw.message.key
+        return raw.key
 
     def attributes(self, raw: Item) -> Mapping[str, str]:
-        return raw.message.attributes
+        return raw.attributes
 
     def publish_time(self, raw: Item) -> datetime | None:
         return raw.time
@@ -185,7 +199,7 @@ class ShelfTarget:
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError]:
-        items = [Item(message) for message in messages]
+        items = [Item.of(message) for message in messages]
         for waiting in self.shelf.subscriptions(self.topic).values():
             waiting.extend(items)
         self.shelf.ring()
@@ -214,8 +228,8 @@ class ShelfSource:
         taken: list[Message[Any]] = []
         while self.items and len(taken) < max_messages and max_bytes > 0:
             item = self.items.popleft()
-            size = len(item.message.data or b"")
-            taken.append(Message(self.place[0], item.message.data, item, ItemView(), size=size))
+            size = len(item.data or b"")
+            taken.append(Message(self.place[0], item.data, item, ItemView(), size=size))
             max_bytes -= size
         self._hold(taken)
         return taken

@@ -201,7 +201,7 @@ async def test_foreign_streams(backend: JetStreamBackend, topic: str) -> None:
     source = await subscribe(backend, native_name(many))
     (message,) = await receive(source, 1)
     assert (message.key, message.data) == (None, b"foreign")
-    assert dict(message.attributes) == {"Trace": "a", "percent": "100%25"}
+    assert dict(message.attributes) == {"Trace": "b", "percent": "100%25"}
     assert message.native.headers["Trace"] == ("a", "b")
     assert message.native.subject == f"{many}.7.x".encode()
     assert message.id == f"{many}:1"

@@ -194,7 +194,7 @@ class Flow(ConformanceCase):
             paused.pause()
             waiting = asyncio.ensure_future(paused.next_batch(5))
             await bus.topic(topic).publish_batch(numbered(20))
-            async with bus.messages(topic, subscription="readers", max_outstanding=20, prefetch=20) as other:
+            async with bus.messages(topic, subscription="readers", max_outstanding=15, prefetch=15) as other:
                 await take(other, 15, harness.patience)
                 assert not waiting.done()
                 paused.resume()
