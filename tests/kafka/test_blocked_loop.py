@@ -1,4 +1,4 @@
-"""A consumer whose handlers block the event loop releases its partitions with their positions, and repeats nothing."""
+"""Plain handlers that block their threads: a rebalance releases partitions with positions, and repeats nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 import broker.blocking
-from broker import BlockingMessage, Message
+from broker import BlockingMessage
 from broker.testing.waiting import eventually
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
@@ -23,26 +23,21 @@ PATIENCE = 120.0
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("in_thread", [False, True], ids=["on the loop", "in a thread"])
 async def test_a_rebalance_repeats_no_finished_message(
-    kafka: KafkaServer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, in_thread: bool
+    kafka: KafkaServer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker_kafka.records._REVOKE_SECONDS", REVOKE)
     topic, handled = make_topic(partitions=2), Counter[bytes | None]()
     url = f"{kafka.url}?session_timeout_ms=6000&heartbeat_interval_ms=300"
 
-    async def block(message: Message[bytes]) -> None:
-        time.sleep(BLOCK)  # noqa: ASYNC251  # this test is about a blocked loop
-        handled[message.data] += 1
-
-    def block_thread(message: BlockingMessage[bytes]) -> None:
+    def block(message: BlockingMessage[bytes]) -> None:
         time.sleep(BLOCK)
         handled[message.data] += 1
 
     def join() -> None:
         with broker.blocking.connect(url) as bus, bus.messages(topic, subscription="billing") as inbox:
             joined.append(inbox)
-            inbox.receive(block_thread)
+            inbox.receive(block)
 
     joined: list[broker.blocking.MessageConsumer[bytes]] = []
     other = threading.Thread(target=join, daemon=True)
@@ -51,7 +46,7 @@ async def test_a_rebalance_repeats_no_finished_message(
             [broker.OutboundMessage(b"%d" % number, partition=number % 2) for number in range(MESSAGES)]
         )
         async with bus.messages(topic, subscription="billing") as inbox:
-            work = asyncio.create_task(inbox.receive(block_thread if in_thread else block))
+            work = asyncio.create_task(inbox.receive(block))
             await eventually(lambda: len(handled) >= 2, PATIENCE, "the first messages")
             other.start()
             await eventually(lambda: len(handled) >= MESSAGES, PATIENCE, "all messages")
