@@ -14,7 +14,7 @@ from broker.checks import check_flag, refused
 from broker.consuming.consumer import Closable, MessageConsumer
 from broker.consuming.dead_letters import DeadLetterWriter, LetterTopic
 from broker.consuming.engine import Engine, FollowedTopics, OpenSource
-from broker.consuming.options import ConsumerOptions, check_options, check_policies, fitting_retry
+from broker.consuming.options import ConsumerOptions, check_options, check_pattern, check_policies, fitting_retry
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.consuming.retry.writer import RetryWriter
@@ -80,11 +80,7 @@ class ConsumerFactory:
                     "bus.records(...).as_messages(retry_topics=...)",
                 )
             retry = one_try_each(retry, retry_topics)
-            if isinstance(topics, TopicPattern):
-                raise Unsupported(
-                    "Retry topics have no place beside a pattern of topics", advice="Name the topics, or retry in place"
-                )
-            routes = routes_of(retry_topics, topics, subscription)
+            routes = None if isinstance(topics, TopicPattern) else routes_of(retry_topics, topics, subscription)
         shares = 1 if isinstance(topics, TopicPattern) else len(topics)
 
         def wanted(topic: str, start: Start) -> MessageSubscription:
@@ -121,11 +117,7 @@ class ConsumerFactory:
             sources = [(str(topics), lambda listener: subscribe(topics, wanted(str(topics), start), listener))]
         else:
             followed = FollowedTopics(topics, lambda: self._backend.admin().list_topics(), open_followed)
-        if isinstance(topics, TopicPattern) and isinstance(dead_letter, str) and topics.matches(dead_letter):
-            raise ConfigurationError(
-                f"dead_letter {dead_letter!r} matches the pattern of the consumed topics",
-                advice="Leave it out with exclude= of the TopicPattern",
-            )
+        check_pattern(topics if isinstance(topics, TopicPattern) else None, retry_topics, dead_letter)
         return self.make_over(
             sources,
             family,

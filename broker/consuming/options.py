@@ -10,9 +10,18 @@ from broker.checks import check_codec, check_count, check_flag, check_rate, chec
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
 from broker.driver.contract import Start
-from broker.errors import ConfigurationError
+from broker.errors import ConfigurationError, Unsupported
+from broker.topic_patterns import TopicPattern
 
-__all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_policies", "fitting_retry", "longest_delay"]
+__all__ = [
+    "ConsumerOptions",
+    "MessageOptions",
+    "check_options",
+    "check_pattern",
+    "check_policies",
+    "fitting_retry",
+    "longest_delay",
+]
 
 _MEBIBYTE = 1024 * 1024
 
@@ -115,3 +124,24 @@ def check_policies(retry: object, retry_topics: object, dead_letter: object, cod
     if dead_letter is not None and not isinstance(dead_letter, str | Drop):
         raise refused("dead_letter", dead_letter, "a topic's name, DROP or None")
     check_codec(codec)
+
+
+def check_pattern(
+    pattern: TopicPattern | None, retry_topics: RetryTopics | None, dead_letter: str | Drop | None
+) -> None:
+    """Compare a pattern of the consumed topics with the policies; None is no pattern.
+
+    :raises ConfigurationError: the pattern matches the dead-letter topic.
+    :raises Unsupported: retry topics, whose names are made of those of the consumed topics.
+    """
+    if pattern is None:
+        return
+    if retry_topics is not None:
+        raise Unsupported(
+            "Retry topics have no place beside a pattern of topics", advice="Name the topics, or retry in place"
+        )
+    if isinstance(dead_letter, str) and pattern.matches(dead_letter):
+        raise ConfigurationError(
+            f"dead_letter {dead_letter!r} matches the pattern of the consumed topics",
+            advice="Leave it out with exclude= of the TopicPattern",
+        )

@@ -25,7 +25,7 @@ from broker.checks import check_count, check_patience, check_seconds
 from broker.consuming.consumer import MessageConsumer, Steps
 from broker.consuming.engine import OpenSource
 from broker.consuming.loop_watch import LoopWatch
-from broker.consuming.options import ConsumerOptions, check_policies
+from broker.consuming.options import ConsumerOptions, check_pattern, check_policies
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
@@ -469,22 +469,10 @@ class RecordConsumer(Generic[T]):
         check_seconds("commit_interval", commit_interval)
         check_policies(retry, retry_topics, dead_letter, self._codec)
         backend, subscription, hooks = self._backend, self._subscription, self._hooks
-        if (
-            isinstance(dead_letter, str)
-            and subscription.pattern is not None
-            and subscription.pattern.matches(dead_letter)
-        ):
-            raise ConfigurationError(
-                f"dead_letter {dead_letter!r} matches the pattern of the consumed topics",
-                advice="Leave it out with exclude= of the TopicPattern",
-            )
+        check_pattern(subscription.pattern, retry_topics, dead_letter)
         routes = None
         if retry_topics is not None:
             retry = one_try_each(retry, retry_topics)
-            if subscription.pattern is not None:
-                raise Unsupported(
-                    "Retry topics have no place beside a pattern of topics", advice="Name the topics, or retry in place"
-                )
             routes = routes_of(retry_topics, subscription.topics, subscription.group)
 
         async def open_source(listener: SourceListener) -> RecordsAsMessages:
