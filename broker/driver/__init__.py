@@ -19,6 +19,7 @@ from broker.driver.answers import read_answer, read_body, reads_answer
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
 from broker.driver.assignments import check_partitions, not_assigned
 from broker.driver.clear_text import warn_of_clear_text
+from broker.driver.commits import CommitPatience
 from broker.driver.concurrency import Backoff, SharedResource, TaskSet, check_loop, jitter, pause
 from broker.driver.contract import (
     AdminSpi,
@@ -112,6 +113,7 @@ __all__ = [
     "Backoff",
     "Bounds",
     "ChecksConsumers",
+    "CommitPatience",
     "CommitsRanges",
     "Connected",
     "Disconnected",

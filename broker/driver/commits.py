@@ -17,7 +17,7 @@ from broker.driver.optional import CommitsRanges, Progress
 from broker.errors import BackendError, BrokerError, NotFound
 from broker.hooks import Hooks, PositionsCommitted, Warned, logger
 
-__all__ = ["Committer", "Positions"]
+__all__ = ["CommitPatience", "Committer", "Positions"]
 
 Positions = Mapping[TopicPartition, tuple[AssignedPartition, int]]
 """For each partition the assignment that the commit is for, and the next offset to read."""
@@ -160,3 +160,40 @@ class Committer:
                 logger.warning(text)
                 if self._hooks.listening:
                     self._hooks.emit(Warned(text=text))
+
+
+class CommitPatience:
+    """Holds work back while no commit succeeds: what is handled then would be handled again after a crash.
+
+    Used on one event loop.
+
+    :param hold: called with True after `SECONDS` without a success, and with False at the next one.
+    :ivar lost: whether work is held back.
+    """
+
+    SECONDS: Final = 2.0
+
+    def __init__(self, hold: Callable[[bool], object]) -> None:
+        self.lost = False
+        self._hold = hold
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        """From the first commit without success on."""
+
+    def trying(self) -> None:
+        """A commit begins."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.SECONDS, self._lose)
+
+    def succeeded(self) -> None:
+        """A commit succeeded, or none is to come."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.lost:
+            self.lost = False
+            self._hold(False)
+
+    def _lose(self) -> None:
+        self.lost = True
+        self._hold(True)

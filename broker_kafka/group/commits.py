@@ -33,7 +33,7 @@ from broker import (
     TopicNotFound,
     TopicPartition,
 )
-from broker.driver import Backoff, Event, PositionsCommitted, RecordRun, TaskSet, logger
+from broker.driver import Backoff, CommitPatience, Event, PositionsCommitted, RecordRun, TaskSet, logger
 from broker_kafka.cluster.list_offsets import out_of_range_text
 from broker_kafka.cluster.requests import is_retriable
 from broker_kafka.errors import commit_unanswered, kafka_error, not_assigned
@@ -52,7 +52,6 @@ _STILL_OPEN: Final = 0.05
 """The same while the commit before had no answer either."""
 _SUSPENDED: Final = 0.5
 """A timer that is so late shows that this process did not run."""
-_COMMIT_PATIENCE: Final = 2.0
 _FLUSH_PAUSE: Final = 0.05
 _LONGEST_FLUSH_PAUSE: Final = 0.2
 _GENERATION_CHANGES: Final = frozenset(
@@ -314,8 +313,7 @@ class MarkCommits:
     :param every: offsets after which they are; None is never.
     :param report: called with the errors of background commits.
     :param bounds: reads the bounds of partitions.
-    :param hold: called with True when background commits stay without success for `_COMMIT_PATIENCE` seconds, and with
-        False when one succeeds.
+    :param hold: of `CommitPatience`, for background commits.
     """
 
     def __init__(
@@ -329,10 +327,7 @@ class MarkCommits:
         bounds: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
         hold: Callable[[bool], object],
     ) -> None:
-        self._hold = hold
-        self._held = False
-        self._patience: asyncio.TimerHandle | None = None
-        """From the first background commit without success on."""
+        self._patience = CommitPatience(hold)
         self._attempts = attempts
         self._assignments = assignments
         self._interval = interval
@@ -378,7 +373,7 @@ class MarkCommits:
     def close(self) -> None:
         """Begin no more background commits."""
         self._closed = True
-        self._succeeded()
+        self._patience.succeeded()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -471,25 +466,12 @@ class MarkCommits:
         self._grown = 0
         self._background = self._loop.create_task(self._commit_in_background(), name="broker-kafka-commits")
 
-    def _lose_patience(self) -> None:
-        self._held = True
-        self._hold(True)
-
-    def _succeeded(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        if self._held:
-            self._held = False
-            self._hold(False)
-
     async def _commit_in_background(self) -> None:
-        if self._patience is None:
-            self._patience = self._loop.call_later(_COMMIT_PATIENCE, self._lose_patience)
+        self._patience.trying()
         try:
             results = await self.commit(list(self._assignments.values()))
             if not any(error is not None and _is_transient(error) for error in results.values()):
-                self._succeeded()
+                self._patience.succeeded()
             for partition, error in results.items():
                 if error is not None and not _is_transient(error):
                     self._report(partition, error)

@@ -9,7 +9,7 @@ and nothing else: every `commit_every` records, every `commit_interval` seconds,
 close. A source that `CommitsRanges` also stores the finished ranges above it, which a restart then does not repeat. A
 nacked or released record is redelivered from memory. A partition is paused when more than `max_gap` records are
 finished or waiting above an unfinished one, or when the source's room for ranges is nearly full; it resumes at half of
-that. All are paused while a commit stays without success for `_COMMIT_PATIENCE` seconds, which bounds what a crash
+that. All are paused while commits have no success (`CommitPatience`), which bounds what a crash
 repeats. A record of a retry topic becomes the original message when it is due; until then its partition is paused, so
 that at most one fetch of the partition is in memory.
 """
@@ -25,7 +25,7 @@ from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCa
 from broker.driver.as_messages.partition import MessagePartition, progress_of
 from broker.driver.as_messages.redelivery import Redelivery
 from broker.driver.assignments import partition_lost
-from broker.driver.commits import Committer
+from broker.driver.commits import CommitPatience, Committer
 from broker.driver.contract import (
     Backend,
     RecordSource,
@@ -45,7 +45,6 @@ from broker.records import Record
 __all__ = ["RecordsAsMessages", "message_capabilities"]
 
 _LONGEST_COMMIT: Final = 10.0
-_COMMIT_PATIENCE: Final = 2.0
 _FULL: Final = 0.75
 """The fullness at which a partition is paused."""
 
@@ -84,10 +83,7 @@ class RecordsAsMessages:
         self._finished = 0
         self._commit_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Task[None] | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        """From the first commit without success on."""
-        self._stalled = False
-        """Whether nothing is fetched until a commit succeeds."""
+        self._patience = CommitPatience(self._commits_stalled)
         self._settled = asyncio.Event()
         self._failure: BrokerError | None = None
         self._closing = False
@@ -162,7 +158,7 @@ class RecordsAsMessages:
         return [None] * len(messages)
 
     async def is_idle(self, seconds: float) -> bool:
-        if self._stalled:
+        if self._patience.lost:
             return False  # the source takes paused partitions for read
         return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
@@ -172,7 +168,7 @@ class RecordsAsMessages:
         self._closing = True
         if self._commit_timer is not None:
             self._commit_timer.cancel()
-        self._commit_succeeded()
+        self._patience.succeeded()
         self._redelivery.close()
         try:
             async with asyncio.timeout(_LONGEST_COMMIT):
@@ -241,7 +237,7 @@ class RecordsAsMessages:
             )
         elif part.over_limit and 2 * part.gap <= self._max_gap and 2 * part.range_fullness <= _FULL:
             part.over_limit = False
-        paused = part.over_limit or part.not_due > 0 or self._stalled
+        paused = part.over_limit or part.not_due > 0 or self._patience.lost
         if paused and not part.paused:
             self._paused.add(part.partition)
             self._source.pause((part.partition,))
@@ -270,42 +266,34 @@ class RecordsAsMessages:
             self._committing = self._loop.create_task(self._commit_and_schedule(), name="broker-as-messages-commit")
 
     async def _commit_and_schedule(self) -> None:
-        if self._patience is None:
-            self._patience = self._loop.call_later(_COMMIT_PATIENCE, self._stall)
+        self._patience.trying()
         try:
             await self._commit(self._partitions.values())
-            self._commit_succeeded()
+            self._patience.succeeded()
         except LeaseLost as error:
             logger.info("A partition was lost before its commit: %s", error)
-            self._commit_succeeded()
+            self._patience.succeeded()
         except BrokerError as error:
             if error.retriable:
                 self._warn(f"A commit failed and is repeated: {error}")
                 self._commit_timer = self._loop.call_later(self._commit_interval, self._commit_soon)
             else:
                 self._failure = error
-                self._commit_succeeded()
+                self._patience.succeeded()
                 self._source.interrupt()
         finally:
             self._committing = None
             if not self._closing:
                 self._schedule_commit()
 
-    def _stall(self) -> None:
-        """Fetch nothing until a commit succeeds: what is handled meanwhile would be handled again after a crash."""
-        if not self._closing:
-            self._stalled = True
-            logger.info("No commit has succeeded for %g s; nothing more is fetched until one does", _COMMIT_PATIENCE)
-            self._update_pauses()
-
-    def _commit_succeeded(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        if self._stalled:
-            self._stalled = False
-            if not self._closing:
-                self._update_pauses()
+    def _commits_stalled(self, stalled: bool) -> None:
+        if self._closing:
+            return
+        if stalled:
+            logger.info(
+                "No commit has succeeded for %g s; nothing more is fetched until one does", CommitPatience.SECONDS
+            )
+        self._update_pauses()
 
     def _update_pauses(self) -> None:
         for part in self._partitions.values():
@@ -336,7 +324,7 @@ class RecordsAsMessages:
         if stale:
             self._paused.difference_update(stale)
             self._source.resume(stale)
-        if self._stalled:
+        if self._patience.lost:
             self._update_pauses()
         self.event(PartitionsAssigned(partitions=tuple(partitions), current=self._current()))
 
