@@ -32,7 +32,7 @@ from broker_kafka.group.assigned_partition import Assignment
 from broker_kafka.group.commits import CommitAttempts, RecordCommits
 from broker_kafka.group.member import Member
 from broker_kafka.group.start_offsets import Claim
-from broker_kafka.group.topics import Subscription, TopicWatch
+from broker_kafka.group.topics import Subscription, TopicWatch, check_interval
 from broker_kafka.offsets.protocol import CommitResults, StoredOffset
 
 __all__ = ["FetchedRuns", "KafkaRecordSource"]
@@ -92,11 +92,10 @@ class KafkaRecordSource(Member[Assignment]):
         self._interrupted = self._fetching = False
         self._watch: TopicWatch | None = None
         if subscription.pattern is not None:
-            refresh = connection.settings.topic_metadata_refresh_interval_ms
             self._watch = TopicWatch(
                 connection,
                 Subscription(tuple(subscription.topics), (subscription.pattern,)),
-                interval=None if refresh < 0 else max(0.1, refresh / 1000),
+                interval=check_interval(connection.settings),
                 subscribe=self.subscribe,
                 failed=self.failed,
             )

@@ -39,7 +39,7 @@ from broker_kafka.group.options import GroupOptions, OnRebalance, Rebalance
 from broker_kafka.group.readers import PartitionStreams, Readers
 from broker_kafka.group.start_offsets import Claim
 from broker_kafka.group.topic_ids import TopicIdStore
-from broker_kafka.group.topics import TopicWatch
+from broker_kafka.group.topics import TopicWatch, check_interval
 from broker_kafka.offsets.protocol import StoredOffset
 
 __all__ = ["ConsumerMember"]
@@ -101,11 +101,10 @@ class ConsumerMember(Member[AssignedPartition]):
         )
         self._held: list[AssignedPartition] = []
         """Partitions of which nothing is handed over until a commit succeeds."""
-        refresh = options.settings.topic_metadata_refresh_interval_ms
         self._watch = TopicWatch(
             connection,
             options.subscription,
-            interval=None if refresh < 0 else max(0.1, refresh / 1000),
+            interval=check_interval(options.settings),
             subscribe=self.subscribe,
             failed=self.readers.fail,
         )

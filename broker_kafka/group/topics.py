@@ -20,8 +20,9 @@ from broker.driver import Backoff, check_name, logger, pause
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.cluster.requests import read_metadata
+from broker_kafka.settings import KafkaSettings
 
-__all__ = ["Subscription", "TopicWatch", "read_topics"]
+__all__ = ["Subscription", "TopicWatch", "check_interval", "read_topics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ def read_topics(topics: str | TopicPattern | Sequence[str | TopicPattern]) -> Su
 
 _RETRY_PAUSE: Final = 1.0
 _LONGEST_RETRY_PAUSE: Final = 10.0
+
+
+def check_interval(settings: KafkaSettings) -> float | None:
+    """The interval of a `TopicWatch`: that of the client's metadata."""
+    refresh = settings.topic_metadata_refresh_interval_ms
+    return None if refresh < 0 else max(0.1, refresh / 1000)
 
 
 class TopicWatch:
