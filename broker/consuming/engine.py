@@ -181,13 +181,10 @@ class Engine:
             self._last_step(),
         )
         if self._decode is not None and self._dead_letter is None:
-            text = (
+            self._warn(
                 f"Subscription {self._subscription!r} of {self._topics} has a codec and no dead_letter: a message that "
                 "the codec cannot decode comes again and again; give dead_letter= a topic, or DROP"
             )
-            logger.warning("%s", text)
-            if self.hooks.listening:
-                self.hooks.emit(Warned(text=text))
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
 
