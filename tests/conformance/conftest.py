@@ -1,5 +1,6 @@
 """Keeps tests that share a restart of the server in one process, leaves out what a configuration need not run, and has
-the tests of what it refuses fail. Tests that disturb a server or a client are `deep` where recovery takes seconds.
+the tests of what it refuses fail. Tests that disturb a server or a client are `deep` where recovery takes seconds, and
+so are tests that wait for several looks for new topics.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _DISTURBANCES = frozenset(
     f"harness.{operation}" for operation in ("restart", "kill", "pause", "cut", "crash", "isolate", "worker")
 )
 
+_WAITS_FOR_LOOKS = frozenset({"messages.pattern-survives-a-deletion", "records.pattern-survives-a-deletion"})
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,14 +30,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, ConformanceCase):
             refused = cast("Mapping[str, str]", getattr(item.cls.harness_class, "refused", {}))
-            if (name := _promised(item)) in refused:
+            name = _promised(item)
+            if name in refused:
                 # Strict: a promise that is kept after all must lose its entry.
                 item.add_marker(pytest.mark.xfail(reason=f"{name} is refused: {refused[name]}", strict=True))
             harness_class = item.cls.harness_class
-            if harness_class and harness_class.name not in _QUICK_TO_RECOVER and _DISTURBANCES & _required(item):
+            slow = harness_class is not None and harness_class.name not in _QUICK_TO_RECOVER
+            if name in _WAITS_FOR_LOOKS or (slow and _DISTURBANCES & _required(item)):
                 item.add_marker(pytest.mark.deep)
             together = cast("str | None", getattr(item.function, "__together__", None))
-            harness_class = item.cls.harness_class
             here = item.get_closest_marker("xdist_group") is not None
             if together is not None and not here and harness_class is not None and harness_class.shares_restarts:
                 item.add_marker(pytest.mark.xdist_group(f"{item.cls.__name__}-{together}"))

@@ -87,7 +87,7 @@ async def test_a_stream_that_was_not_read_for_long_is_reopened(connect: Connect,
     "start",
     [
         pytest.param(shared_server, id="emulator"),
-        pytest.param(shared_pstest, id="pstest", marks=pytest.mark.xdist_group("pstest")),
+        pytest.param(shared_pstest, id="pstest", marks=[pytest.mark.deep, pytest.mark.xdist_group("pstest")]),
     ],
 )
 async def test_messages_in_flight_at_close_are_released(
