@@ -10,8 +10,9 @@ LOCK_TOOL := uv==0.13.9
 AUDIT_TOOL := pip-audit==2.10.1
 # Writes code that works with the oldest protobuf allowed, and every newer one.
 PROTO_TOOL := grpcio-tools==1.76.0
-# Many tests wait for a server, so two cores serve more than two workers.
-WORKERS ?= 6
+# Many tests wait for a server, so two cores serve more than two workers; the deep tests wait less.
+WORKERS ?= 9
+DEEP_WORKERS ?= 6
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
@@ -118,7 +119,7 @@ test: $(STAMP) kafka pulsar spark
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not deep' $(ARGS)
 
 test-all: $(STAMP) kafka pulsar pstest spark
-	$(PYTEST) -n $(WORKERS) --dist loadgroup --hypothesis-profile=random $(ARGS)
+	$(PYTEST) -n $(DEEP_WORKERS) --dist loadgroup --hypothesis-profile=random $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -131,7 +132,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 conformance: $(STAMP) kafka pulsar pstest
-	$(PYTEST) -n $(WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
+	$(PYTEST) -n $(DEEP_WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
 	$(BIN)/python -m broker.testing.matrix docs/guarantees.md
 

@@ -345,6 +345,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.path.remove(str(site))
 
 
+@pytest.mark.deep
 class TestShelf(Conformance):
     """The kit, as a backend author runs it."""
 

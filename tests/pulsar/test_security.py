@@ -28,7 +28,7 @@ from broker_pulsar.settings import PulsarSettings
 from tests.servers.certificates import Authority
 from tests.servers.pulsar import PulsarServer
 
-pytestmark = pytest.mark.xdist_group("pulsar-security")
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("pulsar-security")]
 
 SECRET = bytes(range(32))
 
@@ -101,7 +101,6 @@ async def passes(url: str) -> None:
             await message.ack()
 
 
-@pytest.mark.deep
 async def test_a_token_authenticates(guarded: Guarded, tmp_path: Path) -> None:
     await passes(f"{guarded.plain}&token={token('admin')}")
     (tmp_path / "token").write_text(f"{token('admin')}\n")
@@ -124,7 +123,6 @@ async def test_an_expired_token_is_reported(guarded: Guarded) -> None:
             pass
 
 
-@pytest.mark.deep
 async def test_a_token_that_expires_later_is_reported(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     file.write_text(token("admin", 30))
@@ -142,7 +140,6 @@ async def test_a_token_that_expires_later_is_reported(guarded: Guarded, tmp_path
                 await bus.topic(topic).publish(b"after")
 
 
-@pytest.mark.deep
 async def test_a_token_that_is_renewed_in_time_keeps_the_connection(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     until = time.time() + 10
@@ -187,7 +184,6 @@ async def test_mutual_tls_with_a_token(guarded: Guarded) -> None:
     await passes(f"{guarded.tls}&{tls}&token={token('admin')}")
 
 
-@pytest.mark.deep
 async def test_tls_without_a_client_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     host = authority.certificate("127.0.0.1")

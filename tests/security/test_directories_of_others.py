@@ -173,6 +173,7 @@ def test_a_shared_directory_with_other_files_becomes_no_spool(mode: int, tmp_pat
     assert shared.stat().st_mode & 0o7777 == mode
 
 
+@pytest.mark.deep
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["", "offsets"])

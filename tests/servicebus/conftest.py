@@ -74,7 +74,7 @@ async def open_bus() -> AsyncIterator[Open]:
         await bus.close()
 
 
-@pytest.fixture(params=["true", "false"], ids=["private", "public"])
+@pytest.fixture(params=[pytest.param("true", id="private"), pytest.param("false", id="public", marks=pytest.mark.deep)])
 async def both_ways(open_bus: Open, request: pytest.FixtureRequest) -> Bus:
     """A bus that uses the client's private calls, and one that has them switched off."""
     return await open_bus(private_calls=request.param, deduplication_window=0)
