@@ -72,7 +72,9 @@ class RawAdmin:
         self.wait_for_leaders(topic, total)
 
     def delete_topic(self, *topics: str) -> None:
+        """Delete the topics and wait until the broker lists none: the answer is its controller's, which knows first."""
         _ask(lambda: self.client.delete_topics(list(topics), operation_timeout=SECONDS))
+        wait_for(lambda: not self.client.list_topics(timeout=SECONDS).topics.keys() & {*topics})
 
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
         """Remove the records before the offset, as retention does; -1 removes all."""
