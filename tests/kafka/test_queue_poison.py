@@ -103,6 +103,7 @@ async def unfinished(bus: Bus, topic: str, group: str) -> int | None:
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(600)
 async def test_eight_messages_that_kill_their_workers_come_to_an_end_and_so_do_those_beside_them(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ) -> None:
