@@ -22,9 +22,9 @@ async def run(url: str, topic: str, subscription: str, dead: str, deliveries: st
         bus.messages(topic, subscription=subscription, retry=retry, dead_letter=dead) as inbox,
     ):
         async for message in inbox:
-            kills = message.data.startswith(b"poison")
-            what = "kill" if kills else "handled"
-            print(what, message.data.decode(), message.delivery_attempt, time.time(), flush=True)
+            body = (message.data or b"").decode()
+            kills = body.startswith("poison")
+            print("kill" if kills else "handled", body, message.delivery_attempt, time.time(), flush=True)
             if kills:
                 os.kill(os.getpid(), signal.SIGKILL)
             # A lease that is over is no failure here: the message is redelivered.
