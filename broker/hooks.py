@@ -349,7 +349,8 @@ class Hooks:
     ) -> Callable[[], None]:
         """Let `interceptor(topic, messages)` replace messages before they are sent, for instance to add trace headers.
 
-        It returns as many messages as it was given. If it fails, this is logged, and the messages are sent unchanged.
+        The interceptor returns as many messages as it gets. If it raises, the error is logged, and the messages are
+        sent unchanged.
         Returns the function that removes the interceptor.
 
         :raises ConfigurationError: the interceptor cannot be called with a topic and messages, or is a coroutine

@@ -287,9 +287,9 @@ class MessageConsumer(Generic[T]):
         to end; then they are cancelled, and their messages released. Cancelling the call cancels the handlers at once.
 
         An `async def` handler runs on the event loop, which it must not block. Any other function runs in a thread and
-        gets a `BlockingMessage`, whose `ack()` waits instead of being awaited. A thread cannot be stopped: where
-        an `async def` handler is cancelled, by a close or `Retry(timeout=)` too, a plain one runs on beside its
-        redelivered message. It is told by `message.lease_lost`; a warning names it, and its outcome is ignored.
+        gets a `BlockingMessage`, whose `ack()` waits instead of being awaited. A thread cannot be stopped: a close or
+        `Retry(timeout=)` cancels an `async def` handler, but a plain function runs on while its message is redelivered.
+        `message.lease_lost` is then True, a warning names the function, and the consumer ignores its outcome.
 
         :raises ConfigurationError: the handler cannot be called with a message, or is a plain function that returned an
             awaitable.

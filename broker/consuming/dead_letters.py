@@ -390,8 +390,10 @@ def _place_of(original: Envelope) -> Place | None:
 def placed(message: Message[Any]) -> str:
     """A message for the log: its id and its topic, with the partition and the offset that the broker reports."""
     place = _place_of(message)
-    at = "" if place is None else f"[{'' if place.partition is None else place.partition}]@{place.offset}"
-    return f"message {message.id!r} of {message.topic!r}{at}"
+    if place is None:
+        return f"message {message.id!r} of {message.topic!r}"
+    partition = "" if place.partition is None else f"[{place.partition}]"
+    return f"message {message.id!r} of {message.topic!r}{partition}@{place.offset}"
 
 
 def _cut(added: dict[str, str], kept: int, used: int, limits: Limits) -> dict[str, str]:

@@ -4,8 +4,8 @@ While a handler blocks the loop, nothing else runs: no lease is renewed and no p
 beats. A thread sees that beats are missing, and which task the loop runs meanwhile, which no code on the loop can see.
 Workers and iterations that never suspend ask `turn_due` before each message, and then let the loop run what waits.
 
-*Concurrency.* One watch for each event loop, shared by its consumers. *Failure.* Within two looks of the thread the
-same task must run: a process that was suspended, or starved, blames nobody.
+*Concurrency.* One watch for each event loop, shared by its consumers. *Failure.* A warning needs the same task in two
+looks of the thread, so that a suspended or starved process causes none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _watches: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[LoopW
 class LoopWatch:
     """The watch of one event loop; `LoopWatch.join` gets it.
 
-    :ivar turn_due: the loop time from which on the loop needs a turn; infinite while nobody watches.
+    :ivar turn_due: the loop time from which on the loop needs a turn; infinite while no consumer uses the watch.
     :param clock: seconds, from any thread.
     :param running: the task that the loop runs now, from any thread.
     """

@@ -86,7 +86,7 @@ class RebalanceCommits:
             return True
 
     async def _open_writer(self) -> FencedWriter:
-        # An id of its own: it fences nobody, and nobody fences it.
+        # A random id: no writer of another member fences this one, and this one fences no other.
         writer = FencedWriter(self._connection, f"{self._group}.commits-{uuid4().hex}", _TIMEOUT_MS)
         try:
             await writer.start()

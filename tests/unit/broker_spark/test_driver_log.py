@@ -51,4 +51,15 @@ def test_one_filter_is_added_to_a_machine() -> None:
 
 
 def test_a_session_of_spark_connect_has_no_machine() -> None:
-    leave_out_warnings(SimpleNamespace())  # type: ignore[arg-type]
+    asked: list[str] = []
+
+    class Connected:
+        """A session without a JVM, where any other look-up is a call to the server."""
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            raise AttributeError(name)
+
+    session: Any = Connected()
+    leave_out_warnings(session)
+    assert asked == ["_jvm"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker.errors import ConfigurationError
-from broker.messages import Message, MessageBatch, Outcome
-from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, until
+from broker.messages import MessageBatch, Outcome
+from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming
 from tests.unit.broker.consuming.warp import in_jumping_time
 
 
@@ -164,16 +164,18 @@ async def test_an_impossible_wait_is_refused() -> None:
             consumer.batches(max_wait="1")  # pyright: ignore[reportArgumentType]
 
 
-async def test_without_a_wait_there_is_none() -> None:
+@in_jumping_time
+@pytest.mark.parametrize("max_wait", [0, None])
+async def test_without_a_wait_a_batch_is_handed_over_at_once(max_wait: float | None) -> None:
     source = ScriptedSource()
-    source.add("1", "2")
-    handled: list[Message] = []
+    batches: list[tuple[float, list[str]]] = []
     async with consuming(source) as consumer:
-
-        async def handle(batch: MessageBatch) -> None:
-            handled.extend(batch)
-
-        work = asyncio.create_task(consumer.receive_batches(handle, max_wait=0))
-        await until(lambda: len(handled) == 2)
+        work = asyncio.create_task(consumer.receive_batches(partial(passed, batches), max_wait=max_wait))
+        await asyncio.sleep(10)
+        source.add("1", "2")
+        await asyncio.sleep(10)
+        source.add("3")
+        await asyncio.sleep(10)
         consumer.stop()
         await work
+    assert batches == [(10.0, ["1", "2"]), (20.0, ["3"])]

@@ -17,6 +17,7 @@ from broker.hooks import Event, HandlerFailed, LeaseExpired
 from broker.messages import Message, Outcome, SettleState
 from broker_inmem import ManualClock
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received, until
+from tests.unit.broker.consuming.warp import in_jumping_time
 
 LEASE = 10.0
 
@@ -121,6 +122,7 @@ async def test_lease_lost_tells_by_the_clock_until_the_message_is_settled() -> N
         assert not message.lease_lost
 
 
+@in_jumping_time
 async def test_the_rest_of_a_renewed_lease_limits_no_delay() -> None:
     source = Fixed()
     source.left = 0.5
@@ -128,6 +130,9 @@ async def test_the_rest_of_a_renewed_lease_limits_no_delay() -> None:
     async with consuming(source, native_delay=0.0) as consumer:
         message = await received(consumer)
         await message.nack(8)
+        again = await received(consumer)
+        assert (again.id, again.delivery_attempt) == ("1", 2)
+        assert asyncio.get_running_loop().time() == pytest.approx(8)
 
 
 async def test_a_lease_of_the_broker_in_memory_ends_by_its_clock(broker_bus: broker.Bus, manual_clock: ManualClock):

@@ -10,11 +10,13 @@ import pytest
 import broker
 from broker.capabilities import LeaseMode
 from broker.codecs import Json
+from broker.consuming.dead_letters import placed
 from broker.consuming.retry.policy import Retry
+from broker.envelopes import Place
 from broker.errors import BackendError
 from broker.hooks import Event, HandlerFailed, NoDeadLetter, Warned
 from broker.messages import Message, Outcome
-from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, until
+from tests.unit.broker.consuming.scripted_source import Letters, Raw, RawView, ScriptedSource, consuming, until
 
 QUICK = Retry(max_attempts=3, initial=0.001, maximum=0.002)
 
@@ -231,3 +233,19 @@ async def test_a_consumer_that_cannot_open_logs_neither(broker_bus: broker.Bus, 
         async with broker_bus.records("missing", group="audit"):
             pass
     assert lines(caplog, "Consuming") + lines(caplog, "Reading") + lines(caplog, "Stopped") == []
+
+
+class Placed(RawView):
+    """The view of a broker that reports this place."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def place(self, raw: object, /) -> Place:
+        return self._place
+
+
+@pytest.mark.parametrize(("place", "shown"), [(Place(2, 71), "[2]@71"), (Place(None, 71), "@71")])
+def test_a_place_without_a_partition_is_an_offset(place: Place, shown: str):
+    message = Message("orders", b"", Raw("1", None, 1, {}), Placed(place), None, 0)
+    assert placed(message) == f"message '1' of 'orders'{shown}"
