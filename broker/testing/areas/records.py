@@ -104,8 +104,8 @@ class Records(ConformanceCase):
     @requires("records")
     @promise(
         "records.by-partition-parts-a-batch",
-        "`batch.by_partition()` has each record once, in order, in the part of its partition; committing a part commits "
-        "that partition only.",
+        "`batch.by_partition()` has each record once, in order, under its partition; committing a part commits that "
+        "partition only.",
     )
     async def test_by_partition_parts_a_batch(self, harness: Harness) -> None:
         bus, topics = await harness.bus(), [await harness.topic(partitions=2) for _ in range(2)]
