@@ -59,6 +59,7 @@ from broker.errors import (
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage, OutboundPayload
+from broker.partitioners import Partitioner, PartitionFunction
 from broker.protocols import (
     Admin,
     BatchedMessageIterator,
@@ -138,6 +139,8 @@ __all__ = [
     "OutboundMessage",
     "OutboundPayload",
     "Outcome",
+    "PartitionFunction",
+    "Partitioner",
     "PositionChange",
     "PublishCapabilities",
     "PublishError",

@@ -25,11 +25,18 @@ class AdminFacade:
     """Provisioning and operations on the broker of a bus.
 
     :param check: raises an error if the bus cannot be used.
+    :param changed: called with a topic that may have been created, changed or deleted.
     """
 
-    def __init__(self, bus: RedriveBus, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        bus: RedriveBus,
+        check: Callable[[], None] = lambda: None,
+        changed: Callable[[str], object] = lambda topic: None,
+    ) -> None:
         self._bus = bus
         self._check = check
+        self._changed = changed
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
@@ -48,11 +55,17 @@ class AdminFacade:
         if retention is not None and not (isinstance(retention, timedelta) and retention > timedelta(0)):
             shown = str(retention) if isinstance(retention, timedelta) else repr(retention)
             raise ConfigurationError(f"retention is {shown}", advice="It takes a timedelta above 0, or None")
-        return await self._spi.ensure_topic(name, partitions=partitions, retention=retention, options=options)
+        try:
+            return await self._spi.ensure_topic(name, partitions=partitions, retention=retention, options=options)
+        finally:
+            self._changed(name)
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. A missing topic is no error."""
-        await self._spi.delete_topic(check_name(name, "topic"))
+        try:
+            await self._spi.delete_topic(check_name(name, "topic"))
+        finally:
+            self._changed(name)
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted. Names that are not portable are native names, which all calls accept."""

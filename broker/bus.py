@@ -26,11 +26,14 @@ from broker.consuming.options import ConsumerOptions, MessageOptions
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
 from broker.driver.concurrency import check_loop
-from broker.driver.contract import Backend, RecordSubscription, Start, check_start
-from broker.errors import BrokerError, Closed, Unsupported
+from broker.driver.contract import Backend, PublishTarget, RecordSubscription, Start, check_start
+from broker.errors import BrokerError, Closed, InvalidMessage, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
+from broker.outbound import OutboundMessage
+from broker.partitioners import Partitioner, check_partitioner
 from broker.protocols import Codec, TransactionalPublisher
+from broker.publishing.partitioning import PartitionedTarget, Partitions
 from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.log_reader import LogReaderFacade
@@ -85,8 +88,11 @@ class Bus:
         self._opened = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._topics: dict[tuple[str, object], TopicFacade[Any]] = {}
-        self._admin = AdminFacade(self, self.check_open)
+        self._topics: dict[tuple[str, object, object], TopicFacade[Any]] = {}
+        self._partitions = Partitions(backend)
+        self._partitioning: set[bool] = set()
+        """Whether the backend's own partitioner (True), or another (False), was found to be supported."""
+        self._admin = AdminFacade(self, self.check_open, changed=self._partitions.forget)
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
         # Weak: the application holds its open consumers, and only those need a close.
@@ -200,26 +206,36 @@ class Bus:
     # -- publishing --------------------------------------------------------------------------------------
 
     @overload
-    def topic(self, name: str) -> TopicFacade[bytes]: ...
+    def topic(self, name: str, *, partitioner: Partitioner = "broker") -> TopicFacade[bytes]: ...
     @overload
-    def topic(self, name: str, codec: Codec[T]) -> TopicFacade[T]: ...
-    def topic(self, name: str, codec: Codec[Any] | None = None) -> TopicFacade[Any]:
+    def topic(self, name: str, codec: Codec[T], *, partitioner: Partitioner = "broker") -> TopicFacade[T]: ...
+    def topic(
+        self, name: str, codec: Codec[Any] | None = None, *, partitioner: Partitioner = "broker"
+    ) -> TopicFacade[Any]:
         """A topic to publish to. Does no I/O: a missing topic raises at the first publish.
 
-        Calls with the same name and an equal codec return the same object until it is closed. A codec that you create
-        for each call needs `__eq__` and `__hash__`; otherwise each call creates a new topic.
+        Calls with the same name, partitioner and an equal codec return the same object until it is closed. A codec that
+        you create for each call needs `__eq__` and `__hash__`; otherwise each call creates a new topic.
 
+        :param partitioner: how a key selects the partition. "broker" leaves that to the backend; "murmur2" (Kafka's
+            Java client), "crc32" (librdkafka's `consistent`), "fnv1a" (Sarama, goka) and a function, called with topic,
+            key and number of partitions, are the same on every backend with `capabilities.publish.partitions`. Messages
+            without a key, or with a partition of their own, are not affected.
         :raises InvalidName: the name is not portable.
-        :raises ConfigurationError: `codec` is not a codec.
+        :raises ConfigurationError: `codec` is not a codec, or `partitioner` is none.
+        :raises Unsupported: the backend does not let publishers choose the partition.
         """
         check_name(name, "topic")
-        key = (name, codec_key(codec))
+        key = (name, codec_key(codec), codec_key(partitioner))
         topic = self._topics.get(key)
         if topic is None or topic.closed:
             check_codec(codec)
+            check_partitioner(partitioner)
+            if partitioner != "broker":
+                self._check_partitioning(partitioner)
             topic = TopicFacade(
                 name,
-                partial(self._target, name),
+                partial(self._target, name, partitioner),
                 codec,
                 self.capabilities,
                 self.hooks,
@@ -227,6 +243,29 @@ class Bus:
             )
             self._topics[key] = topic
         return topic
+
+    async def partition_of(self, topic: str, key: bytes | str, *, partitioner: Partitioner = "broker") -> int:
+        """The partition to which `bus.topic(topic, partitioner=partitioner)` publishes messages with this key.
+
+        The number of partitions is read once, again after 30 seconds, and after this bus has changed the topic. When a
+        topic grows, most keys change their partition.
+
+        :raises TopicNotFound: the topic does not exist.
+        :raises Unsupported: the backend, or its settings, cannot tell where the key goes.
+        :raises InvalidMessage: `key` is no key; or the partitioner raised, or returned no partition of the topic.
+        :raises ConfigurationError: `partitioner` is none.
+        """
+        self.check_open()
+        check_name(topic, "topic")
+        if not callable(partitioner):
+            check_partitioner(partitioner)
+        if type(key) is not bytes:
+            message = OutboundMessage(None, key)
+            if message.key is None:
+                raise InvalidMessage("key is None", advice="A message without a key goes to any partition")
+            key = message.key
+        self._check_partitioning(partitioner)
+        return await self._partitions.of_key(topic, key, partitioner)
 
     def transactional_publisher(self, transactional_id: str) -> AbstractAsyncContextManager[TransactionalPublisher]:
         """A transactional publisher, for `async with`. Opening it fences an older publisher with the same id.
@@ -450,11 +489,28 @@ class Bus:
     def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any]) -> None:
         self._consumers.add(consumer)
 
-    def _target(self, name: str) -> Any:
+    def _target(self, name: str, partitioner: Partitioner) -> PublishTarget:
         self.check_open()
-        return self._backend.publish_target(name)
+        target = self._backend.publish_target(name)
+        return target if partitioner == "broker" else PartitionedTarget(name, target, partitioner, self._partitions)
 
-    def _forget_topic(self, key: tuple[str, object], topic: TopicFacade[Any]) -> None:
+    def _check_partitioning(self, partitioner: Partitioner) -> None:
+        """:raises Unsupported: the backend does not tell where keys go, or takes no partitioner."""
+        own = partitioner == "broker"
+        if own in self._partitioning:
+            return
+        # Some backends make their capabilities at each access, which takes longer than the hash of a key.
+        able = self.capabilities.publish
+        if not own and not able.partitions:
+            raise self._unsupported("a partitioner", "publish.partitions")
+        if own and not able.partition_of:
+            error = self._unsupported("telling the partition of a key", "publish.partition_of")
+            if able.partitions:
+                error.advice += '; or publish with a partitioner and pass it here: partitioner="murmur2"'
+            raise error
+        self._partitioning.add(own)
+
+    def _forget_topic(self, key: tuple[str, object, object], topic: TopicFacade[Any]) -> None:
         if self._topics.get(key) is topic:
             del self._topics[key]
 
@@ -463,4 +519,7 @@ class Bus:
             raise Closed("The bus is closed", advice="Create a new one with connect(...)")
 
     def _unsupported(self, what: str, capability: str) -> Unsupported:
-        return unsupported(self.capabilities.backend, what, capability)
+        backend, needed = self.capabilities.backend, self.capabilities.settings_needed.get(capability)
+        if needed is not None:
+            return Unsupported(f"{backend} does not support {what} with these settings", advice=f"It needs {needed}")
+        return unsupported(backend, what, capability)

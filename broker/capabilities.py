@@ -72,7 +72,10 @@ class PublishCapabilities:
     tombstones: bool = False
     """Consumers can tell `data=None` from `data=b""`."""
     partitions: bool = False
-    """`OutboundMessage.partition` selects the partition, otherwise the key does."""
+    """`OutboundMessage.partition` selects the partition, otherwise the key does. `bus.topic(name, partitioner=...)`
+    works, too."""
+    partition_of: bool = False
+    """`bus.partition_of` tells where a message with a key goes, also with `partitioner="broker"`."""
     transactions: bool = False
     ordered_calls: bool = False
     """Concurrent calls publish in the order in which they were made, per key."""

@@ -21,6 +21,7 @@ __all__ = [
     "HasGivenId",
     "HasPlace",
     "Place",
+    "TopicPartition",
     "View",
     "brief",
     "given_id",
@@ -85,6 +86,13 @@ class View(Protocol):
     def broker_time(self, raw: Any, /) -> datetime | None: ...
     def delivery_attempt(self, raw: Any, /) -> int | None: ...
     def native(self, raw: Any, /) -> Any: ...
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
 
 
 class Place(NamedTuple):

@@ -7,25 +7,28 @@ consumer carries out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final, Generic, Protocol, overload
+from typing import Any, Final, Generic, Protocol, cast, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
-from broker.arrow import COLUMNS, check_columns, records_to_arrow
-from broker.envelopes import UNSET, Batch, View, brief, given_id
+from broker.arrow import COLUMNS, check_columns, column_of, records_to_arrow
+from broker.envelopes import UNSET, Batch, TopicPartition, View, brief, given_id
 from broker.errors import ConfigurationError, DecodeError
 
 __all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns", "undecodable"]
 
 T = TypeVar("T", default=bytes)
 
-_ROW: Final = (*COLUMNS, "payload")
+_IN_MILLISECONDS: Final = {"publish_time_ms": "publish_time", "broker_time_ms": "broker_time"}
+_ROW: Final = (*COLUMNS, "payload", *_IN_MILLISECONDS)
 """The columns of `RecordBatch.rows`."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class RecordOwner(Protocol):
@@ -128,7 +131,10 @@ class RecordRun(Protocol):
         ...
 
     def values(self, name: str) -> Iterable[Any] | None:
-        """The attribute `name` of each record; None if it must be read from the `Record` objects."""
+        """The attribute `name` of each record; None if it must be read from the `Record` objects.
+
+        Also called for `publish_time_ms` and `broker_time_ms`, the times in whole milliseconds since 1970.
+        """
         ...
 
     def column(self, name: str) -> Sequence[Any] | None:
@@ -144,14 +150,20 @@ class RecordsOfRuns(Sequence[Record[Any]]):
 
     :param runs: the runs, each with the generation of its assignment.
     :param owner: the consumer of the records.
+    :param made: the `Record` objects of each run, where they exist.
     """
 
     __slots__ = ("_all", "_made", "_owner", "_runs")
 
-    def __init__(self, runs: Sequence[tuple[RecordRun, int]], owner: RecordOwner | None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[tuple[RecordRun, int]],
+        owner: RecordOwner | None,
+        made: Sequence[list[Record[Any]] | None] | None = None,
+    ) -> None:
         self._runs = runs
         self._owner = owner
-        self._made: list[list[Record[Any]] | None] = [None] * len(runs)
+        self._made: list[list[Record[Any]] | None] = [None] * len(runs) if made is None else list(made)
         self._all: list[Record[Any]] | None = None
 
     @overload
@@ -178,6 +190,18 @@ class RecordsOfRuns(Sequence[Record[Any]]):
             last.append(made[-1])
         return last
 
+    def by_partition(self) -> dict[TopicPartition, RecordsOfRuns]:
+        """The runs of each partition; creates no `Record` objects."""
+        indexes: dict[TopicPartition, list[int]] = {}
+        for index, (run, _) in enumerate(self._runs):
+            indexes.setdefault(TopicPartition(run.topic, run.partition), []).append(index)
+        if len(indexes) == 1:
+            return {place: self for place in indexes}
+        return {
+            place: RecordsOfRuns([self._runs[at] for at in mine], self._owner, [self._made[at] for at in mine])
+            for place, mine in indexes.items()
+        }
+
     @property
     def runs(self) -> list[RecordRun]:
         """The runs, which return columns without creating `Record` objects."""
@@ -188,15 +212,11 @@ class RecordsOfRuns(Sequence[Record[Any]]):
         return chain.from_iterable(map(partial(self._rows_of, names), range(len(self._runs))))
 
     def _rows_of(self, names: Sequence[str], index: int) -> Iterator[tuple[Any, ...]]:
-        run, _ = self._runs[index]
-        columns = [run.values(name) for name in names]
-        return zip(
-            *(
-                map(attrgetter(name), self._of(index)) if values is None else values
-                for name, values in zip(names, columns, strict=True)
-            ),
-            strict=True,
-        )
+        return zip(*(self._column_of(name, index) for name in names), strict=True)
+
+    def _column_of(self, name: str, index: int) -> Iterable[Any]:
+        values = self._runs[index][0].values(name)
+        return _values_of(name, self._of(index)) if values is None else values
 
     def _of(self, index: int) -> list[Record[Any]]:
         made = self._made[index]
@@ -231,7 +251,8 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
 
         `for key, data, offset in batch.rows("key", "data", "offset")` creates no `Record` objects on some backends.
 
-        :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time or broker_time.
+        :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time, broker_time, or the
+            times as whole milliseconds since 1970, which cost less: publish_time_ms, broker_time_ms.
         :raises ConfigurationError: a column does not exist, or `columns` is empty.
         """
         if not columns:
@@ -240,7 +261,23 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
         records = self._items
         if isinstance(records, RecordsOfRuns):
             return records.rows(columns)
-        return zip(*(map(attrgetter(name), records) for name in columns), strict=True)
+        return zip(*(_values_of(name, records) for name in columns), strict=True)
+
+    def by_partition(self) -> dict[TopicPartition, RecordBatch[T]]:
+        """The batch as one batch for each of its partitions, with the same records in the same order.
+
+        `for place, part in batch.by_partition().items()`. Committing a part commits its partition only. Creates no
+        `Record` objects where `rows` creates none.
+        """
+        records = self._items
+        if isinstance(records, RecordsOfRuns):
+            found: Mapping[TopicPartition, Sequence[Record[Any]]] = records.by_partition()
+        else:
+            lists: dict[tuple[str, int], list[Record[T]]] = {}
+            for record in records:
+                lists.setdefault((record.topic, record.partition), []).append(record)
+            found = {TopicPartition(*place): mine for place, mine in lists.items()}
+        return {place: RecordBatch(cast("Sequence[Record[T]]", mine), self._owner) for place, mine in found.items()}
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """The batch as a `pyarrow.Table`.
@@ -252,6 +289,17 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
         :raises MissingClient: pyarrow is not installed.
         """
         return records_to_arrow(self._items, columns)
+
+
+def _values_of(name: str, records: Sequence[Record[Any]]) -> Iterable[Any]:
+    """A column of `RecordBatch.rows`."""
+    if (time := _IN_MILLISECONDS.get(name)) is None:
+        return map(attrgetter(name), records)
+    # A backend that reads many times at once returns them in microseconds.
+    return [
+        None if at is None else at // 1000 if isinstance(at, int) else (at - _EPOCH) // _MILLISECOND
+        for at in column_of(time)(records)
+    ]
 
 
 def undecodable(record: Record[Any], error: Exception, otherwise: str) -> DecodeError:

@@ -34,13 +34,14 @@ from broker_inmem.publishing import InmemPublishTarget
 from broker_inmem.records import InmemRecordSource
 from broker_inmem.server import Broker
 from broker_inmem.settings import InmemSettings
+from broker_inmem.topic import partition_of
 from broker_inmem.transactions import InmemTransaction
 
 __all__ = ["InmemBackend"]
 
 
 class InmemBackend:
-    """Implements `Backend`."""
+    """Implements `Backend` and `PartitionsKeys`."""
 
     settings_type = InmemSettings
 
@@ -75,6 +76,9 @@ class InmemBackend:
 
     def publish_target(self, topic: str) -> PublishTarget:
         return InmemPublishTarget(self.broker, self._connection(), topic)
+
+    def partition_of(self, topic: str, key: bytes, partitions: int) -> int:
+        return partition_of(key, partitions)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         source = InmemMessageSource(

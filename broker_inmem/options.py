@@ -70,6 +70,7 @@ class BrokerOptions:
                 ttl=True,
                 tombstones=True,
                 partitions=True,
+                partition_of=True,
                 transactions=True,
             ),
             messages=MessageCapabilities(

@@ -21,9 +21,14 @@ from broker_inmem.options import BrokerOptions
 from broker_inmem.partition_log import PartitionLog
 from broker_inmem.waker import Waker
 
-__all__ = ["Topic", "TransactionWork"]
+__all__ = ["Topic", "TransactionWork", "partition_of"]
 
 _FOREVER: Final = float("inf")
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key."""
+    return crc32(key) % partitions
 
 
 class TransactionWork:
@@ -217,7 +222,7 @@ class Topic:
                     advice="Choose one of them, or omit the partition",
                 )
         elif key is not None:
-            number = crc32(key) % partitions
+            number = partition_of(key, partitions)
         else:
             number = self._turn = (self._turn + 1) % partitions
         expires = _FOREVER if message.ttl is None else now + message.ttl

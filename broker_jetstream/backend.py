@@ -47,7 +47,7 @@ from broker_jetstream.connection import Connection
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import consumer_name
-from broker_jetstream.publishing import JetStreamPublishTarget
+from broker_jetstream.publishing import JetStreamPublishTarget, partition_of
 from broker_jetstream.records import JetStreamRecordSource
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
@@ -63,7 +63,7 @@ YEAR: Final = 365 * 86_400.0
 
 
 class JetStreamBackend:
-    """Implements `Backend`."""
+    """Implements `Backend` and `PartitionsKeys`."""
 
     settings_type: ClassVar[type[BackendSettings]] = JetStreamSettings
 
@@ -99,6 +99,7 @@ class JetStreamBackend:
                 ttl=version >= (2, 11),
                 tombstones=True,
                 partitions=True,
+                partition_of=True,
             ),
             messages=MessageCapabilities(
                 lease=LeaseMode.RENEW,
@@ -163,6 +164,9 @@ class JetStreamBackend:
 
     def publish_target(self, topic: str) -> PublishTarget:
         return JetStreamPublishTarget(topic, self._connection, self._layouts)
+
+    def partition_of(self, topic: str, key: bytes, partitions: int) -> int:
+        return partition_of(key, partitions)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         layout = await self._layouts.find(subscription.topic, fresh=True)

@@ -40,7 +40,12 @@ from broker_jetstream.times import schedule_time, ttl_seconds
 from broker_jetstream.transport import Outgoing
 from broker_jetstream.unconfirmed import Batch, UnconfirmedMessages, decode_ack
 
-__all__ = ["JetStreamPublishTarget"]
+__all__ = ["JetStreamPublishTarget", "partition_of"]
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key, the same in all versions."""
+    return crc32(key) % partitions
 
 
 class JetStreamPublishTarget:
@@ -156,8 +161,7 @@ class JetStreamPublishTarget:
         if partitions == 1:
             return 0
         if message.key is not None:
-            # Stable over versions.
-            return crc32(message.key) % partitions
+            return partition_of(message.key, partitions)
         # A repetition under the same id goes to the same partition.
         return next(self._spread) % partitions if message.id is None else crc32(message.id.encode()) % partitions
 

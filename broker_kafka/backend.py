@@ -43,6 +43,7 @@ from broker.driver import (
 from broker.driver.settings import BackendSettings
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.admin.topics import KafkaTopics
+from broker_kafka.client.partitioner import choose_partition, partition_of_key
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import read_metadata
 from broker_kafka.codec.headers import LONGEST_DELAY
@@ -76,7 +77,7 @@ _MOST_ATTRIBUTES: Final = 512
 
 
 class KafkaBackend:
-    """Implements `Backend`, `SubscribesToPatterns` and `TracksQueues`."""
+    """Implements `Backend`, `PartitionsKeys`, `SubscribesToPatterns` and `TracksQueues`."""
 
     settings_type: ClassVar[type[BackendSettings]] = KafkaSettings
 
@@ -90,6 +91,7 @@ class KafkaBackend:
         self._log = KafkaLogReader(self.connection)
         self._trackers = SharedTrackers(self.connection, hooks)
         largest = settings.message_max_bytes - _HEADROOM
+        needed = _settings_needed(settings)
         bare = Capabilities(
             backend="kafka",
             publish=PublishCapabilities(
@@ -103,6 +105,7 @@ class KafkaBackend:
                 ),
                 tombstones=True,
                 partitions=True,
+                partition_of="publish.partition_of" not in needed,
                 transactions=True,
                 ordered_calls=True,
                 # Trackers of queues keep a message until it is due.
@@ -124,9 +127,7 @@ class KafkaBackend:
             messages=_queue_capabilities(settings, bare),
             records=bare.records,
             durable=True,
-            settings_needed={}
-            if settings.queue == "markers"
-            else {"publish.deliver_at": f"queue=markers, and queue is {settings.queue} here"},
+            settings_needed=needed,
         )
 
     @property
@@ -142,6 +143,12 @@ class KafkaBackend:
 
     def publish_target(self, topic: str) -> PublishTarget:
         return KafkaPublishTarget(topic, self._producer)
+
+    def partition_of(self, topic: str, key: bytes, partitions: int) -> int:
+        settings = self.connection.settings
+        if settings.partition_function is not None:
+            return choose_partition(settings.partition_function, topic, key, partitions)
+        return partition_of_key(_partitioner(settings), topic, key, partitions)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         match self._engine(subscription.subscription):
@@ -227,6 +234,20 @@ class KafkaBackend:
         await self._producer.close()
         await self._old_times.close()
         await self.connection.close()
+
+
+def _partitioner(settings: KafkaSettings) -> str:
+    return str(settings.properties.get("partitioner", settings.partitioner))
+
+
+def _settings_needed(settings: KafkaSettings) -> dict[str, str]:
+    """The capabilities that these settings prevent, and what they need."""
+    needed: dict[str, str] = {}
+    if settings.queue != "markers":
+        needed["publish.deliver_at"] = f"queue=markers, and queue is {settings.queue} here"
+    if settings.partition_function is None and _partitioner(settings) == "random":
+        needed["publish.partition_of"] = "another partitioner than random"
+    return needed
 
 
 def _queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCapabilities:

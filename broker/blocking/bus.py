@@ -32,6 +32,7 @@ from broker.driver.contract import TopicPartition
 from broker.errors import Closed, ConfigurationError, PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
+from broker.partitioners import Partitioner
 from broker.protocols import Codec
 from broker.publishing.topic import codec_key
 from broker.reading.log_reader import LogReaderFacade
@@ -81,7 +82,7 @@ class Bus:
         self._bus = bus
         self._portal = Portal()
         self._lock = threading.Lock()
-        self._topics: dict[tuple[str, object], Topic[Any]] = {}
+        self._topics: dict[tuple[str, object, object], Topic[Any]] = {}
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -166,26 +167,38 @@ class Bus:
     # -- publishing --------------------------------------------------------------------------------------
 
     @overload
-    def topic(self, name: str) -> Topic[bytes]: ...
+    def topic(self, name: str, *, partitioner: Partitioner = "broker") -> Topic[bytes]: ...
     @overload
-    def topic(self, name: str, codec: Codec[T]) -> Topic[T]: ...
-    def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
+    def topic(self, name: str, codec: Codec[T], *, partitioner: Partitioner = "broker") -> Topic[T]: ...
+    def topic(self, name: str, codec: Codec[Any] | None = None, *, partitioner: Partitioner = "broker") -> Topic[Any]:
         """A topic to publish to. Does no I/O: a missing topic raises at the first publish.
 
-        Calls with the same name and an equal codec return the same object until it is closed.
+        Calls with the same name, partitioner and an equal codec return the same object until it is closed.
 
+        :param partitioner: as for `broker.Bus.topic`; a function is called on the loop of the bus.
         :raises InvalidName: the name is not portable.
-        :raises ConfigurationError: `codec` is not a codec.
+        :raises ConfigurationError: `codec` is not a codec, or `partitioner` is none.
+        :raises Unsupported: the backend does not let publishers choose the partition.
         """
-        key = (name, codec_key(codec))
+        key = (name, codec_key(codec), codec_key(partitioner))
         topic = self._topics.get(key)
         if topic is None or topic.closed:
             with self._lock:
                 topic = self._topics.get(key)
                 if topic is None or topic.closed:
-                    inner = self._create("topic", name, codec)
+                    inner = self._create("topic", name, codec, partitioner=partitioner)
                     topic = self._topics[key] = Topic(inner, self._portal, partial(self._forget_topic, key))
         return topic
+
+    def partition_of(self, topic: str, key: bytes | str, *, partitioner: Partitioner = "broker") -> int:
+        """The partition to which `bus.topic(topic, partitioner=partitioner)` publishes messages with this key.
+
+        :raises TopicNotFound: the topic does not exist.
+        :raises Unsupported: the backend, or its settings, cannot tell where the key goes.
+        :raises InvalidMessage: `key` is no key; or the partitioner raised, or returned no partition of the topic.
+        :raises ConfigurationError: `partitioner` is none.
+        """
+        return self._portal.call(self._bus.partition_of, topic, key, partitioner=partitioner)
 
     def transactional_publisher(self, transactional_id: str) -> TransactionalPublisher:
         """A transactional publisher, for `with`. Opening it fences an older publisher with the same id.
@@ -292,7 +305,7 @@ class Bus:
         """Provisioning and operations."""
         return Admin(self._bus.admin, self._portal)
 
-    def _forget_topic(self, key: tuple[str, object], topic: Topic[Any]) -> None:
+    def _forget_topic(self, key: tuple[str, object, object], topic: Topic[Any]) -> None:
         with self._lock:
             if self._topics.get(key) is topic:
                 del self._topics[key]

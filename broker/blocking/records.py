@@ -149,10 +149,18 @@ class BlockingRecordBatch(Sequence[BlockingRecord[T]], Generic[T]):
 
         `for key, data, offset in batch.rows("key", "data", "offset")` creates no `Record` objects on some backends.
 
-        :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time or broker_time.
+        :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time, broker_time, or the
+            times as whole milliseconds since 1970, which cost less: publish_time_ms, broker_time_ms.
         :raises ConfigurationError: a column does not exist, or `columns` is empty.
         """
         return self._batch.rows(*columns)
+
+    def by_partition(self) -> dict[TopicPartition, BlockingRecordBatch[T]]:
+        """The batch as one batch for each of its partitions, with the same records in the same order.
+
+        `for place, part in batch.by_partition().items()`. Committing a part commits its partition only.
+        """
+        return {place: BlockingRecordBatch(part, self._portal) for place, part in self._batch.by_partition().items()}
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """The batch as a `pyarrow.Table`.

@@ -53,6 +53,7 @@ from broker.driver.optional import (
     ExpiresLeases,
     FetchesRuns,
     HasTopicIdentity,
+    PartitionsKeys,
     Progress,
     RedeliversInOrder,
     ReportsIdle,
@@ -98,6 +99,7 @@ from broker.hooks import (
     logger,
 )
 from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral, NativeName, check_name
+from broker.partitioners import murmur2, partition_by
 from broker.records import RecordOwner, RecordRun, RecordsOfRuns, undecodable
 from broker.urls import UrlParts, is_loopback, is_secret_name, mask_url
 
@@ -138,6 +140,7 @@ __all__ = [
     "NativeName",
     "OpenLease",
     "PartitionsAssigned",
+    "PartitionsKeys",
     "PartitionsLost",
     "PartitionsRevoked",
     "Place",
@@ -206,8 +209,10 @@ __all__ = [
     "mask_url",
     "message_capabilities",
     "message_size",
+    "murmur2",
     "narrow_mode",
     "not_assigned",
+    "partition_by",
     "pause",
     "read_answer",
     "read_body",

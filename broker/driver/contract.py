@@ -42,7 +42,7 @@ import msgspec
 
 from broker.capabilities import Capabilities
 from broker.checks import check_time, refused
-from broker.envelopes import View
+from broker.envelopes import TopicPartition, View
 from broker.errors import BrokerError
 from broker.hooks import Event
 from broker.messages import Message, Outcome
@@ -120,13 +120,6 @@ class Lag:
 
 Start = Literal["earliest", "latest"] | datetime
 """Where a new subscription or group begins; a datetime is timezone-aware."""
-
-
-class TopicPartition(NamedTuple):
-    """One partition of one topic."""
-
-    topic: str
-    partition: int
 
 
 class Bounds(NamedTuple):

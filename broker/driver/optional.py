@@ -20,6 +20,7 @@ __all__ = [
     "ExpiresLeases",
     "FetchesRuns",
     "HasTopicIdentity",
+    "PartitionsKeys",
     "Progress",
     "RedeliversInOrder",
     "ReportsIdle",
@@ -46,6 +47,21 @@ class SubscribesToPatterns(Protocol):
         """As `subscribe`, for the topics that match, also those created later, which begin at their first message.
 
         `subscription.topic` is the text of the pattern.
+        """
+        ...
+
+
+@runtime_checkable
+class PartitionsKeys(Protocol):
+    """A backend that tells where a key goes; only where `capabilities.publish.partition_of` is set."""
+
+    def partition_of(self, topic: str, key: bytes, partitions: int) -> int:
+        """The partition to which a message with this key, and without a partition, is published.
+
+        Quick and without I/O.
+
+        :param partitions: the number of the topic's partitions.
+        :raises Unsupported: by these settings the key has no fixed partition.
         """
         ...
 

@@ -1,46 +1,52 @@
-"""The partition of a key: by the hash of Kafka's Java client, or by the user's function.
+"""The partition of a key: by a hash of librdkafka, or by the user's function.
 
-Pure functions, safe from any thread. Keys are hashed by librdkafka's own `murmur2_random`, which agrees with the Java
-client; `partition_of` computes the same in advance.
+Pure functions, safe from any thread. Keys are hashed by librdkafka itself, by default with `murmur2_random`, which
+agrees with the Java client; `partition_of` and `partition_of_key` compute the same in advance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
 
 from confluent_kafka import KafkaError, KafkaException
 
-from broker import InvalidMessage
+from broker import InvalidMessage, Unsupported
+from broker.driver import murmur2, partition_by
 
-__all__ = ["Partitioner", "choose_partition", "murmur2", "partition_of"]
+__all__ = ["Partitioner", "choose_partition", "partition_of", "partition_of_key"]
 
 Partitioner = Callable[[str, bytes | None, int], int]
 """Chooses a partition: topic, key and the number of partitions."""
 
-_SEED: Final = 0x9747B28C
-_M: Final = 0x5BD1E995
-_MASK: Final = 0xFFFFFFFF
-
-
-def murmur2(data: bytes) -> int:
-    """The 32-bit hash of a key by Kafka's Java client, unsigned."""
-    length = len(data)
-    whole = length & ~3
-    h = _SEED ^ length
-    for at in range(0, whole, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
-        k = (k ^ k >> 24) * _M & _MASK
-        h = h * _M & _MASK ^ k
-    if whole < length:
-        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
-    h = (h ^ h >> 13) * _M & _MASK
-    return h ^ h >> 15
+_Hash = Literal["murmur2", "crc32", "fnv1a"]
+_HASHES: Final[Mapping[str, _Hash]] = {
+    "murmur2": "murmur2",
+    "murmur2_random": "murmur2",
+    "consistent": "crc32",
+    "consistent_random": "crc32",
+    "fnv1a": "fnv1a",
+    "fnv1a_random": "fnv1a",
+}
+"""By librdkafka's names, which say what happens to messages without a key."""
 
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key with the default `partitioner` and no `partition_function`."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def partition_of_key(name: str, topic: str, key: bytes, partitions: int) -> int:
+    """The partition of a key with this `partitioner` of librdkafka and no `partition_function`.
+
+    :raises Unsupported: this partitioner spreads the key at random.
+    """
+    if name not in _HASHES or (name == "consistent_random" and not key):
+        raise Unsupported(
+            f"partitioner={name} sends key {key!r} to any partition",
+            advice="Set another partitioner, such as murmur2_random",
+        )
+    return partition_by(_HASHES[name], topic, key, partitions)
 
 
 def choose_partition(partitioner: Partitioner, topic: str, key: bytes | None, partitions: int) -> int:

@@ -133,7 +133,7 @@ _ATTRIBUTES: Final = "anybroker-attributes"
 _MICROSECOND: Final = timedelta(microseconds=1)
 _FIRST: Final = _EPOCH + timedelta(milliseconds=1)
 """The earliest timestamp of a record: brokers take none below 0, and 0 makes the client use its clock."""
-_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 _MOST_KNOWN_NAMES: Final = 1000
 _LONGEST_KNOWN_NAME: Final = 200
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
@@ -274,15 +274,19 @@ class RecordView:
 
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
         """In microseconds since 1970, for columns."""
-        found = _timestamps(raws, TIMESTAMP_CREATE_TIME)
-        for index, headers in enumerate(headers_of_each(raws)):
-            if headers is not None and (time := _header_time(headers)) is not None:
-                found[index] = (time - _EPOCH) // _MICROSECOND
-        return found
+        return _publish_times(raws, _MICROSECOND)
+
+    def publish_times_ms(self, raws: Sequence[Any], /) -> list[int | None]:
+        """In milliseconds since 1970, for columns."""
+        return _publish_times(raws, _MILLISECOND)
 
     def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
         """In microseconds since 1970, for columns."""
-        return _timestamps(raws, TIMESTAMP_LOG_APPEND_TIME)
+        return _timestamps(raws, TIMESTAMP_LOG_APPEND_TIME, _MICROSECOND)
+
+    def broker_times_ms(self, raws: Sequence[Any], /) -> list[int | None]:
+        """In milliseconds since 1970, for columns."""
+        return _timestamps(raws, TIMESTAMP_LOG_APPEND_TIME, _MILLISECOND)
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return None
@@ -336,9 +340,21 @@ def _header_time(headers: Headers) -> datetime | None:
     return None
 
 
-def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
+def _publish_times(raws: Sequence[NativeRecord], unit: timedelta) -> list[int | None]:
+    """In units since 1970."""
+    found = _timestamps(raws, TIMESTAMP_CREATE_TIME, unit)
+    each = headers_of_each(raws)
+    if any(each):
+        for index, headers in enumerate(each):
+            if headers is not None and (time := _header_time(headers)) is not None:
+                found[index] = (time - _EPOCH) // unit
+    return found
+
+
+def _timestamps(raws: Sequence[NativeRecord], wanted: int, unit: timedelta) -> list[int | None]:
+    factor = _MILLISECOND // unit
     return [
-        milliseconds * 1000 if kind == wanted and milliseconds <= _LATEST else None
+        milliseconds * factor if kind == wanted and milliseconds <= _LATEST else None
         for kind, milliseconds in map(_timestamp, raws)
     ]
 

@@ -132,6 +132,8 @@ _VALUES: Final[Mapping[str, Callable[[NativeRun], Iterable[Any]]]] = {
     "attributes": lambda run: RECORD_VIEW.attributes_of(run.messages),
     "publish_time": lambda run: RECORD_VIEW.publish_times_of(run.messages),
     "broker_time": lambda run: map(RECORD_VIEW.broker_time, run.messages),
+    "publish_time_ms": lambda run: RECORD_VIEW.publish_times_ms(run.messages),
+    "broker_time_ms": lambda run: RECORD_VIEW.broker_times_ms(run.messages),
 }
 
 _TIMES: Final[Mapping[str, Callable[[Sequence[NativeRecord]], Sequence[Any]]]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from broker.errors import BrokerError, TopicNotFound
+from broker.errors import BrokerError, InvalidMessage, TopicNotFound
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from tests.broken_variants.breaking import (
@@ -37,6 +37,36 @@ class ReordersAKey(BrokenTarget):
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError]:
         return list(reversed(await self.inner.publish(list(reversed(messages)), receipts=receipts)))
+
+
+@breaks("publishing.partition-of-tells-where")
+class TellsAnotherPartition(BrokenBackend):
+    """`partition_of` takes the first three bytes of a key for the key."""
+
+    def partition_of(self, topic: str, key: bytes, partitions: int) -> int:
+        return self.inner.partition_of(topic, key[:3], partitions)
+
+
+@breaks("publishing.partitioner-places-keys")
+class KeyOutweighsThePartition(BrokenTarget):
+    """The partition of a message counts only if there is no key."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return message if message.key is None else _copy(message, partition=None)
+
+
+@breaks("publishing.partitioner-failure-is-the-messages")
+class FailsKeysWithPartitions(BrokenTarget):
+    """A message that has both a key and a partition fails."""
+
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
+        outcomes = await self.inner.publish(messages, receipts=receipts)
+        return [
+            outcome if message.key is None or message.partition is None else InvalidMessage("Refused")
+            for message, outcome in zip(messages, outcomes, strict=True)
+        ]
 
 
 @breaks("dead-letters.carry-the-original")

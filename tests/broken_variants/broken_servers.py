@@ -15,6 +15,7 @@ from tests.broken_variants.breaking import (
     BrokenHarness,
     BrokenRecords,
     BrokenSource,
+    BrokenView,
 )
 from tests.broken_variants.registry import breaks
 
@@ -47,6 +48,39 @@ class CommitRewinds(BrokenRecords):
 
     def change(self, partition: TopicPartition, position: int) -> int:
         return position - 1
+
+
+@breaks("records.by-partition-parts-a-batch")
+class CommitsEveryPartition(BrokenRecords):
+    """A commit stores the positions of all partitions that were fetched."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.highest: dict[TopicPartition, int] = {}
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Any:
+        records = await self.inner.fetch(max_records, max_bytes, wait)
+        self.highest |= {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
+        return records
+
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> Any:
+        return await self.inner.commit({**self.highest, **positions})
+
+
+class _ViewInMilliseconds(BrokenView):
+    def publish_times(self, raws: Sequence[Any], /) -> list[int]:
+        return [round(self.inner.publish_time(raw).timestamp() * 1000) for raw in raws]
+
+
+@breaks("records.columns-equal-the-records")
+class ColumnsInMilliseconds(BrokenRecords):
+    """Columns of times are milliseconds, where the contract says microseconds."""
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Any:
+        records = await self.inner.fetch(max_records, max_bytes, wait)
+        for record in records:
+            record.view = _ViewInMilliseconds(record.view)
+        return records
 
 
 @breaks("as-messages.commit-is-contiguous")

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 import broker
-from broker.errors import InvalidMessage, PublishError
+from broker.errors import InvalidMessage, PublishError, Unsupported
 from broker.outbound import OutboundMessage
-from broker_kafka.client.partitioner import murmur2, partition_of
+from broker_kafka.client.partitioner import partition_of
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
-
-OF_THE_JAVA_CLIENT = {
-    b"21": -973932308,
-    b"foobar": -790332482,
-    b"a-little-bit-long-string": -985981536,
-    b"a-little-bit-longer-string": -1486304829,
-    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
-    b"abc": 479470107,
-}
-"""What Kafka's own tests of its hash expect, as the signed ints of Java."""
-
-
-@pytest.mark.parametrize("key", OF_THE_JAVA_CLIENT)
-def test_hash_equals_the_java_clients(key: bytes) -> None:
-    assert murmur2(key) == OF_THE_JAVA_CLIENT[key] % 2**32
+from tests.unit.broker.test_partitioners import OF_THE_JAVA_CLIENT
 
 
 async def test_keys_are_sent_where_the_java_client_sends_them(kafka: KafkaServer, make_topic: MakeTopic) -> None:
@@ -40,6 +27,26 @@ async def test_keys_are_sent_where_the_java_client_sends_them(kafka: KafkaServer
         receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"", key) for key in keys])
         receipts += await bus.topic(topic).publish_batch([OutboundMessage(b"", key, {"a": "b"}) for key in keys])
     assert [receipt.partition for receipt in receipts] == 2 * [partition_of(key, 7) for key in keys]
+
+
+@pytest.mark.parametrize(
+    "partitioner", ["murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random"]
+)
+async def test_partition_of_agrees_with_librdkafka(kafka: KafkaServer, make_topic: MakeTopic, partitioner: Any) -> None:
+    topic = make_topic(partitions=7)
+    keys = [b"\0", b"\xff\xfe\xfd", *OF_THE_JAVA_CLIENT, b"1468509572224", *(b"%d" % n for n in range(50))]
+    async with broker.connect(KafkaSettings(servers=(kafka.bootstrap,), partitioner=partitioner)) as bus:
+        if partitioner == "random":
+            with pytest.raises(Unsupported, match="another partitioner than random"):
+                await bus.partition_of(topic, b"key")
+            return
+        if partitioner == "consistent_random":
+            with pytest.raises(Unsupported, match="any partition"):
+                await bus.partition_of(topic, b"")
+        else:
+            keys.append(b"")
+        receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"", key) for key in keys])
+        assert [receipt.partition for receipt in receipts] == [await bus.partition_of(topic, key) for key in keys]
 
 
 async def test_unkeyed_messages_reach_every_partition(kafka: KafkaServer, make_topic: MakeTopic) -> None:
@@ -65,7 +72,9 @@ async def test_a_partition_function_decides(kafka: KafkaServer, make_topic: Make
     async with broker.connect(settings) as bus:
         messages = [OutboundMessage(b"", key) for key in (b"a1", b"a2", b"a7", None)]
         receipts = await bus.topic(topic).publish_batch([*messages, OutboundMessage(b"", b"a1", partition=3)])
-    assert [receipt.partition for receipt in receipts] == [1, 2, 3, 0, 3]
+        assert [receipt.partition for receipt in receipts] == [1, 2, 3, 0, 3]
+        assert await bus.partition_of(topic, "a2") == 2
+        assert calls.pop() == (topic, b"a2", 4)
     assert calls == [(topic, b"a1", 4), (topic, b"a2", 4), (topic, b"a7", 4), (topic, None, 4)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
 
 import pytest
 
@@ -13,6 +15,7 @@ from broker.errors import (
     Closed,
     ConfigurationError,
     ConnectionFailed,
+    InvalidMessage,
     PublishError,
     TopicNotFound,
     Unsupported,
@@ -20,6 +23,7 @@ from broker.errors import (
 from broker.hooks import Published
 from broker.messages import Message
 from broker.outbound import OutboundMessage
+from broker.partitioners import Partitioner
 from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import Faults
@@ -28,6 +32,18 @@ from broker.testing.promises import promise, requires
 from broker.testing.waiting import bodies, drain, let_pass, nothing_more, numbered, once, read, take, until_seen
 
 __all__ = ["Publishing"]
+
+_HASHED: Final = (b"23456", b"this is another string with more length to it perhaps", b"hejsan")
+_HASHES: Final[Mapping[Literal["murmur2", "crc32", "fnv1a"], Sequence[int]]] = {
+    "murmur2": (0x058D780F, 0x4F7703DA, 0x5EC19395),
+    "crc32": (0xB1B451D7, 0xB0150DF7, 0xD077037E),
+    "fnv1a": (0x27E6F469, 0x155E3E5F, 0x17B1E27A),
+}
+"""What the tests of librdkafka expect for these keys; those of murmur2 come from the Java client."""
+
+
+def _by_length(topic: str, key: bytes, partitions: int) -> int:
+    return len(key) % partitions
 
 
 class Publishing(ConformanceCase):
@@ -415,6 +431,71 @@ class Publishing(ConformanceCase):
         assert all(len(partitions) == 1 for partitions in chosen.values())
         assert {partition for partitions in chosen.values() for partition in partitions} == {0, 1, 2, 3}
 
+    @requires("publish.partition_of")
+    @promise(
+        "publishing.partition-of-tells-where",
+        "`bus.partition_of` returns the partition to which messages with the key are published.",
+    )
+    async def test_partition_of_tells_where(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=3)
+        texts = [b"k", b"key-17", "kéy €".encode(), b"a-much-longer-key-that-needs-several-rounds-of-the-hash"]
+        keys = [*texts, b"\x00", b"\xff\xfe\x80", *(f"key-{number}".encode() for number in range(30))]
+        told = [await bus.partition_of(topic, key) for key in keys]
+        assert set(told) == {0, 1, 2}
+        receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"x", key) for key in keys])
+        assert [receipt.partition for receipt in receipts] == told
+        assert await bus.partition_of(topic, "key-17") == await bus.partition_of(topic, b"key-17")
+        with pytest.raises(TopicNotFound):
+            await bus.partition_of(unique("missing"), b"k")
+
+    @requires("publish.partitions", "records.log_reader")
+    @promise(
+        "publishing.partitioner-places-keys",
+        "With a `partitioner`, a key goes where its hash or function says, the same on every backend, and a key's "
+        "messages keep their order.",
+    )
+    async def test_partitioner_places_keys(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=4)
+        partitioners: dict[Partitioner, list[int]] = {
+            name: [hashed % 4 for hashed in hashes] for name, hashes in _HASHES.items()
+        }
+        partitioners[_by_length] = [len(key) % 4 for key in _HASHED]
+        for partitioner, wanted in partitioners.items():
+            out = bus.topic(topic, partitioner=partitioner)
+            assert [await bus.partition_of(topic, key, partitioner=partitioner) for key in _HASHED] == wanted
+            receipts = await out.publish_batch(
+                [OutboundMessage(b"x", key, attributes={"n": "1"} if n else None) for n, key in enumerate(_HASHED)]
+            )
+            assert [receipt.partition for receipt in receipts] == wanted
+            assert (await out.publish(b"x", key=_HASHED[0], partition=3 - wanted[0])).partition == 3 - wanted[0]
+            assert (await out.publish(b"x")).partition in range(4)
+        out = bus.topic(topic, partitioner=_by_length)
+        for future in [await out.enqueue(body, key="abc") for body in numbered(20)]:
+            assert (await future).partition == 3
+        start, stop = (await bus.log.bounds(topic))[3]
+        found = [r.data async for batch in bus.log.read(topic, 3, start, stop) for r in batch if r.key == b"abc"]
+        assert found == numbered(20)
+
+    @requires("publish.partitions", "records.log_reader")
+    @promise(
+        "publishing.partitioner-failure-is-the-messages",
+        "A partitioner that raises, or returns no partition of the topic, fails its message only.",
+    )
+    async def test_partitioner_failure_is_the_messages(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=2)
+
+        def odd(_: str, key: bytes, __: int) -> int:
+            return {b"one": 1, b"far": 2, b"less": -1}[key]
+
+        out = bus.topic(topic, partitioner=odd)
+        with pytest.raises(PublishError) as raised:
+            await out.publish_batch([OutboundMessage(b"x", key) for key in ("one", "far", "less", "unknown", "one")])
+        outcomes = raised.value.outcomes
+        assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, InvalidMessage)] == [1, 2, 3]
+        assert [getattr(outcomes[index], "partition", None) for index in (0, 4)] == [1, 1]
+        with pytest.raises(InvalidMessage, match="far"):
+            await bus.partition_of(topic, "far", partitioner=odd)
+
     @promise(
         "publishing.unsupported-is-refused",
         "A feature that the backend lacks raises Unsupported; nothing is sent.",
@@ -433,4 +514,10 @@ class Publishing(ConformanceCase):
                 if not getattr(can, feature):
                     with pytest.raises(Unsupported):
                         await bus.topic(topic).publish(message)
+            if not can.partitions:
+                with pytest.raises(Unsupported):
+                    bus.topic(topic, partitioner="murmur2")
+            if not can.partition_of:
+                with pytest.raises(Unsupported):
+                    await bus.partition_of(topic, "k")
             await nothing_more(inbox, harness.quiet)

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import defaultdict
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pytest
@@ -71,6 +72,65 @@ class Records(ConformanceCase):
                 by_key[record.key].append(record.data)
         assert all(offsets == sorted(set(offsets)) for offsets in by_partition.values())
         assert all(seen == sorted(seen, key=lambda body: body or b"") for seen in by_key.values())
+
+    @requires("records")
+    @promise(
+        "records.columns-equal-the-records",
+        "`batch.rows(...)` returns the attributes of the records; times in milliseconds are those times, rounded down.",
+    )
+    async def test_columns_equal_the_records(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=2)
+        written = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+        sent = [
+            OutboundMessage(
+                body, key=f"key-{n}", attributes={"n": str(n)}, id=f"id-{n}", publish_time=written if n % 2 else None
+            )
+            for n, body in enumerate(numbered(40))
+        ]
+        await bus.topic(topic).publish_batch(sent)
+        names = ["topic", "partition", "offset", "id", "key", "data", "attributes", "publish_time", "broker_time"]
+        seen = 0
+        async with bus.records(topic, group="readers") as log:
+            while seen < len(sent):
+                batch = await log.next_batch(timeout=harness.patience)
+                # Before the records are made, where a backend makes them on access.
+                times = list(batch.rows("publish_time_ms", "broker_time_ms"))
+                rows = list(batch.rows(*names))
+                assert rows == [tuple(getattr(record, name) for name in names) for record in batch]
+                assert times == [(_milliseconds(r.publish_time), _milliseconds(r.broker_time)) for r in batch]
+                seen += len(batch)
+                assert len(batch), f"{seen} of {len(sent)} records arrived"
+
+    @requires("records")
+    @promise(
+        "records.by-partition-parts-a-batch",
+        "`batch.by_partition()` has each record once, in order, under its partition; committing a part commits that "
+        "partition only.",
+    )
+    async def test_by_partition_parts_a_batch(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(partitions=2) for _ in range(2)]
+        for topic in topics:
+            messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40, topic))]
+            await bus.topic(topic).publish_batch(messages)
+        one = TopicPartition(topics[0], 0)
+        seen, wanted = 0, -1
+        async with bus.records(topics, group="readers") as log:
+            while seen < 80:
+                batch = await log.next_batch(timeout=harness.patience)
+                parts = batch.by_partition()
+                for place, part in parts.items():
+                    mine = [record for record in batch if (record.topic, record.partition) == place]
+                    assert [record.offset for record in part] == [record.offset for record in mine]
+                    assert [record.data for record in part] == [record.data for record in mine]
+                assert sum(map(len, parts.values())) == len(batch)
+                if (part := parts.get(one)) is not None:
+                    wanted = part[-1].offset + 1
+                    await part.commit()
+                seen += len(batch)
+                assert len(batch), f"{seen} of 80 records arrived"
+            committed = await log.committed()
+        assert {place for place, position in committed.items() if position is not None} == {one}
+        assert committed[one] == wanted
 
     @requires("records")
     @promise("records.each-group-gets-all", "Each of two groups reads all records, and commits its own positions.")
@@ -419,3 +479,7 @@ class Records(ConformanceCase):
             assert bodies(messages) == once(numbered(20))
             for message in messages:
                 await message.ack()
+
+
+def _milliseconds(time: datetime | None) -> int | None:
+    return None if time is None else (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

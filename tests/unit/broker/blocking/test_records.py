@@ -24,6 +24,8 @@ def test_records_one_by_one_by_batch_and_committed(bus: broker.blocking.Bus) -> 
         assert [record.offset for record in batch] == list(range(1, 1 + len(batch)))
         batch.commit()
         assert batch.to_arrow().num_rows == len(batch)
+        ((place, part),) = batch.by_partition().items()
+        assert (place, [record.offset for record in part]) == ((TOPIC, 0), [record.offset for record in batch])
         for record in log:
             if record.offset == 9:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.unit.broker.driver import test_commits as test_record_commits
 from tests.unit.broker.reading import record_bench, test_record_consumer, test_record_flow, test_record_positions
 from tests.unit.broker.reading import test_decoding as test_record_decoding
 from tests.unit.broker.reading.record_bench import P0, P1, bench
-from tests.unit.broker.reading.record_fakes import FakeRun, RunSource, record, runs_of
+from tests.unit.broker.reading.record_fakes import VIEW, WRITTEN, FakeRun, RunSource, record, runs_of
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,39 @@ async def test_rows_create_records_only_for_columns_that_a_run_lacks() -> None:
         assert list(rows) == []
         assert [run.made for run in runs] == [1, 1]
         assert next(batch.rows("payload", "offset")) == (b"1", 1)
+
+
+async def test_a_batch_is_parted_by_partition_without_records() -> None:
+    async with bench(0, 1) as b:
+        for first, partition in ((1, 0), (5, 1), (2, 0)):
+            b.source.append(first, partition=partition)
+            await b.buffered(1)
+        await b.buffered(3)
+        batch = await b.consumer.next_batch()
+        runs: list[FakeRun] = [run for run, _ in batch._items._runs]  # pyright: ignore[reportAttributeAccessIssue]
+        parts = batch.by_partition()
+        assert {place: list(part.rows("offset")) for place, part in parts.items()} == {P0: [(1,), (2,)], P1: [(5,)]}
+        assert [run.made for run in runs] == [0, 0, 0]
+        await parts[P0].commit()
+        assert b.source.stored == {P0: 3}
+        made = sorted(batch, key=lambda each: (each.partition, each.offset))
+        again = batch.by_partition()
+        assert [one is other for one, other in zip([*again[P0], *again[P1]], made, strict=True)] == [True] * 3
+        assert [*again[P0].by_partition()] == [P0]
+    assert RecordBatch([]).by_partition() == RecordBatch(RecordsOfRuns([], None)).by_partition() == {}
+
+
+async def test_times_are_whole_milliseconds() -> None:
+    async with bench() as b:
+        b.source.append(1)
+        await b.buffered(1)
+        batch = await b.consumer.next_batch()
+        wanted = int(WRITTEN.timestamp()) * 1000 + WRITTEN.microsecond // 1000
+        assert list(batch.rows("offset", "publish_time_ms", "broker_time_ms")) == [(1, wanted, wanted)]
+        assert list(RecordBatch(list(batch)).rows("publish_time_ms")) == [(wanted,)]
+    early: Record[bytes] = Record("orders", 3, 7, None, None, ({}, datetime(1969, 12, 31, 23, 59, 59, 999, UTC)), VIEW)
+    bare: Record[bytes] = Record("orders", 3, 8, None, None, ({}, None), VIEW)
+    assert list(RecordBatch([early, bare]).rows("publish_time_ms")) == [(-1000,), (None,)]
 
 
 def test_rows_of_records_of_an_empty_batch_and_of_unknown_columns() -> None:

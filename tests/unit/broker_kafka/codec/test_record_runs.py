@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from broker_kafka.codec.record_run import NativeRun, runs_of
 from broker_kafka.records import FetchedRuns
 
 _MOMENT = 1_700_000_000_123
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def native(offset: int, partition: int = 0, topic: str = "orders", value: bytes | None = b"data", **more: Any) -> Any:
@@ -87,6 +88,12 @@ def test_rows_and_columns_are_those_of_the_records_whatever_the_headers_say(each
     lazy = RecordBatch(RecordsOfRuns([(run, 1)], None))
     records = run.make(None, 1)
     assert list(lazy.rows(*names)) == [tuple(getattr(record, name) for name in names) for record in records]
+    times = [
+        tuple(None if time is None else (time - _EPOCH) // timedelta(milliseconds=1) for time in times)
+        for times in lazy.rows("publish_time", "broker_time")
+    ]
+    assert list(lazy.rows("publish_time_ms", "broker_time_ms")) == times
+    assert list(RecordBatch(records).rows("publish_time_ms", "broker_time_ms")) == times
     assert lazy.to_arrow().equals(RecordBatch(records).to_arrow())
 
 
