@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from broker.driver import (
 )
 from broker_inmem.admin import InmemAdmin
 from broker_inmem.connection import Connection, ConnectionState
+from broker_inmem.log_follower import InmemLogFollower
 from broker_inmem.log_reader import InmemLogReader
 from broker_inmem.messages import InmemMessageSource
 from broker_inmem.publishing import InmemPublishTarget
@@ -52,7 +54,7 @@ class InmemBackend:
         self._hooks = hooks
         hooks.raises = self.broker.raises_from_handlers
         self._lease_seconds = settings.lease_seconds or self.broker.options.lease_seconds
-        self._open: set[InmemMessageSource | InmemRecordSource | InmemTransaction] = set()
+        self._open: set[InmemMessageSource | InmemRecordSource | InmemLogFollower | InmemTransaction] = set()
         capabilities = self.broker.capabilities
         if capabilities.messages is not None and self._lease_seconds != capabilities.messages.lease_seconds:
             messages = replace(capabilities.messages, lease_seconds=self._lease_seconds)
@@ -99,7 +101,14 @@ class InmemBackend:
         return transaction
 
     def log_reader(self) -> LogReaderSpi:
-        return InmemLogReader(self.broker, self._connection())
+        return InmemLogReader(self.broker, self._connection(), self._follow)
+
+    def _follow(self, topic: str, positions: Mapping[int, int]) -> InmemLogFollower:
+        follower = InmemLogFollower(
+            self.broker, self._connection(), topic, positions, emit=self._hooks.emit, on_close=self._open.discard
+        )
+        self._open.add(follower)
+        return follower
 
     def admin(self) -> AdminSpi:
         return InmemAdmin(self.broker, self._connection())
