@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,8 +28,7 @@ from broker.driver import (
 )
 from broker_inmem.admin import InmemAdmin
 from broker_inmem.connection import Connection, ConnectionState
-from broker_inmem.log_follower import InmemLogFollower
-from broker_inmem.log_reader import InmemLogReader
+from broker_inmem.log_follower import FollowingLogReader, InmemLogFollower
 from broker_inmem.messages import InmemMessageSource
 from broker_inmem.publishing import InmemPublishTarget
 from broker_inmem.records import InmemRecordSource
@@ -101,14 +99,7 @@ class InmemBackend:
         return transaction
 
     def log_reader(self) -> LogReaderSpi:
-        return InmemLogReader(self.broker, self._connection(), self._follow)
-
-    def _follow(self, topic: str, positions: Mapping[int, int]) -> InmemLogFollower:
-        follower = InmemLogFollower(
-            self.broker, self._connection(), topic, positions, emit=self._hooks.emit, on_close=self._open.discard
-        )
-        self._open.add(follower)
-        return follower
+        return FollowingLogReader(self.broker, self._connection(), self._hooks.emit, self._open)
 
     def admin(self) -> AdminSpi:
         return InmemAdmin(self.broker, self._connection())

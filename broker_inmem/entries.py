@@ -147,6 +147,4 @@ DELIVERY_VIEW: Final = _DeliveryView()
 
 def as_record(entry: Entry) -> Record[Any]:
     """An entry as a record of a read without a group."""
-    return Record(
-        entry.topic, entry.partition, entry.offset, entry.key, entry.data, entry, ENTRY_VIEW, entry.size
-    )
+    return Record(entry.topic, entry.partition, entry.offset, entry.key, entry.data, entry, ENTRY_VIEW, entry.size)

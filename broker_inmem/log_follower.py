@@ -14,10 +14,11 @@ from broker.driver import Event
 from broker_inmem.connection import Connection
 from broker_inmem.entries import as_record
 from broker_inmem.fetching import Fetching
+from broker_inmem.log_reader import InmemLogReader
 from broker_inmem.partition_log import PartitionLog
 from broker_inmem.server import Broker
 
-__all__ = ["InmemLogFollower"]
+__all__ = ["FollowingLogReader", "InmemLogFollower"]
 
 
 class InmemLogFollower(Fetching[Record[Any]]):
@@ -102,9 +103,7 @@ class InmemLogFollower(Fetching[Record[Any]]):
         self._turn = (self._turn + 1) % len(order)
         for number in order[self._turn :] + order[: self._turn]:
             before = self._positions[number]
-            entries, position = logs[number].read(
-                before, most - len(records), max_bytes - size, now, committed=True
-            )
+            entries, position = logs[number].read(before, most - len(records), max_bytes - size, now, committed=True)
             self._positions[number] = position
             if position > before:
                 # Also without a record: the core asks how far each partition was read.
@@ -128,3 +127,24 @@ class InmemLogFollower(Fetching[Record[Any]]):
 
     def _stop_watching(self) -> None:
         self._topic.watchers.discard(self._waker)
+
+
+class FollowingLogReader(InmemLogReader):
+    """Implements `LogReaderSpi` and `FollowsLogs`.
+
+    :param opened: the open parts of the backend, which closes them.
+    """
+
+    def __init__(
+        self, broker: Broker, connection: Connection, emit: Callable[[Event], object], opened: set[Any]
+    ) -> None:
+        super().__init__(broker, connection)
+        self._emit = emit
+        self._opened = opened
+
+    async def follow(self, topic: str, positions: Mapping[int, int]) -> InmemLogFollower:
+        follower = InmemLogFollower(
+            self._broker, self._connection, topic, positions, emit=self._emit, on_close=self._opened.discard
+        )
+        self._opened.add(follower)
+        return follower

@@ -7,14 +7,13 @@ that moment. A read that retention overtakes raises.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from broker import Bounds, OffsetOutOfRange, Record
 from broker_inmem.connection import Connection
 from broker_inmem.entries import as_record
-from broker_inmem.log_follower import InmemLogFollower
 from broker_inmem.partition_log import PartitionLog
 from broker_inmem.server import Broker
 
@@ -24,20 +23,11 @@ _MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 class InmemLogReader:
-    """Implements `LogReaderSpi` and `FollowsLogs`.
+    """Implements `LogReaderSpi`."""
 
-    :param follow: opens a follower.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        connection: Connection,
-        follow: Callable[[str, Mapping[int, int]], InmemLogFollower],
-    ) -> None:
+    def __init__(self, broker: Broker, connection: Connection) -> None:
         self._broker = broker
         self._connection = connection
-        self._follow = follow
 
     async def partitions(self, topic: str) -> Sequence[int]:
         with self._broker.lock:
@@ -72,9 +62,6 @@ class InmemLogReader:
             if position >= stop:
                 return
             await asyncio.sleep(0)
-
-    async def follow(self, topic: str, positions: Mapping[int, int]) -> InmemLogFollower:
-        return self._follow(topic, positions)
 
     def _logs(self, topic: str) -> list[PartitionLog]:
         self._connection.check()

@@ -75,7 +75,7 @@ class _Partition:
         self._ahead = position
         self._sequence = 0
         self._end = 0
-        self._consumer = ""
+        self._consumer, self._name = "", b""
         self._pulls: OrderedPulls | None = None
         self._epoch = -1
 
@@ -111,7 +111,7 @@ class _Partition:
         what = f"A follower of topic {layout.topic!r}"
         info = await subscriptions.create(self._connection, layout, name, config, what=what)
         self._pulls = OrderedPulls(self._connection, layout, name, self._arrived)
-        self._consumer, self._sequence = name, 0
+        self._consumer, self._name, self._sequence = name, name.encode(), 0
         # Records below were in the stream before the consumer: it has them if it has any left.
         self._end = stream.following
         self.opened = True
@@ -141,27 +141,17 @@ class _Partition:
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         pulls = self._pulls
-        if pulls is None or not pulls.owns(subject):
+        if pulls is None:
             return
-        pulls.last_heard = time.monotonic()
         if not data and block[8:9] == b" " and not reply:
-            code, text = status_of(block)
-            if code == 503 or (code == 409 and "deleted" in text.lower()):
-                self.opened = False
-            if code != 100:
-                pulls.end(subject)
-            elif self.opened and not self._buffer:
-                # A heartbeat: the server has nothing left for us.
-                self.waiting = False
-                self.reached = max(self.reached, self._end)
-            self._wake()
+            if pulls.owns(subject):
+                self._status(pulls, subject, block)
             return
-        if not self.opened:
-            return
-        if (pull := pulls.open.get(subject)) is not None:
-            pull[0] -= 1
         fields = reply.split(b".")
         at = 4 if len(fields) == 9 else 6
+        if not self.opened or fields[at - 1] != self._name:
+            return
+        pulls.arrived()
         offset, sequence = int(fields[at + 1]), int(fields[at + 2])
         if sequence != self._sequence + 1:
             # A record was lost: a new consumer begins behind the last one.
@@ -173,6 +163,19 @@ class _Partition:
         self._buffer.append((offset, NativeMessage(subject, reply, data, block)))
         if len(self._buffer) == 1:
             self._wake()
+
+    def _status(self, pulls: OrderedPulls, subject: bytes, block: bytes) -> None:
+        pulls.last_heard = time.monotonic()
+        code, text = status_of(block)
+        if code == 503 or (code == 409 and "deleted" in text.lower()):
+            self.opened = False
+        if code != 100:
+            pulls.end(subject)
+        elif self.opened and not self._buffer:
+            # A heartbeat: the server has nothing left for us.
+            self.waiting = False
+            self.reached = max(self.reached, self._end)
+        self._wake()
 
     def take(self, topic: str, most: int, max_bytes: int, into: list[Record[Any]]) -> int:
         """Append buffered records to `into`, as far as they fit; returns their bytes."""
@@ -222,9 +225,7 @@ class JetStreamLogFollower:
         self._seen_following = 0
         self._look_at = 0.0
         self._fetching = self._interrupted = self._closed = False
-        self._tasks = TaskSet(
-            "broker-jetstream-follower", lambda error: logger.debug("Following %r: %s", topic, error)
-        )
+        self._tasks = TaskSet("broker-jetstream-follower", lambda error: logger.debug("Following %r: %s", topic, error))
         self._remove_callback = connection.on_connected(self._waker.wake)
 
     async def open(self, positions: Mapping[int, int]) -> None:

@@ -179,6 +179,14 @@ class OrderedPulls(_Pulls):
         self.last_heard = monotonic()
         await self._send(reply, pull_request(self._connection, number, enough))
 
+    def arrived(self) -> None:
+        """A record came; the server serves requests in their order, and a record does not name its request."""
+        self.last_heard = monotonic()
+        for pull in self.open.values():
+            if pull[0] > 0:
+                pull[0] -= 1
+                return
+
     def end(self, subject: bytes) -> None:
         """The server ended a request."""
         self.open.pop(subject, None)

@@ -133,7 +133,7 @@ class KafkaLogFollower:
         :raises TopicRecreated: there is another one of its name.
         """
         try:
-            found = str((await describe_topic(self._connection, self._topic)).topic_id)
+            found = str((await describe_topic(self._connection, self._topic, known=True)).topic_id)
         except TopicNotFound:
             return True
         if found != self._topic_id:

@@ -29,6 +29,7 @@ from broker.errors import (
     NotAuthorized,
     NotFound,
     OffsetOutOfRange,
+    TopicNotFound,
     TopicRecreated,
 )
 from broker.hooks import Hooks, logger
@@ -90,7 +91,7 @@ class LogFollower:
     ) -> None:
         self._reader = reader
         self._topic = topic
-        self._positions = positions
+        self._positions = dict(positions or {})
         self._others: Others | None = "earliest" if positions is None and others is None else others
         self._hooks = hooks
         self._ask_identity = identity
@@ -155,7 +156,7 @@ class LogFollower:
         if self._others is not None:
             latest = self._others == "latest"
             begin = {number: each.next if latest else each.first for number, each in bounds.items()}
-        for number, position in (self._positions or {}).items():
+        for number, position in self._positions.items():
             if number not in bounds:
                 raise NotFound(
                     f"Topic {self._topic!r} has no partition {number}",
@@ -304,14 +305,19 @@ class LogFollower:
     # -- new partitions, recreated topics ------------------------------------------------------------------
 
     async def _look_again(self) -> None:
+        missing = False
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._check_identity()
                 if self._others is not None:
                     await self._look_for_partitions()
+                missing = False
             except BrokerError as error:
-                if not error.retriable:
+                # A broker may not know a new topic yet: look again.
+                first_miss = type(error) is TopicNotFound and not missing
+                missing = type(error) is TopicNotFound
+                if not error.retriable and not first_miss:
                     self._fetcher.fail(error)
                     return
                 logger.debug("Following %r: %s", self._topic, error)

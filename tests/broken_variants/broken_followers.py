@@ -147,7 +147,7 @@ class _GoesOn(_Follower):
             return await self.inner.fetch(max_records, max_bytes, wait)
         except TopicRecreated:
             await self.inner.close()
-            self.inner = await self.reader.follow(self.topic, {0: 3})
+            self.inner = await self.reader.follow(self.topic, {0: 0})
             return []
         except OffsetOutOfRange:
             await self.inner.close()
@@ -164,13 +164,13 @@ class _OneIdentity(BrokenAdmin):
 
 @breaks("follow.recreated-topic-raises")
 class FollowsTheNewTopic(_Following):
-    """A follower of a recreated topic goes on at its position, which means other records."""
+    """A follower of a recreated topic begins at its first record."""
 
     follower_class = _GoesOn
     admin_class = _OneIdentity
 
 
-@breaks("follow.records-removed-meanwhile-raise")
+@breaks("follow.removed-records-are-not-skipped")
 class FollowerSkipsRemovedRecords(_Following):
     """A follower whose next record was removed goes on with the first that remains."""
 

@@ -174,16 +174,18 @@ class LogFollowing(ConformanceCase):
     @requires("records.follow")
     @promise(
         "follow.recreated-topic-raises",
-        "A follower of a topic that is deleted and recreated raises TopicRecreated; it does not read the new topic.",
+        "A follower of a topic that is deleted and recreated raises TopicRecreated, or another error where the broker "
+        "has no identities of topics; it does not read the new topic from the start.",
     )
     async def test_recreated_topic_raises(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(3, "old"))
+        named = await bus.admin.topic_identity(topic) is not None
         async with bus.log.follow(topic) as log:
             await _until_caught_up(log, harness.patience)
             await bus.admin.delete_topic(topic)
             await _recreate(harness, topic)
-            with pytest.raises(TopicRecreated) as caught:
+            with pytest.raises(TopicRecreated if named else (TopicNotFound, OffsetOutOfRange)) as caught:
                 while True:
                     batch = await log.next_batch(timeout=harness.patience)
                     assert not batch, "A record of the new topic was handed over"
@@ -222,22 +224,28 @@ class LogFollowing(ConformanceCase):
 
     @requires("records.follow", "harness.isolate")
     @promise(
-        "follow.records-removed-meanwhile-raise",
-        "Records that retention removes before a follower, which was cut off, has read them raise OffsetOutOfRange.",
+        "follow.removed-records-are-not-skipped",
+        "Records that are removed while a follower is cut off come all the same, or raise OffsetOutOfRange.",
     )
-    async def test_records_removed_meanwhile_raise(self, harness: Harness) -> None:
+    async def test_removed_records_are_not_skipped(self, harness: Harness) -> None:
         topic = await harness.topic(partitions=1)
         bus, reader = await harness.bus(), await harness.connect(short_lease=True)
         await bus.topic(topic).publish_batch(numbered(3))
         async with reader.log.follow(topic) as log:
             assert len(await _take(log, 3, harness.patience)) == 3
             await harness.isolate(reader)
-            await bus.topic(topic).publish_batch(numbered(3, "lost"))
+            await bus.topic(topic).publish_batch(numbered(3, "removed"))
             await bus.admin.purge(topic)
             await bus.topic(topic).publish_batch(numbered(3, "new"))
             await harness.heal(reader)
-            with pytest.raises(OffsetOutOfRange):
-                await _take(log, 3, 6 * harness.patience)
+            seen: list[bytes | None] = []
+            try:
+                while b"new-000002" not in seen:
+                    seen += [record.data for record in await _take(log, 1, 6 * harness.patience)]
+            except OffsetOutOfRange:
+                return
+            # The broker had sent them before.
+            assert seen == [*numbered(3, "removed"), *numbered(3, "new")]
 
     @requires("records.follow")
     @promise(
@@ -319,13 +327,13 @@ async def _until_caught_up(log: FollowedLog, patience: float) -> list[Record[byt
 
 
 async def _recreate(harness: Harness, topic: str) -> None:
-    """Recreate a topic, with as many records as the old one had; brokers take a moment to delete one."""
+    """Recreate a topic, with fewer records than the old one had; brokers take a moment to delete one."""
     bus = await harness.connect()
 
     async def created() -> bool:
         try:
             await bus.admin.ensure_topic(topic, partitions=1)
-            await bus.topic(topic).publish_batch(numbered(5, "recreated"))
+            await bus.topic(topic).publish_batch([b"recreated"])
         except BrokerError:
             return False
         return True
