@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from broker import BrokerError, OffsetOutOfRange, Record, TopicPartition
@@ -169,11 +170,11 @@ class PulsarLogFollower(ReceivingSource):
 
     async def _look_for_ends(self) -> None:
         """Find out whether partitions that have not reached their end, and whose records are gone, have."""
+        patience = self._connection.settings.request_timeout
         for partition in tuple(self._partitions.values()):
             if partition.reached >= partition.end or partition.buffer or self._closed:
                 continue
-            reader, patience = partition.receiver.consumer.reader, self._connection.settings.request_timeout
-            more = await partition.receiver.call(lambda reader=reader: has_more(reader, patience))
+            more = await partition.receiver.call(partial(has_more, partition.receiver.consumer.reader, patience))
             if not more and not partition.buffer:
                 partition.reached = partition.end
 

@@ -3,7 +3,8 @@
 *Concurrency.* Any number of threads may share a consumer, reader or follower; one thread at a time uses a record.
 
 *Cancellation.* KeyboardInterrupt in a waiting call loses no record: the consumer seeks back to the records that the
-call would have returned, and `commit()` commits only up to there; a follower hands them over again. Interrupting a commit does not stop it.
+call would have returned, and `commit()` commits only up to there; a follower hands them over again. Interrupting a
+commit does not stop it.
 
 *Failure.* A retriable error is an event, any other error is raised once.
 """

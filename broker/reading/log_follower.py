@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, Self
 
 from broker.checks import check_choice, check_count, check_patience, is_whole, refused
 from broker.driver.concurrency import check_loop
-from broker.driver.contract import Bounds, LogReaderSpi, TopicPartition
+from broker.driver.contract import Bounds, LogReaderSpi
 from broker.driver.optional import FollowsLogs, LogFollowerSpi
 from broker.errors import (
     BackendError,

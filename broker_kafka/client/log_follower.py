@@ -1,8 +1,8 @@
 """`FollowerThread`: a client that reads assigned partitions without end, in no group.
 
-*Concurrency.* As `OwnerThread`; the host is called on the loop. *Flow.* At most `_IN_FLIGHT` batches are handed over and
-not taken; meanwhile librdkafka fetches ahead as far as its queue allows. *Failure.* Errors go to `host.failed`, after
-the records before them; librdkafka continues by itself after retriable ones.
+*Concurrency.* As `OwnerThread`; the host is called on the loop. *Flow.* At most `_IN_FLIGHT` batches are handed over
+and not taken; meanwhile librdkafka fetches ahead as far as its queue allows. *Failure.* Errors go to `host.failed`,
+after the records before them; librdkafka continues by itself after retriable ones.
 """
 
 from __future__ import annotations

@@ -37,22 +37,24 @@ class ScriptedFollower:
     def __init__(self, positions: Mapping[int, int]) -> None:
         self.added: list[Mapping[int, int]] = [positions]
         self.positions = dict(positions)
-        self.results: asyncio.Queue[Sequence[Record[Any]] | BrokerError | None] = asyncio.Queue()
+        self.results: asyncio.Queue[tuple[Sequence[Record[Any]], Mapping[int, int]] | BrokerError] = asyncio.Queue()
         self.closed = 0
 
     def put(self, *offsets: tuple[int, int], reached: Mapping[int, int] | None = None) -> None:
         """Return records of these partitions and offsets, which reach the positions behind them."""
-        self.results.put_nowait([record(offset, partition) for partition, offset in offsets])
-        self.positions |= {partition: offset + 1 for partition, offset in offsets} | dict(reached or {})
+        after = {partition: offset + 1 for partition, offset in offsets} | dict(reached or {})
+        self.results.put_nowait(([record(offset, partition) for partition, offset in offsets], after))
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
         result = await self.results.get()
         if isinstance(result, BrokerError):
             raise result
-        return result or []
+        records, reached = result
+        self.positions |= reached
+        return records
 
     def interrupt(self) -> None:
-        self.results.put_nowait(None)
+        self.results.put_nowait(((), {}))
 
     def reached(self, partition: int) -> int:
         return self.positions[partition]
