@@ -36,6 +36,7 @@ from broker.protocols import Codec, TransactionalPublisher
 from broker.publishing.partitioning import PartitionedTarget, Partitions
 from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
+from broker.reading.log_follower import LogFollower
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.membership import OnRevoking
 from broker.reading.options import RecordOptions
@@ -96,7 +97,7 @@ class Bus:
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
         # Weak: the application holds its open consumers, and only those need a close.
-        self._consumers: WeakSet[MessageConsumer[Any] | RecordConsumer[Any]] = WeakSet()
+        self._consumers: WeakSet[MessageConsumer[Any] | RecordConsumer[Any] | LogFollower] = WeakSet()
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -465,7 +466,14 @@ class Bus:
             raise self._unsupported("reading the log", "records.log_reader")
         self.check_open()
         if self._log is None:
-            self._log = LogReaderFacade(self._backend.log_reader(), self._record_family(), self.check_open)
+            self._log = LogReaderFacade(
+                self._backend.log_reader(),
+                self._record_family(),
+                self.check_open,
+                hooks=self.hooks,
+                identity=self._admin.topic_identity,
+                remember=self._remember,
+            )
         return self._log
 
     @property
@@ -486,7 +494,7 @@ class Bus:
         self._remember(consumer)
         return consumer
 
-    def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any]) -> None:
+    def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any] | LogFollower) -> None:
         self._consumers.add(consumer)
 
     def _target(self, name: str, partitioner: Partitioner) -> PublishTarget:

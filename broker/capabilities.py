@@ -139,6 +139,8 @@ class RecordCapabilities:
     seek: bool = True
     start_time: bool = False
     log_reader: bool = True
+    follow: bool = False
+    """`bus.log.follow` reads a log without end and without a group."""
     position_at: bool = False
     read_committed: bool = False
     counting_offsets: bool = True

@@ -15,6 +15,7 @@
     ├── NotAuthorized                        the server rejected the operation
     ├── NotFound
     │   ├── TopicNotFound
+    │   │   └── TopicRecreated               the topic was deleted and recreated: positions mean other records
     │   └── SubscriptionNotFound
     ├── OperationTimeout (TimeoutError)      no answer in time; the outcome is unknown (retriable)
     ├── PublishError                         some messages of a batch failed; `outcomes` has each result
@@ -65,6 +66,7 @@ __all__ = [
     "StorageFailed",
     "SubscriptionNotFound",
     "TopicNotFound",
+    "TopicRecreated",
     "TransactionAborted",
     "TransactionFatal",
     "UnknownScheme",
@@ -184,6 +186,12 @@ class TopicNotFound(NotFound):
     """The topic does not exist."""
 
     default_advice = "Create it with `await bus.admin.ensure_topic(name)`"
+
+
+class TopicRecreated(TopicNotFound):
+    """The topic was deleted and recreated while it was read, so positions mean other records."""
+
+    default_advice = "Discard the positions and what was built from the records, and open it again from the start"
 
 
 class SubscriptionNotFound(NotFound):

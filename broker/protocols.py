@@ -42,6 +42,7 @@ __all__ = [
     "BatchedRecordIterator",
     "BatchedRecordStream",
     "Codec",
+    "FollowedLog",
     "GroupAdmin",
     "Handler",
     "LogReader",
@@ -325,6 +326,22 @@ class BatchedRecordStream(Protocol[T]):
     def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]: ...
 
 
+class FollowedLog(Protocol):
+    """Reads a log without end and without a group; as a loop, `async for batch in log.batches():`."""
+
+    @property
+    def behind(self) -> frozenset[int]:
+        """The partitions that have not caught up with what the log held at the start."""
+        ...
+
+    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[bytes]:
+        """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds, and once when
+        partitions have caught up without another record."""
+        ...
+
+    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[bytes]]: ...
+
+
 class LogReader(Protocol):
     """Reads the log of a topic without a group."""
 
@@ -341,6 +358,16 @@ class LogReader(Protocol):
 
         :raises OffsetOutOfRange: retention removed `start`, or `stop` is beyond the end.
         """
+        ...
+
+    def follow(
+        self,
+        topic: str,
+        positions: Mapping[int, int] | None = None,
+        *,
+        others: Literal["earliest", "latest"] | None = None,
+    ) -> AbstractAsyncContextManager[FollowedLog]:
+        """The records of these partitions, each from its position on, without end; None is the whole topic."""
         ...
 
 

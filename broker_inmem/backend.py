@@ -28,7 +28,7 @@ from broker.driver import (
 )
 from broker_inmem.admin import InmemAdmin
 from broker_inmem.connection import Connection, ConnectionState
-from broker_inmem.log_reader import InmemLogReader
+from broker_inmem.log_follower import FollowingLogReader, InmemLogFollower
 from broker_inmem.messages import InmemMessageSource
 from broker_inmem.publishing import InmemPublishTarget
 from broker_inmem.records import InmemRecordSource
@@ -53,7 +53,7 @@ class InmemBackend:
         self._hooks = hooks
         hooks.raises = self.broker.raises_from_handlers
         self._lease_seconds = settings.lease_seconds or self.broker.options.lease_seconds
-        self._open: set[InmemMessageSource | InmemRecordSource | InmemTransaction] = set()
+        self._open: set[InmemMessageSource | InmemRecordSource | InmemLogFollower | InmemTransaction] = set()
         capabilities = self.broker.capabilities
         if capabilities.messages is not None and self._lease_seconds != capabilities.messages.lease_seconds:
             messages = replace(capabilities.messages, lease_seconds=self._lease_seconds)
@@ -103,7 +103,7 @@ class InmemBackend:
         return transaction
 
     def log_reader(self) -> LogReaderSpi:
-        return InmemLogReader(self.broker, self._connection())
+        return FollowingLogReader(self.broker, self._connection(), self._hooks.emit, self._open)
 
     def admin(self) -> AdminSpi:
         return InmemAdmin(self.broker, self._connection())

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from broker import Outcome
+from broker import Outcome, Record
 from broker.driver import Place
 
-__all__ = ["DELIVERY_VIEW", "ENTRY_VIEW", "Delivery", "Entry", "TransactionState", "as_datetime"]
+__all__ = ["DELIVERY_VIEW", "ENTRY_VIEW", "Delivery", "Entry", "TransactionState", "as_datetime", "as_record"]
 
 _FOREVER: Final = float("inf")
 
@@ -143,3 +143,8 @@ class _DeliveryView:
 
 ENTRY_VIEW: Final = _EntryView()
 DELIVERY_VIEW: Final = _DeliveryView()
+
+
+def as_record(entry: Entry) -> Record[Any]:
+    """An entry as a record of a read without a group."""
+    return Record(entry.topic, entry.partition, entry.offset, entry.key, entry.data, entry, ENTRY_VIEW, entry.size)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from broker import Bounds, OffsetOutOfRange, Record
 from broker_inmem.connection import Connection
-from broker_inmem.entries import ENTRY_VIEW
+from broker_inmem.entries import as_record
 from broker_inmem.partition_log import PartitionLog
 from broker_inmem.server import Broker
 
@@ -58,7 +58,7 @@ class InmemLogReader:
                 now = self._broker.clock.time()
                 entries, position = log.read(position, max_records, _MAX_BYTES, now, committed=True, stop=stop)
             if entries:
-                yield [Record(e.topic, e.partition, e.offset, e.key, e.data, e, ENTRY_VIEW, e.size) for e in entries]
+                yield [as_record(entry) for entry in entries]
             if position >= stop:
                 return
             await asyncio.sleep(0)

@@ -95,6 +95,7 @@ class BrokerOptions:
                 seek=True,
                 start_time=True,
                 log_reader=True,
+                follow=True,
                 position_at=True,
                 read_committed=True,
             ),

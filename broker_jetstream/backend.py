@@ -44,7 +44,7 @@ from broker_jetstream import subscriptions
 from broker_jetstream.admin import JetStreamAdmin
 from broker_jetstream.codec import LETTER_TEXT
 from broker_jetstream.connection import Connection
-from broker_jetstream.log_reader import JetStreamLogReader
+from broker_jetstream.log_follower import FollowingLogReader, JetStreamLogFollower
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import consumer_name
 from broker_jetstream.publishing import JetStreamPublishTarget, partition_of
@@ -73,7 +73,7 @@ class JetStreamBackend:
         self._layouts = Layouts(self._connection)
         self._server = EmbeddedServer(settings.embedded) if settings.embedded is not None else None
         self._storage: StorageWatch | None = None
-        self._open: set[JetStreamMessageSource | JetStreamRecordSource] = set()
+        self._open: set[JetStreamMessageSource | JetStreamRecordSource | JetStreamLogFollower] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,7 +113,12 @@ class JetStreamBackend:
                 topic_patterns=True,
             ),
             records=RecordCapabilities(
-                rebalance=True, start_time=True, position_at=True, shared_offsets=True, topic_patterns=True
+                rebalance=True,
+                start_time=True,
+                follow=True,
+                position_at=True,
+                shared_offsets=True,
+                topic_patterns=True,
             ),
             durable=settings.embedded != "",
             shared=settings.embedded != "",
@@ -238,7 +243,7 @@ class JetStreamBackend:
         )
 
     def log_reader(self) -> LogReaderSpi:
-        return JetStreamLogReader(self._connection, self._layouts)
+        return FollowingLogReader(self._connection, self._layouts, self._open)
 
     def admin(self) -> AdminSpi:
         return JetStreamAdmin(self._connection, self._layouts)

@@ -43,7 +43,7 @@ from broker_jetstream.streams import Layout, Layouts, layout_of, stored_message
 from broker_jetstream.times import server_time
 from broker_jetstream.transport import Outgoing
 
-__all__ = ["JetStreamLogReader"]
+__all__ = ["JetStreamLogReader", "check_start"]
 
 VIEW: Final = LogView()
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -104,7 +104,7 @@ class JetStreamLogReader:
         ahead: asyncio.Task[list[NativeMessage]] | None = None
         try:
             while position < stop:
-                _check_start(layout, position, first)
+                check_start(layout, position, first)
                 raws = await (ahead or self._next(layout, partition, position, stop, max_records))
                 ahead = None
                 with reads_answer(f"Topic {topic!r}"):
@@ -117,7 +117,7 @@ class JetStreamLogReader:
                 left = None if raws else await self._stored(layout, _from(layout, partition, position))
                 # Retention may have removed records meanwhile.
                 _, first, _ = await self._state(topic)
-                _check_start(layout, position, first)
+                check_start(layout, position, first)
                 if left is not None and left < stop:
                     behind_since = behind_since or time.monotonic()
                     await self._wait_for_replicas(layout, behind_since)
@@ -260,8 +260,11 @@ def _record(layout: Layout, partition: int, raw: NativeMessage) -> Record[Any]:
     return Record(layout.topic, partition, _offset(raw), key_of(raw.block), data, raw, VIEW, size)
 
 
-def _check_start(layout: Layout, position: int, first: int) -> None:
-    """Sequences below the stream's first one were removed, in all partitions."""
+def check_start(layout: Layout, position: int, first: int) -> None:
+    """Sequences below the stream's first one were removed, in all partitions.
+
+    :raises OffsetOutOfRange: the position is among them.
+    """
     if position < first and first > 1:
         raise OffsetOutOfRange(
             f"Topic {layout.topic!r} begins at {first}; retention removed the records from position {position} on"

@@ -19,7 +19,7 @@ from broker_jetstream.streams import Layout
 from broker_jetstream.subscriptions import GROUP, pull_request
 from broker_jetstream.transport import Outgoing, RawHandler
 
-__all__ = ["MessagePulls", "PinnedPulls"]
+__all__ = ["MessagePulls", "OrderedPulls", "PinnedPulls"]
 
 _GROWTH: Final = 4
 """How many times larger than the last messages the next ones may be before a pull ends early."""
@@ -165,6 +165,31 @@ class MessagePulls(_Pulls):
         finally:
             # Also when the caller gives up: the connection would keep the listener.
             await self.cancel()
+
+
+class OrderedPulls(_Pulls):
+    """The pulls of one partition of a followed log."""
+
+    async def request(self, number: int, max_bytes: int) -> None:
+        """Request `number` records; `max_bytes` is raised to the largest possible record."""
+        reply = await self._reply_subject()
+        # A bound below the largest record would block that record for ever.
+        enough = max(max_bytes, self._connection.max_payload) + _MAX_HEADERS
+        self.open[reply] = [number, enough]
+        self.last_heard = monotonic()
+        await self._send(reply, pull_request(self._connection, number, enough))
+
+    def arrived(self) -> None:
+        """A record came; the server serves requests in their order, and a record does not name its request."""
+        self.last_heard = monotonic()
+        for pull in self.open.values():
+            if pull[0] > 0:
+                pull[0] -= 1
+                return
+
+    def end(self, subject: bytes) -> None:
+        """The server ended a request."""
+        self.open.pop(subject, None)
 
 
 class PinnedPulls(_Pulls):

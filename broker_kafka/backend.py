@@ -114,6 +114,7 @@ class KafkaBackend:
             records=RecordCapabilities(
                 rebalance=True,
                 start_time=True,
+                follow=True,
                 position_at=True,
                 read_committed=True,
                 topic_patterns=True,

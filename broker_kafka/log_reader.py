@@ -26,6 +26,7 @@ from broker_kafka.client.log_fetcher import Chunk, ReaderThread, Use
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, positions_at, topic_bounds
 from broker_kafka.cluster.names import EPHEMERAL_PREFIX
+from broker_kafka.log_follower import KafkaLogFollower
 
 __all__ = ["KafkaLogReader"]
 
@@ -39,12 +40,13 @@ _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
 
 
 class KafkaLogReader:
-    """Implements `LogReaderSpi`."""
+    """Implements `LogReaderSpi` and `FollowsLogs`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._idle: list[ReaderThread] = []
         self._all: set[ReaderThread] = set()
+        self._followers: set[KafkaLogFollower] = set()
         self._closed = False
 
     async def partitions(self, topic: str) -> Sequence[int]:
@@ -91,10 +93,22 @@ class KafkaLogReader:
             if not healthy:
                 await asyncio.shield(self._break_off(thread, ahead, keep=in_order))
 
+    async def follow(self, topic: str, positions: Mapping[int, int]) -> KafkaLogFollower:
+        self._check_open()
+        follower = KafkaLogFollower(self._connection, self._client_config(), topic, on_close=self._followers.discard)
+        self._followers.add(follower)
+        try:
+            await follower.open(positions)
+        except BaseException:
+            await follower.close()
+            raise
+        return follower
+
     async def close(self) -> None:
         """Close all clients; running reads raise Closed."""
         self._closed = True
         self._idle.clear()
+        await asyncio.gather(*(follower.close() for follower in tuple(self._followers)))
         threads, self._all = list(self._all), set[ReaderThread]()
         await asyncio.gather(*(thread.stop(_STOP) for thread in threads))
 
@@ -115,8 +129,7 @@ class KafkaLogReader:
 
     async def _acquire(self, place: TopicPartition, start: int) -> ReaderThread:
         """A client for a read that begins here."""
-        if self._closed:
-            raise Closed("The log reader is closed", advice="Use it within `async with`")
+        self._check_open()
         for thread in [each for each in self._idle if each.failure is not None]:
             self._idle.remove(thread)
             self._all.discard(thread)
@@ -129,16 +142,8 @@ class KafkaLogReader:
         if found is not None:
             self._idle.remove(found)
             return found
-        config = self._connection.client_config("consumer") | {
-            "group.id": _GROUP,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed",
-            # A fetch that waits at the end of one read would delay the first fetch of the next.
-            "fetch.wait.max.ms": _FETCH_WAIT,
-        }
+        # A fetch that waits at the end of one read would delay the first fetch of the next.
+        config = self._client_config() | {"fetch.wait.max.ms": _FETCH_WAIT}
         thread = ReaderThread(config, self._connection.settings.request_timeout)
         self._all.add(thread)
         try:
@@ -148,6 +153,20 @@ class KafkaLogReader:
             await thread.stop(_STOP)
             raise
         return thread
+
+    def _client_config(self) -> dict[str, Any]:
+        return self._connection.client_config("consumer") | {
+            "group.id": _GROUP,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+        }
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("The log reader is closed", advice="Use it within `async with`")
 
     async def _release(self, thread: ReaderThread) -> None:
         if self._closed:

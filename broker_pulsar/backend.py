@@ -36,7 +36,7 @@ from broker.driver.settings import BackendSettings
 from broker_pulsar.admin import PulsarAdmin
 from broker_pulsar.client import Client
 from broker_pulsar.connection import Connection
-from broker_pulsar.log_reader import PulsarLogReader
+from broker_pulsar.log_follower import FollowingLogReader
 from broker_pulsar.messages import subscribe
 from broker_pulsar.publishing import PulsarPublishTarget
 from broker_pulsar.receiving import ReceivingSource
@@ -90,7 +90,12 @@ class PulsarBackend:
                 topic_patterns=True,
             ),
             records=RecordCapabilities(
-                rebalance=True, start_time=True, position_at=True, counting_offsets=False, topic_patterns=True
+                rebalance=True,
+                start_time=True,
+                follow=True,
+                position_at=True,
+                counting_offsets=False,
+                topic_patterns=True,
             ),
             durable=True,
             settings_needed={"publish.partitions": alone} if alone else {},
@@ -142,7 +147,7 @@ class PulsarBackend:
         )
 
     def log_reader(self) -> LogReaderSpi:
-        return PulsarLogReader(self.connection)
+        return FollowingLogReader(self.connection, self._open)
 
     def admin(self) -> AdminSpi:
         return PulsarAdmin(self.connection)

@@ -22,7 +22,14 @@ from broker.blocking.messages import (
     Service,
     run,
 )
-from broker.blocking.records import AsMessagesOptions, BlockingRecord, BlockingRecordBatch, LogReader, RecordConsumer
+from broker.blocking.records import (
+    AsMessagesOptions,
+    BlockingRecord,
+    BlockingRecordBatch,
+    LogFollower,
+    LogReader,
+    RecordConsumer,
+)
 from broker.blocking.topic import ReceiptFuture, Topic
 from broker.blocking.transactions import Transaction, TransactionalPublisher
 
@@ -36,6 +43,7 @@ __all__ = [
     "BlockingRecordBatch",
     "Bus",
     "Handler",
+    "LogFollower",
     "LogReader",
     "MessageConsumer",
     "MessageOptions",

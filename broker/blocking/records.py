@@ -1,9 +1,10 @@
-"""Records without `await`: `RecordConsumer`, the records that it reads, and `LogReader`.
+"""Records without `await`: `RecordConsumer`, the records that it reads, `LogReader` and `LogFollower`.
 
-*Concurrency.* Any number of threads may share a consumer or reader; one thread at a time uses a record.
+*Concurrency.* Any number of threads may share a consumer, reader or follower; one thread at a time uses a record.
 
 *Cancellation.* KeyboardInterrupt in a waiting call loses no record: the consumer seeks back to the records that the
-call would have returned, and `commit()` commits only up to there. Interrupting a commit does not stop it.
+call would have returned, and `commit()` commits only up to there; a follower hands them over again. Interrupting a
+commit does not stop it.
 
 *Failure.* A retriable error is an event, any other error is raised once.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
 
@@ -24,14 +26,15 @@ from broker.driver.contract import Bounds, TopicPartition
 from broker.driver.optional import Span
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
-from broker.reading import log_reader, record_consumer
+from broker.reading import log_follower, log_reader, record_consumer
+from broker.reading.log_follower import Others
 from broker.records import Record, RecordBatch
 from broker.threads.portal import Call, Portal
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["AsMessagesOptions", "BlockingRecord", "BlockingRecordBatch", "LogReader", "RecordConsumer"]
+__all__ = ["AsMessagesOptions", "BlockingRecord", "BlockingRecordBatch", "LogFollower", "LogReader", "RecordConsumer"]
 
 T = TypeVar("T", default=bytes)
 
@@ -412,6 +415,24 @@ class LogReader:
         """
         return self._iterate(self._reader.read(topic, partition, start, stop, max_records=max_records))
 
+    def follow(
+        self, topic: str, positions: Mapping[int, int] | None = None, *, others: Others | None = None
+    ) -> LogFollower:
+        """The records from these positions on, without end and without a group. Does no I/O: `with` opens it.
+
+        `with bus.log.follow("orders", {0: 17}) as log: for batch in log.batches(): ...`
+
+        :param positions: the partitions to follow, each with the offset to begin at; None is all partitions, from their
+            first record on.
+        :param others: where partitions that `positions` does not name begin: "earliest" or "latest". Partitions that
+            are added later are followed, too, from their first record on. None follows only what is named.
+        :raises ConfigurationError: an argument is invalid.
+        :raises OffsetOutOfRange: a position is negative; opening checks the rest.
+        :raises Unsupported: the backend cannot follow its log.
+        """
+        follower = self._portal.run(partial(self._reader.follow, topic, positions, others=others))
+        return LogFollower(follower, self._portal)
+
     def _iterate(self, batches: Any) -> Iterator[BlockingRecordBatch[bytes]]:
         try:
             while (batch := self._portal.call(anext, batches, None)) is not None:
@@ -419,3 +440,79 @@ class LogReader:
         finally:
             # The garbage collector may run this in any thread, so the close runs later on the loop.
             self._portal.spawn(batches.aclose)
+
+
+class LogFollower:
+    """A followed log; created by `bus.log.follow`, opened and closed by `with`."""
+
+    def __init__(self, follower: log_follower.LogFollower, portal: Portal) -> None:
+        self._follower = follower
+        self._portal = portal
+        self._opened = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the follower was closed, or ended by an error."""
+        return self._follower.closed
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the follower is open and its last fetch succeeded."""
+        return self._follower.healthy
+
+    def __enter__(self) -> Self:
+        """Find the positions, and begin to fetch.
+
+        :raises NotFound: the topic, or one of the partitions, does not exist.
+        :raises OffsetOutOfRange: the log does not hold a position.
+        """
+        self._portal.call(self._follower.__aenter__)
+        self._opened = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop: waiting calls raise Closed, iterations end. May be called twice; leaves nothing on the broker."""
+        if not self._portal.ended:
+            self._portal.call(self._follower.close)
+
+    @property
+    def behind(self) -> frozenset[int]:
+        """The partitions that have not caught up yet.
+
+        A partition has caught up when all records that the log held at the start were handed over, or have gone since.
+        Partitions that are added later are never behind.
+        """
+        return self._follower.behind
+
+    def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> BlockingRecordBatch[bytes]:
+        """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
+
+        An empty batch also comes once when partitions have caught up and no record comes with that; see `behind`.
+
+        :raises TopicRecreated: the topic was deleted and recreated: positions mean other records.
+        :raises TopicNotFound: the topic was deleted.
+        :raises OffsetOutOfRange: retention removed records before they were read.
+        :raises Closed: the follower was closed.
+        """
+        call = Call(self._follower.next_batch, (max_records, timeout), undelivered=self._give_back)
+        return BlockingRecordBatch(self._portal.wait(call), self._portal)
+
+    def batches(self, max_records: int = 1000) -> Iterator[BlockingRecordBatch[bytes]]:
+        """Iterate over batches of records until the follower is closed. Leaving the loop loses no record.
+
+        A batch is empty when partitions have caught up and no record came with that; see `behind`.
+        """
+        batches: Any = self._follower.batches(max_records)
+        while True:
+            batch: Any = self._portal.next(Call(anext, (batches, None), undelivered=self._give_back), self._opened)
+            if batch is None:
+                return
+            yield BlockingRecordBatch(batch, self._portal)
+
+    async def _give_back(self, records: Sequence[Record[bytes]] | None) -> None:
+        self._follower.give_back(records or ())

@@ -1,4 +1,4 @@
-"""`broker consume`: print the messages of a subscription, or the records of a group, and settle what was printed.
+"""`broker consume`: print the messages of a subscription, the records of a group, or those of a log, which it follows.
 
 A message is acked, and a record committed, after its whole line was written and, where the output is a pipe, read from
 it. On Ctrl-C, SIGTERM or a broken pipe, such messages are acked and the rest is released; a message whose line was cut
@@ -11,6 +11,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -68,6 +69,10 @@ async def consume(
     records: Annotated[
         bool, typer.Option("--records", help="Read records of the log, in order, with partition and offset.")
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Read the log without a group or subscription, then follow it; settles nothing."),
+    ] = False,
     use_ephemeral: Annotated[bool, typer.Option("--ephemeral", help="Use a temporary subscription or group.")] = False,
     limit: Annotated[
         int | None,
@@ -87,7 +92,9 @@ async def consume(
     ] = None,
     start: Annotated[
         str,
-        typer.Option(metavar="WHERE", help=f"Where a new subscription begins: earliest, latest, {TIME_OR_AGE}."),
+        typer.Option(
+            metavar="WHERE", help=f"Where a new subscription, or --follow, begins: earliest, latest, {TIME_OR_AGE}."
+        ),
     ] = "earliest",
     no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the subscription does not exist.")] = False,
     rate: Rate = None,
@@ -100,6 +107,20 @@ async def consume(
     """Print messages and ack them, until interrupted."""
     if as_json and raw:
         raise Failure("--json and --raw exclude each other", advice="Give one of them", code=Exit.USAGE)
+    begin = parse_start(start)
+    loop = _PrintLoop(session, limit, stop_when_idle, _renderer(as_json, raw), rate)
+    if follow:
+        if records or subscription or group or use_ephemeral or no_create or rate is not None:
+            raise Failure(
+                "--follow reads without a group or subscription",
+                advice="Leave out --records, --subscription, --group, --ephemeral, --no-create and --rate",
+                code=Exit.USAGE,
+            )
+        positions = await session.bus.log.position_at(topic, begin) if isinstance(begin, datetime) else None
+        others = "latest" if begin == "latest" else "earliest"
+        async with session.bus.log.follow(topic, positions, others=others) as followed:
+            await loop.run(followed.next_batch, _settle_nothing)
+        return
     if (records and subscription) or (group and not records):
         raise Failure(
             "--subscription is for messages, --group for records",
@@ -112,9 +133,7 @@ async def consume(
         given = f"Neither {option} nor --ephemeral is given"
         if name is not None:
             given = f"{option} and --ephemeral exclude each other"
-        raise Failure(given, advice=f"Give {option} NAME, or --ephemeral", code=Exit.USAGE)
-    begin = parse_start(start)
-    loop = _PrintLoop(session, limit, stop_when_idle, _renderer(as_json, raw), rate)
+        raise Failure(given, advice=f"Give {option} NAME, --ephemeral or --follow", code=Exit.USAGE)
     reader = ephemeral() if name is None else name
     if records:
         async with session.bus.records(topic, group=reader, start=begin, max_rate=rate) as log:
@@ -140,6 +159,10 @@ async def _ack(batch: Any, first: int, end: int) -> None:
         await batch.ack()
     else:
         await asyncio.gather(*(message.ack() for message in batch[first:end]))
+
+
+async def _settle_nothing(batch: object, first: int, end: int) -> None:
+    pass
 
 
 async def _commit(batch: RecordBatch[Any], first: int, end: int) -> None:

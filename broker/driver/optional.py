@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from broker.driver.contract import MessageSource, MessageSubscription, RecordSource, SourceListener, TopicPartition
 from broker.errors import BrokerError
 from broker.messages import Message
-from broker.records import RecordRun
+from broker.records import Record, RecordRun
 from broker.topic_patterns import TopicPattern
 
 __all__ = [
@@ -19,8 +19,10 @@ __all__ = [
     "CommitsRanges",
     "ExpiresLeases",
     "FetchesRuns",
+    "FollowsLogs",
     "HasTopicIdentity",
     "PartitionsKeys",
+    "LogFollowerSpi",
     "Progress",
     "RedeliversInOrder",
     "ReportsIdle",
@@ -204,6 +206,47 @@ class ReportsSpans(Protocol):
 
     async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
         """The spans of offsets between two positions that still hold records, rising."""
+        ...
+
+
+class LogFollowerSpi(Protocol):
+    """Partitions of a topic that are read without end. It may implement `FetchesRuns`."""
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        """As `RecordSource.fetch`; also returns, perhaps with nothing, when a partition is read to its present end.
+
+        Nothing is skipped, and only committed records are returned.
+
+        :raises OffsetOutOfRange: retention removed records before they were read.
+        :raises TopicNotFound, TopicRecreated: the topic was deleted, or recreated, where the backend notices it.
+        """
+        ...
+
+    def interrupt(self) -> None: ...
+
+    def reached(self, partition: int) -> int:
+        """The position up to which everything in the partition was fetched: what lay below was returned, or is gone.
+
+        No lower than the offset after the last record that `fetch` returned.
+        """
+        ...
+
+    async def add(self, positions: Mapping[int, int]) -> None:
+        """Read these partitions, too; they were added to the topic."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class FollowsLogs(Protocol):
+    """A log reader that waits for new records. The core goes by `capabilities.records.follow`."""
+
+    async def follow(self, topic: str, positions: Mapping[int, int]) -> LogFollowerSpi:
+        """Read these partitions without end, from these positions on.
+
+        :raises OffsetOutOfRange: the log does not hold a position.
+        :raises TopicNotFound: the topic does not exist.
+        """
         ...
 
 

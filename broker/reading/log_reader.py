@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
+from typing import cast
 
 from broker.capabilities import RecordCapabilities
 from broker.checks import check_count, check_time, is_whole, refused
 from broker.driver.contract import Bounds, LogReaderSpi
 from broker.driver.optional import ReportsSpans, Span
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
+from broker.hooks import Hooks
 from broker.names import check_name
+from broker.reading.log_follower import FollowingReader, Identity, LogFollower, Others, check_followed
 from broker.records import RecordBatch
 
 __all__ = ["LogReaderFacade"]
@@ -26,6 +29,8 @@ class LogReaderFacade:
 
     :param capabilities: of the backend's records; None if they are unknown.
     :param check: raises an error if the bus cannot be used.
+    :param identity: returns the identity of a topic.
+    :param remember: called with each follower, which the bus closes.
     """
 
     def __init__(
@@ -33,10 +38,17 @@ class LogReaderFacade:
         reader: LogReaderSpi,
         capabilities: RecordCapabilities | None = None,
         check: Callable[[], None] = lambda: None,
+        *,
+        hooks: Hooks | None = None,
+        identity: Identity | None = None,
+        remember: Callable[[LogFollower], object] = lambda follower: None,
     ) -> None:
         self._open_reader = reader
         self._capabilities = capabilities
         self._check = check
+        self._hooks = hooks or Hooks()
+        self._identity = identity or _no_identity
+        self._remember = remember
 
     async def partitions(self, topic: str) -> Sequence[int]:
         """The numbers of the topic's partitions.
@@ -98,6 +110,37 @@ class LogReaderFacade:
             raise ConfigurationError(f"stop {stop} lies below start {start}", advice="Give start <= stop")
         return self._read(topic, partition, start, stop, max_records)
 
+    def follow(
+        self, topic: str, positions: Mapping[int, int] | None = None, *, others: Others | None = None
+    ) -> LogFollower:
+        """The records from these positions on, without end and without a group. Does no I/O: `async with` opens it.
+
+        `async with bus.log.follow("orders", {0: 17}) as log: async for batch in log.batches(): ...`
+
+        :param positions: the partitions to follow, each with the offset to begin at; None is all partitions, from their
+            first record on.
+        :param others: where partitions that `positions` does not name begin: "earliest" or "latest". Partitions that
+            are added later are followed, too, from their first record on. None follows only what is named.
+        :raises ConfigurationError: an argument is invalid.
+        :raises OffsetOutOfRange: a position is negative; opening checks the rest.
+        :raises Unsupported: the backend cannot follow its log.
+        """
+        check_name(topic, "topic")
+        check_followed(positions, others)
+        if self._capabilities is None or not self._capabilities.follow:
+            raise Unsupported("This backend cannot follow its log", advice="Call bus.log.read(...) again and again")
+        follower = LogFollower(
+            cast("FollowingReader", self._reader),
+            topic,
+            positions,
+            others,
+            hooks=self._hooks,
+            identity=self._identity,
+            check=self._check,
+        )
+        self._remember(follower)
+        return follower
+
     async def _read(
         self, topic: str, partition: int, start: int | None, stop: int | None, max_records: int
     ) -> AsyncGenerator[RecordBatch[bytes]]:
@@ -121,3 +164,7 @@ class LogReaderFacade:
     def _reader(self) -> LogReaderSpi:
         self._check()
         return self._open_reader
+
+
+async def _no_identity(topic: str) -> None:
+    return None

@@ -28,6 +28,7 @@ from broker.testing.areas.groups import Groups
 from broker.testing.areas.leaks import Leaks
 from broker.testing.areas.leases import Leases
 from broker.testing.areas.limits import Limits
+from broker.testing.areas.log_follower import LogFollowing
 from broker.testing.areas.log_reader import LogReading
 from broker.testing.areas.observing import Observing
 from broker.testing.areas.order import Order
@@ -62,6 +63,7 @@ __all__ = [
     "Leaks",
     "Leases",
     "Limits",
+    "LogFollowing",
     "LogReading",
     "Observing",
     "Order",
@@ -100,6 +102,7 @@ class Conformance(
     Commits,
     Groups,
     LogReading,
+    LogFollowing,
     Transactions,
     AsMessages,
     RetryingOnTopics,

@@ -217,6 +217,19 @@ def test_an_ephemeral_reader_leaves_nothing(cli):
     assert bodies(cli("consume", topic, "--ephemeral", "-n", "1", "--json")) == ["a"]
 
 
+def test_follow_reads_the_log_and_settles_nothing(cli):
+    topic = cli.topic("--partitions", "2")
+    cli("publish", topic, *"abcd")
+    options = ("consume", topic, "--follow", "--json", "--stop-when-idle", "1")
+    lines = cli(*options).lines
+    assert sorted(line["data"] for line in lines) == ["a", "b", "c", "d"]
+    assert all(isinstance(line["offset"], int) and isinstance(line["partition"], int) for line in lines)
+    assert len(cli(*options, "-n", "3").lines) == 3
+    assert cli(*options, "--start", "latest").lines == []
+    assert len(cli(*options, "--start", "5m").lines) == 4
+    assert cli("subscriptions", "list", topic, "--json").json == []
+
+
 def test_peek_shows_the_last_and_consumes_nothing(cli):
     topic = cli.topic("--partitions", "2")
     cli("subscriptions", "create", topic, "s-1")
@@ -260,6 +273,7 @@ def test_peek_of_a_subscription_releases(cli):
         (("consume", "topic"), "--subscription NAME"),
         (("consume", "topic", "-s", "abc", "--ephemeral"), "--subscription NAME"),
         (("consume", "topic", "-g", "abc"), "--records"),
+        (("consume", "topic", "--follow", "-s", "abc"), "without a group or subscription"),
         (("consume", "topic", "-s", "abc", "--start", "soon"), "It takes earliest, latest, a time such as"),
         (("consume", "topic", "-s", "abc", "--start", "2030-01-01T00:00"), "Write 2030-01-01T00:00:00Z for UTC"),
         (("subscriptions", "create", "topic", "abc", "--start", "5"), "It takes earliest, latest, a time such as"),

@@ -22,6 +22,7 @@ from broker.envelopes import Envelope
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
 from broker.publishing.topic import TopicFacade
+from broker.reading.log_follower import LogFollower
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
@@ -46,6 +47,7 @@ def facade_satisfies_every_protocol(
     messages: MessageConsumer[Order],
     records: RecordConsumer[Order],
     log: LogReaderFacade,
+    follower: LogFollower,
     admin: AdminFacade,
     redriven: Redriven,
 ) -> None:
@@ -62,6 +64,7 @@ def facade_satisfies_every_protocol(
     record_stream: protocols.RecordStream[Order] = records
     batched_record_stream: protocols.BatchedRecordStream[Order] = records
     reader: protocols.LogReader = log
+    followed: protocols.FollowedLog = follower
     administration: protocols.Admin = admin
     groups: protocols.GroupAdmin = admin
     report: protocols.RedriveReport = redriven
@@ -70,7 +73,7 @@ def facade_satisfies_every_protocol(
     json_codec: protocols.Codec[Order] = Json(Order)
     _use(publisher, typed_topic, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, administration)
-    _use(groups, report, bytes_codec, text_codec, json_codec)
+    _use(followed, groups, report, bytes_codec, text_codec, json_codec)
 
 
 def envelope_is_shared(message: Message[Order], record: Record[Order]) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from broker import protocols
 from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
@@ -146,6 +146,26 @@ class FakeLog:
     ) -> AsyncIterator[RecordBatch[bytes]]:
         yield RecordBatch([])
 
+    @asynccontextmanager
+    async def follow(
+        self,
+        topic: str,
+        positions: Mapping[int, int] | None = None,
+        *,
+        others: Literal["earliest", "latest"] | None = None,
+    ) -> AsyncIterator[FakeFollower]:
+        yield FakeFollower()
+
+
+class FakeFollower:
+    behind: frozenset[int] = frozenset()
+
+    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[bytes]:
+        return RecordBatch([])
+
+    async def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[bytes]]:
+        yield RecordBatch([])
+
 
 class FakeTransaction:
     async def publish(
@@ -272,6 +292,7 @@ def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -
     record_stream: protocols.RecordStream[Order] = records
     batched_record_stream: protocols.BatchedRecordStream[Order] = records
     reader: protocols.LogReader = FakeLog()
+    followed: protocols.FollowedLog = FakeFollower()
     transaction: protocols.Transaction = FakeTransaction()
     transactional: protocols.TransactionalPublisher = FakeTransactionalPublisher()
     admin: protocols.Admin = FakeAdmin()
@@ -280,7 +301,7 @@ def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -
     codec: protocols.Codec[str] = Rot13()
     _use(topic, publisher, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, transaction)
-    _use(transactional, admin, groups, report, codec)
+    _use(transactional, admin, groups, report, codec, followed)
 
 
 def _use(*_: object) -> None: ...

@@ -151,6 +151,22 @@ class Leaks(ConformanceCase):
 
         await left.none_of(cycle, harness.cycles, harness.patience)
 
+    @requires("records.follow")
+    @promise("leaks.followed-logs", "Followed logs that were closed leave nothing.", seconds=_SECONDS)
+    async def test_followed_logs(self, harness: Harness) -> None:
+        topic, left = await harness.topic(partitions=1), Leftovers()
+        bus = await harness.connect(wrap=left)
+        outlet = (await harness.bus()).topic(topic)
+
+        async def cycle() -> None:
+            await outlet.publish(b"x")
+            async with left.note(bus.log.follow(topic)) as log:
+                async for _ in log.batches():
+                    if not log.behind:
+                        break
+
+        await left.none_of(cycle, harness.cycles, harness.patience)
+
     @promise(
         "leaks.publishers",
         "Topics that were closed leave nothing, also with a codec that equals no other.",

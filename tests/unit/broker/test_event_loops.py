@@ -17,6 +17,7 @@ from broker.admin import AdminFacade
 from broker.driver.concurrency import check_loop
 from broker.publishing.topic import TopicFacade
 from broker.publishing.transactions import OpenTransaction, TransactionalPublisherFacade
+from broker.reading.log_follower import LogFollower
 from broker.reading.log_reader import LogReaderFacade
 from broker_inmem import Broker
 from broker_inmem.settings import InmemSettings
@@ -55,6 +56,7 @@ class Objects:
         self.log = await stack.enter_async_context(bus.records("orders", group="audit"))
         self.record = await self.log.next_record(timeout=60)
         self.records = await self.log.next_batch(1, timeout=60)
+        self.followed = await stack.enter_async_context(bus.log.follow("orders"))
         self.publisher = await stack.enter_async_context(bus.transactional_publisher("tx-1"))
         self.transaction = await stack.enter_async_context(self.publisher.transaction())
 
@@ -113,6 +115,11 @@ class Objects:
             "LogReaderFacade.position_at": partial(bus.log.position_at, "orders", datetime.now(UTC)),
             "LogReaderFacade.spans": partial(bus.log.spans, "orders", 0, 0, 1),
             "LogReaderFacade.read": lambda: anext(bus.log.read("orders", 0)),
+            "LogReaderFacade.follow": lambda: bus.log.follow("orders"),
+            "LogFollower.__aenter__": lambda: bus.log.follow("orders").__aenter__(),
+            "LogFollower.next_batch": self.followed.next_batch,
+            "LogFollower.batches": lambda: anext(self.followed.batches()),
+            "LogFollower.close": self.followed.close,
             "AdminFacade.ensure_topic": partial(admin.ensure_topic, "other"),
             "AdminFacade.delete_topic": partial(admin.delete_topic, "orders"),
             "AdminFacade.topics": admin.topics,
@@ -196,6 +203,7 @@ async def test_no_public_call_is_left_out(objects: Objects):
         broker.Record,
         broker.RecordBatch,
         LogReaderFacade,
+        LogFollower,
         AdminFacade,
         TransactionalPublisherFacade,
         OpenTransaction,

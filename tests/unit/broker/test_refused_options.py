@@ -188,6 +188,9 @@ async def test_the_size_of_a_batch(broker_bus: Bus, value: Any) -> None:
         assert names(refusal(lambda: log.batches(value)), "max_records", value, "an int of 1 or more")
         read = partial(broker_bus.log.read, "orders", 0, max_records=value)
         assert names(refusal(read), "max_records", value, "an int")
+        async with broker_bus.log.follow("orders") as followed:
+            assert names(await refusal_of(followed.next_batch(value)), "max_records", value, "an int")
+            assert names(refusal(lambda: followed.batches(value)), "max_records", value, "an int")
 
 
 async def test_positions_and_partitions(broker_bus: Bus) -> None:

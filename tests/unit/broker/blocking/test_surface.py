@@ -15,6 +15,7 @@ import broker.consuming.consumer
 import broker.messages
 import broker.protocols
 import broker.publishing.topic
+import broker.reading.log_follower
 import broker.reading.log_reader
 import broker.reading.record_consumer
 import broker.records
@@ -25,6 +26,7 @@ ONLY_ASYNCHRONOUS = {
     "check_open": "inner: the check of the bus's objects",
     "make_engine": "inner",
     "member": "inner",
+    "give_back": "inner: what a caller of the blocking form could not take",
     "bus": "inner",
     "commit_records": "inner: the owner's side of a commit",
     "begin_settling": "inner",
@@ -51,6 +53,7 @@ def parameters(function: Callable[..., Any], options: type | None) -> dict[str, 
         (broker.consuming.consumer.MessageConsumer, broker.blocking.MessageConsumer),
         (broker.reading.record_consumer.RecordConsumer, broker.blocking.RecordConsumer),
         (broker.reading.log_reader.LogReaderFacade, broker.blocking.LogReader),
+        (broker.reading.log_follower.LogFollower, broker.blocking.LogFollower),
         (broker.admin.AdminFacade, broker.blocking.Admin),
         (broker.messages.Message, broker.blocking.BlockingMessage),
         (broker.messages.MessageBatch, broker.blocking.BlockingMessageBatch),
