@@ -146,6 +146,8 @@ class RecordCapabilities:
     """A group can read the topics that match a `TopicPattern`, new ones too."""
     group_admin: bool = False
     """`bus.admin` lists, describes, resets and deletes groups."""
+    compacted_topics: bool = False
+    """`ensure_topic(compacted=True)` makes a topic that keeps the last value of each key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -361,7 +361,13 @@ class Admin(Protocol):
     """Provisioning and operations. The `ensure_` and `delete_` methods are idempotent; the others raise NotFound."""
 
     async def ensure_topic(
-        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        retention: timedelta | None = None,
+        compacted: bool | None = None,
+        **options: Any,
     ) -> TopicInfo: ...
     async def delete_topic(self, name: str) -> None: ...
     async def topics(self) -> list[str]: ...

@@ -50,6 +50,7 @@ from broker.driver.limits import MessageLimits, message_size
 from broker.driver.optional import (
     ChecksConsumers,
     CommitsRanges,
+    CompactsTopics,
     ExpiresLeases,
     FetchesRuns,
     HasTopicIdentity,
@@ -72,6 +73,14 @@ from broker.driver.private_files import (
     narrow_mode,
 )
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
+from broker.driver.tables import (
+    CHECKPOINT_KEY,
+    TableWriterSpi,
+    WritesTables,
+    keyless_message,
+    not_compacted,
+    writer_fenced,
+)
 from broker.envelopes import (
     DEAD_LETTER_PREFIX,
     NO_ATTRIBUTES,
@@ -102,6 +111,7 @@ from broker.records import RecordOwner, RecordRun, RecordsOfRuns, undecodable
 from broker.urls import UrlParts, is_loopback, is_secret_name, mask_url
 
 __all__ = [
+    "CHECKPOINT_KEY",
     "DEAD_LETTER_PREFIX",
     "NO_ATTRIBUTES",
     "REDRIVE_SUBSCRIPTION",
@@ -115,6 +125,7 @@ __all__ = [
     "ChecksConsumers",
     "CommitPatience",
     "CommitsRanges",
+    "CompactsTopics",
     "Connected",
     "Disconnected",
     "Ephemeral",
@@ -170,6 +181,7 @@ __all__ = [
     "StoresAttempts",
     "SubscribesToPatterns",
     "SubscriptionInfo",
+    "TableWriterSpi",
     "TaskSet",
     "TopicInfo",
     "TopicPartition",
@@ -181,6 +193,7 @@ __all__ = [
     "Waker",
     "Warned",
     "WritesFailed",
+    "WritesTables",
     "check_accepts",
     "check_choice",
     "check_codec",
@@ -200,6 +213,7 @@ __all__ = [
     "is_secret_name",
     "is_whole",
     "jitter",
+    "keyless_message",
     "lease_time",
     "logger",
     "make_private_directory",
@@ -208,6 +222,7 @@ __all__ = [
     "message_size",
     "narrow_mode",
     "not_assigned",
+    "not_compacted",
     "pause",
     "read_answer",
     "read_body",
@@ -217,4 +232,5 @@ __all__ = [
     "take_from",
     "undecodable",
     "warn_of_clear_text",
+    "writer_fenced",
 ]

@@ -19,6 +19,7 @@ from broker.testing.areas.blocking import Blocking
 from broker.testing.areas.cancelling import Cancelling
 from broker.testing.areas.closing import Closing
 from broker.testing.areas.commits import Commits
+from broker.testing.areas.compaction import Compaction
 from broker.testing.areas.dead_letters import DeadLetters
 from broker.testing.areas.delivery import Delivery
 from broker.testing.areas.errors import Errors
@@ -52,6 +53,7 @@ __all__ = [
     "Closing",
     "Codecs",
     "Commits",
+    "Compaction",
     "Conformance",
     "DeadLetters",
     "Delivery",
@@ -100,6 +102,7 @@ class Conformance(
     Commits,
     Groups,
     LogReading,
+    Compaction,
     Transactions,
     AsMessages,
     RetryingOnTopics,

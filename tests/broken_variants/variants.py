@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.broken_variants import broken_admin, broken_messages, broken_publishing, broken_servers
+from tests.broken_variants import broken_admin, broken_messages, broken_publishing, broken_servers, broken_tables
 from tests.broken_variants.registry import VARIANTS, Variant
 
-__all__ = ["VARIANTS", "Variant", "broken_admin", "broken_messages", "broken_publishing", "broken_servers"]
+__all__ = [
+    "VARIANTS",
+    "Variant",
+    "broken_admin",
+    "broken_messages",
+    "broken_publishing",
+    "broken_servers",
+    "broken_tables",
+]
