@@ -112,7 +112,13 @@ class JetStreamBackend:
                 topic_patterns=True,
             ),
             records=RecordCapabilities(
-                rebalance=True, start_time=True, position_at=True, shared_offsets=True, topic_patterns=True
+                rebalance=True,
+                start_time=True,
+                position_at=True,
+                shared_offsets=True,
+                topic_patterns=True,
+                # Tombstones have a ttl.
+                compacted_topics=version >= (2, 11),
             ),
             durable=settings.embedded != "",
             shared=settings.embedded != "",
