@@ -74,6 +74,12 @@ class PublishCapabilities:
     partitions: bool = False
     """`OutboundMessage.partition` selects the partition, otherwise the key does."""
     transactions: bool = False
+    tables: bool = False
+    """`bus.table_writer` writes rows and a checkpoint to a partition of a compacted topic, and fences older writers."""
+    atomic_tables: bool = False
+    """The rows of such a write and its checkpoint become visible together, or none of them."""
+    table_rows: int | None = None
+    """The most rows of one such write; None is no limit."""
     ordered_calls: bool = False
     """Concurrent calls publish in the order in which they were made, per key."""
 

@@ -54,6 +54,7 @@ __all__ = [
     "RecordIterator",
     "RecordStream",
     "RedriveReport",
+    "TableWriter",
     "Topic",
     "Transaction",
     "TransactionalPublisher",
@@ -233,6 +234,21 @@ class TransactionalPublisher(Protocol):
         :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
         :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
         :raises TransactionFatal: the publisher is fenced; open a new one.
+        """
+        ...
+
+
+class TableWriter(Protocol):
+    """Writes one partition of a table: a topic made by `ensure_topic(compacted=True)`."""
+
+    async def write(self, rows: Sequence[OutboundMessage], *, checkpoint: bytes) -> None:
+        """Write rows, and with them the checkpoint, which replaces the former one of the partition.
+
+        All or nothing where `capabilities.publish.atomic_tables` says so; else the checkpoint comes after all rows.
+
+        :raises TransactionAborted: nothing was written; repeat the write.
+        :raises TransactionFatal: another writer of the partition was opened, and this one can write no more.
+        :raises OperationTimeout: the outcome is unknown; repeat the write.
         """
         ...
 

@@ -73,6 +73,8 @@ class BrokerOptions:
                 tombstones=True,
                 partitions=True,
                 transactions=True,
+                tables=True,
+                atomic_tables=True,
             ),
             messages=MessageCapabilities(
                 lease=LeaseMode.RENEW,

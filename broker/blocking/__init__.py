@@ -23,6 +23,7 @@ from broker.blocking.messages import (
     run,
 )
 from broker.blocking.records import AsMessagesOptions, BlockingRecord, BlockingRecordBatch, LogReader, RecordConsumer
+from broker.blocking.tables import TableWriter
 from broker.blocking.topic import ReceiptFuture, Topic
 from broker.blocking.transactions import Transaction, TransactionalPublisher
 
@@ -43,6 +44,7 @@ __all__ = [
     "RecordConsumer",
     "RecordOptions",
     "Service",
+    "TableWriter",
     "Topic",
     "Transaction",
     "TransactionalPublisher",

@@ -40,6 +40,7 @@ from broker.testing.areas.retry import Retrying
 from broker.testing.areas.retry_topics import RetryingOnTopics
 from broker.testing.areas.settling import Settling
 from broker.testing.areas.shapes import Shapes
+from broker.testing.areas.tables import Tables
 from broker.testing.areas.transactions import Transactions
 from broker.testing.harness import Harness
 from broker.testing.promises import missing_capability, promises_of
@@ -76,6 +77,7 @@ __all__ = [
     "RetryingOnTopics",
     "Settling",
     "Shapes",
+    "Tables",
     "Transactions",
     "check",
 ]
@@ -103,6 +105,7 @@ class Conformance(
     Groups,
     LogReading,
     Compaction,
+    Tables,
     Transactions,
     AsMessages,
     RetryingOnTopics,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
+from broker.bus import Bus
 from broker.driver.contract import TopicInfo
+from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.testing.faults import Wrapped
 from broker_inmem.entries import Entry
 from broker_inmem.partition_log import PartitionLog
-from tests.broken_variants.breaking import BrokenAdmin, BrokenHarness, BrokenTarget
+from tests.broken_variants.breaking import BrokenAdmin, BrokenBackend, BrokenHarness, BrokenTarget
 from tests.broken_variants.registry import breaks
 
 
@@ -99,3 +106,77 @@ class RemovesAllButTheNewest(_Compacts):
         if log in self.compacted:
             del log.entries[:-1]
         self.compacted.append(log)
+
+
+class _WithoutTransaction(Wrapped):
+    """Publishes rows at once, one after the other."""
+
+    async def publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
+        target = self.backend.inner.publish_target(topic)
+        outcomes: list[Receipt | BrokerError | None] = []
+        for message in messages:
+            outcomes += await target.publish([message])
+            await asyncio.sleep(0.001)
+        return outcomes
+
+    backend: BrokenBackend
+
+
+@breaks("tables.no-half-write-and-no-zombie")
+class WritesRowByRow(BrokenBackend):
+    """A write to a table stores one row after the other, without a transaction."""
+
+    async def transaction(self, transactional_id: str) -> Any:
+        transaction = _WithoutTransaction(await self.inner.transaction(transactional_id))
+        transaction.backend = self
+        return transaction
+
+
+@breaks("tables.old-writer-is-fenced", healthy="tables.rows-and-checkpoint")
+class FencesNoWriter(BrokenBackend):
+    """Each writer of a table has an id of its own, so that none fences another."""
+
+    async def transaction(self, transactional_id: str) -> Any:
+        return await self.inner.transaction(f"{transactional_id}-{uuid4().hex}")
+
+
+class _CheckpointFirst(Wrapped):
+    async def publish(self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True) -> Any:
+        return await self.inner.publish(topic, [messages[-1], *messages[:-1]], receipts=receipts)
+
+
+@breaks("tables.rows-and-checkpoint")
+class WritesTheCheckpointFirst(BrokenBackend):
+    """The checkpoint of a write to a table precedes its rows."""
+
+    transaction_class = _CheckpointFirst
+
+
+@breaks("tables.bad-writes-are-refused", healthy="tables.rows-and-checkpoint")
+class WritesAnyTopic(BrokenAdmin):
+    """Every topic is described as compacted."""
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        return replace(await self.inner.describe_topic(name), compacted=True)
+
+
+@breaks("tables.cancelled-write-is-whole")
+class CancelsWritesHalfWay(Bus):
+    """A cancelled write to a table leaves the rows that it had written."""
+
+    def table_writer(self, topic: str, partition: int) -> Any:
+        return self._write_row_by_row(super().table_writer(topic, partition))
+
+    @asynccontextmanager
+    async def _write_row_by_row(self, opened: Any) -> AsyncGenerator[Any]:
+        async with opened as table:
+            yield _RowByRow(table)
+
+
+class _RowByRow(Wrapped):
+    async def write(self, rows: Sequence[OutboundMessage], *, checkpoint: bytes) -> None:
+        for count in range(1, len(rows) + 1):
+            await self.inner.write(rows[:count], checkpoint=checkpoint)
+        await self.inner.write(rows, checkpoint=checkpoint)
