@@ -212,7 +212,9 @@ class JetStreamAdmin:
 
     async def purge(self, topic: str) -> int | None:
         layout = await self._layouts.find(topic, fresh=True)
-        answer = await self._connection.api(f"STREAM.PURGE.{layout.stream}", what=f"Topic {topic!r}")
+        # The claims of writers of a table stay, or its purge would fence them.
+        only = {"filter": layout.filter} if layout.compacted else None
+        answer = await self._connection.api(f"STREAM.PURGE.{layout.stream}", only, what=f"Topic {topic!r}")
         with reads_answer(f"Topic {topic!r}"):
             return int(answer.get("purged") or 0)
 
