@@ -104,6 +104,8 @@ class KafkaBackend:
                 tombstones=True,
                 partitions=True,
                 transactions=True,
+                tables=True,
+                atomic_tables=True,
                 ordered_calls=True,
                 # Trackers of queues keep a message until it is due.
                 deliver_at=settings.queue == "markers",
@@ -115,6 +117,7 @@ class KafkaBackend:
                 read_committed=True,
                 topic_patterns=True,
                 group_admin=True,
+                compacted_topics=True,
             ),
             durable=True,
         )
