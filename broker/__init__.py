@@ -24,6 +24,7 @@ from broker.consuming.retry.topics import RetryTopics
 from broker.consuming.runner import run, serve
 from broker.driver.contract import Bounds, Lag, SubscriptionInfo, TopicInfo, TopicPartition
 from broker.driver.group_admin import GroupInfo, PositionChange
+from broker.driver.tables import CHECKPOINT_KEY
 from broker.envelopes import Envelope
 from broker.errors import (
     AlreadySettled,
@@ -77,6 +78,7 @@ from broker.protocols import (
     Receiver,
     RecordIterator,
     RecordStream,
+    TableWriter,
     Topic,
     Transaction,
     TransactionalPublisher,
@@ -89,6 +91,7 @@ from broker.threads.messages import BlockingMessage, BlockingMessageBatch
 from broker.topic_patterns import TopicPattern
 
 __all__ = [
+    "CHECKPOINT_KEY",
     "DROP",
     "Admin",
     "AlreadySettled",
@@ -162,6 +165,7 @@ __all__ = [
     "StorageFailed",
     "SubscriptionInfo",
     "SubscriptionNotFound",
+    "TableWriter",
     "Text",
     "Topic",
     "TopicInfo",

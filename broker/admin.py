@@ -5,7 +5,7 @@ Calls may run concurrently. The `ensure_` and `delete_` methods are idempotent. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 from broker.checks import check_accepts, check_count, check_flag, is_whole, refused
 from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
-from broker.driver.optional import HasTopicIdentity
-from broker.errors import ConfigurationError, Unsupported
+from broker.driver.optional import CompactsTopics, HasTopicIdentity
+from broker.errors import ConfigurationError, TopicNotFound, Unsupported
 from broker.names import check_name, known_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, dry_redrive, list_dead_letters, redrive
 
@@ -39,23 +39,42 @@ class AdminFacade:
         self._changed = changed
 
     async def ensure_topic(
-        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        retention: timedelta | None = None,
+        compacted: bool | None = None,
+        **options: Any,
     ) -> TopicInfo:
         """Create the topic, or change an existing one to the given options.
 
         :param partitions: number of partitions, which can only grow. None is the broker's default for a new topic, and
             keeps an existing one.
         :param retention: how long the broker keeps messages; None as for `partitions`.
+        :param compacted: True for a topic that keeps the last value of each key instead, False for one that does not,
+            None for either. A topic cannot be changed from one to the other.
         :param options: options of this broker only; see its page of the documentation.
-        :raises ConfigurationError: the name or an option is invalid.
-        :raises Unsupported: the broker cannot change the existing topic.
+        :raises ConfigurationError: the name or an option is invalid, or `retention` is given for a compacted topic.
+        :raises Unsupported: the broker cannot change the existing topic, or has no compacted topics.
         """
         check_name(name, "topic")
         check_count("partitions", partitions, optional=True)
         if retention is not None and not (isinstance(retention, timedelta) and retention > timedelta(0)):
             shown = str(retention) if isinstance(retention, timedelta) else repr(retention)
             raise ConfigurationError(f"retention is {shown}", advice="It takes a timedelta above 0, or None")
+        if compacted is not None:
+            check_flag("compacted", compacted)
+        if compacted and retention is not None:
+            raise ConfigurationError(
+                f"retention is {retention} for a compacted topic",
+                advice="Leave it out: a compacted topic keeps the last value of each key until its tombstone",
+            )
         try:
+            if compacted:
+                return await self._ensure_compacted(name, partitions, options)
+            if compacted is False:
+                await self._check_not_compacted(name)
             return await self._spi.ensure_topic(name, partitions=partitions, retention=retention, options=options)
         finally:
             self._changed(name)
@@ -254,6 +273,29 @@ class AdminFacade:
         check_count("limit", limit)
         self._check()
         return await list_dead_letters(self._bus, dead_letter_topic, limit=limit)
+
+    async def _ensure_compacted(self, name: str, partitions: int | None, options: Mapping[str, Any]) -> TopicInfo:
+        spi, capabilities = self._spi, self._bus.capabilities
+        records = capabilities.records
+        if records is None or not records.compacted_topics or not isinstance(spi, CompactsTopics):
+            needed = capabilities.settings_needed.get("records.compacted_topics")
+            raise Unsupported(
+                f"{capabilities.backend} does not support compacted topics{f'; it takes {needed}' if needed else ''}",
+                advice="Check bus.capabilities.records.compacted_topics first, or use another backend",
+            )
+        return await spi.ensure_compacted_topic(name, partitions=partitions, options=options)
+
+    async def _check_not_compacted(self, name: str) -> None:
+        """:raises Unsupported: the topic exists and is compacted."""
+        try:
+            found = await self._spi.describe_topic(name)
+        except TopicNotFound:
+            return
+        if found.compacted:
+            raise Unsupported(
+                f"Topic {name!r} is compacted and cannot be changed into one that keeps every message",
+                advice="Create another topic, or leave compacted out",
+            )
 
     @property
     def _spi(self) -> AdminSpi:

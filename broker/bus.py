@@ -32,8 +32,9 @@ from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
 from broker.partitioners import Partitioner, check_partitioner
-from broker.protocols import Codec, TransactionalPublisher
+from broker.protocols import Codec, TableWriter, TransactionalPublisher
 from broker.publishing.partitioning import PartitionedTarget, Partitions
+from broker.publishing.tables import open_table_writer
 from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.log_follower import LogFollower
@@ -278,6 +279,19 @@ class Bus:
         return open_transactional_publisher(
             transactional_id, self._backend, self.capabilities, self.hooks, self.check_open
         )
+
+    def table_writer(self, topic: str, partition: int) -> AbstractAsyncContextManager[TableWriter]:
+        """The writer of one partition of a table, for `async with`. Opening it fences an older writer of the partition.
+
+        :param topic: a topic made by `ensure_topic(compacted=True)`.
+        :raises Unsupported: the broker has no tables. On entering: the topic is not compacted, or was made without what
+            tables need.
+        :raises NotFound: on entering; the topic or partition does not exist.
+        """
+        if not self.capabilities.publish.tables:
+            needed = self.capabilities.settings_needed.get("publish.tables")
+            raise self._unsupported(f"tables{f'; it takes {needed}' if needed else ''}", "publish.tables")
+        return open_table_writer(topic, partition, self._backend, self.capabilities, self.hooks, self.check_open)
 
     # -- consuming ---------------------------------------------------------------------------------------
 

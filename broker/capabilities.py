@@ -77,6 +77,12 @@ class PublishCapabilities:
     partition_of: bool = False
     """`bus.partition_of` tells where a message with a key goes, also with `partitioner="broker"`."""
     transactions: bool = False
+    tables: bool = False
+    """`bus.table_writer` writes rows and a checkpoint to a partition of a compacted topic, and fences older writers."""
+    atomic_tables: bool = False
+    """The rows of such a write and its checkpoint become visible together, or none of them."""
+    table_rows: int | None = None
+    """The most rows of one such write; None is no limit."""
     ordered_calls: bool = False
     """Concurrent calls publish in the order in which they were made, per key."""
 
@@ -151,6 +157,8 @@ class RecordCapabilities:
     """A group can read the topics that match a `TopicPattern`, new ones too."""
     group_admin: bool = False
     """`bus.admin` lists, describes, resets and deletes groups."""
+    compacted_topics: bool = False
+    """`ensure_topic(compacted=True)` makes a topic that keeps the last value of each key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

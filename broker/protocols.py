@@ -55,6 +55,7 @@ __all__ = [
     "RecordIterator",
     "RecordStream",
     "RedriveReport",
+    "TableWriter",
     "Topic",
     "Transaction",
     "TransactionalPublisher",
@@ -238,6 +239,21 @@ class TransactionalPublisher(Protocol):
         ...
 
 
+class TableWriter(Protocol):
+    """Writes one partition of a table: a topic made by `ensure_topic(compacted=True)`."""
+
+    async def write(self, rows: Sequence[OutboundMessage], *, checkpoint: bytes) -> None:
+        """Write rows, and with them the checkpoint, which replaces the former one of the partition.
+
+        All or nothing where `capabilities.publish.atomic_tables` says so; else the checkpoint comes after all rows.
+
+        :raises TransactionAborted: nothing was written; repeat the write.
+        :raises TransactionFatal: another writer of the partition was opened, and this one can write no more.
+        :raises OperationTimeout: the outcome is unknown; repeat the write.
+        """
+        ...
+
+
 class MessageIterator(Protocol[T]):
     """Returns messages one by one."""
 
@@ -388,7 +404,13 @@ class Admin(Protocol):
     """Provisioning and operations. The `ensure_` and `delete_` methods are idempotent; the others raise NotFound."""
 
     async def ensure_topic(
-        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        retention: timedelta | None = None,
+        compacted: bool | None = None,
+        **options: Any,
     ) -> TopicInfo: ...
     async def delete_topic(self, name: str) -> None: ...
     async def topics(self) -> list[str]: ...

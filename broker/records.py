@@ -196,7 +196,7 @@ class RecordsOfRuns(Sequence[Record[Any]]):
         for index, (run, _) in enumerate(self._runs):
             indexes.setdefault(TopicPartition(run.topic, run.partition), []).append(index)
         if len(indexes) == 1:
-            return {place: self for place in indexes}
+            return dict.fromkeys(indexes, self)
         return {
             place: RecordsOfRuns([self._runs[at] for at in mine], self._owner, [self._made[at] for at in mine])
             for place, mine in indexes.items()

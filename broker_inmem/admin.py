@@ -30,8 +30,7 @@ class InmemAdmin:
     ) -> TopicInfo:
         """Options: `retention_messages`, the maximum number of records of a partition."""
         most = _only(options, "retention_messages").get("retention_messages")
-        if partitions is not None and partitions < 1:
-            raise InvalidSetting(f"partitions is {partitions}", advice="Use a whole number of 1 or more")
+        _check_partitions(partitions)
         if most is not None and (not isinstance(most, int) or most < 1):
             raise InvalidSetting(f"retention_messages is {most!r}", advice="Use a whole number of 1 or more")
         if retention is not None and retention <= timedelta(0):
@@ -45,6 +44,16 @@ class InmemAdmin:
                 topic.retention_messages = most
             topic.advance(self._broker.clock.time())
             return _describe(topic)
+
+    async def ensure_compacted_topic(
+        self, name: str, *, partitions: int | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """Implements `CompactsTopics`; has no options. `Broker.compact` compacts it."""
+        _only(options)
+        _check_partitions(partitions)
+        with self._broker.lock:
+            self._check()
+            return _describe(self._broker.ensure_topic(name, partitions, compacted=True))
 
     async def delete_topic(self, name: str) -> None:
         with self._broker.lock:
@@ -139,6 +148,7 @@ def _describe(topic: Topic) -> TopicInfo:
         messages=sum(len(log) for log in topic.partitions),
         bytes=sum(log.bytes() for log in topic.partitions),
         identity=topic.identity,
+        compacted=topic.compacted,
         native={
             "scheduled": topic.scheduled,
             "retention_seconds": topic.retention,
@@ -146,6 +156,11 @@ def _describe(topic: Topic) -> TopicInfo:
             "subscriptions": sorted(topic.queues),
         },
     )
+
+
+def _check_partitions(partitions: int | None) -> None:
+    if partitions is not None and partitions < 1:
+        raise InvalidSetting(f"partitions is {partitions}", advice="Use a whole number of 1 or more")
 
 
 def _only(options: Mapping[str, Any], *known: str) -> Mapping[str, Any]:

@@ -43,6 +43,8 @@ class BrokerOptions:
     """Older records are removed from the log, unless the topic has its own retention."""
     retention_messages: int | None = None
     """Maximum records in the log of a partition, unless the topic has its own bound."""
+    tombstone_seconds: float = 86_400.0
+    """The age from which `Broker.compact` removes tombstones of a compacted topic."""
     max_body: int = 1024 * 1024
     max_key: int = 1024
     max_id: int = 256
@@ -72,6 +74,8 @@ class BrokerOptions:
                 partitions=True,
                 partition_of=True,
                 transactions=True,
+                tables=True,
+                atomic_tables=True,
             ),
             messages=MessageCapabilities(
                 lease=LeaseMode.RENEW,
@@ -98,6 +102,7 @@ class BrokerOptions:
                 follow=True,
                 position_at=True,
                 read_committed=True,
+                compacted_topics=True,
             ),
             durable=False,
             shared=False,

@@ -125,6 +125,22 @@ class PartitionLog:
         if index > self._head:
             self._remove_below(index)
 
+    def compact(self, tombstones_before: float) -> None:
+        """Keep the last committed entry of each key, and everything from the first open transaction on.
+
+        :param tombstones_before: remove tombstones that were appended before this time.
+        """
+        stable = self.stable
+        closed = [entry for entry in self.entries[self._head :] if entry.offset < stable]
+        last = {entry.key: entry.offset for entry in closed if entry.transaction is None or entry.transaction.committed}
+        kept = [
+            entry
+            for entry in closed
+            if last.get(entry.key) == entry.offset and (entry.data is not None or entry.time >= tombstones_before)
+        ]
+        self.entries = kept + self.entries[self._head + len(closed) :]
+        self._head = 0
+
     def clear(self) -> int:
         """Remove every entry; returns their number."""
         removed = len(self)

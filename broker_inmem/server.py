@@ -14,8 +14,8 @@ from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
 
-from broker import ConfigurationError, TopicNotFound, TopicPartition
-from broker.driver import MessageLimits, Start
+from broker import ConfigurationError, TopicNotFound, TopicPartition, Unsupported
+from broker.driver import MessageLimits, Start, not_compacted
 from broker_inmem.clock import Clock, SystemClock
 from broker_inmem.connection import Connection, ConnectionState
 from broker_inmem.entries import TransactionState
@@ -85,6 +85,23 @@ class Broker:
         """The random seed of the order between keys; pass it as `seed` to reproduce the order."""
         return self.shuffler.seed
 
+    def compact(self, topic: str) -> None:
+        """Compact a topic now; the server does not compact by itself. May be called from any thread.
+
+        The last committed record of each key stays. Tombstones go when they are older than `tombstone_seconds`.
+
+        :raises TopicNotFound: the topic does not exist.
+        :raises Unsupported: the topic is not compacted.
+        """
+        with self.lock:
+            now = self.clock.time()
+            found = self.topic(topic, now)
+            if not found.compacted:
+                raise Unsupported(
+                    f"Topic {topic!r} is not compacted", advice="Create it with ensure_topic(compacted=True)"
+                )
+            found.compact(now - self.options.tombstone_seconds)
+
     def raises_from_handlers(self, error: Exception) -> bool:
         """Whether the error of a handler is raised; see `handler_raises`."""
         return self.handler_raises is not None and self.handler_raises(error)
@@ -133,13 +150,16 @@ class Broker:
         topic.advance(now)
         return topic
 
-    def ensure_topic(self, name: str, partitions: int | None) -> Topic:
+    def ensure_topic(self, name: str, partitions: int | None, *, compacted: bool = False) -> Topic:
         topic = self.topics.get(name)
         if topic is None:
-            topic = Topic(name, partitions or self.options.partitions, self.options, self._limits)
+            number = partitions or self.options.partitions
+            topic = Topic(name, number, self.options, self._limits, compacted=compacted)
             self.topics[name] = topic
             for group in self.groups.values():
                 group.topics_changed(self.clock.time())
+        elif compacted and not topic.compacted:
+            raise not_compacted(name)
         elif partitions is not None and partitions != len(topic.partitions):
             topic.grow(partitions)
             for group in self.groups.values():

@@ -14,7 +14,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from broker import BrokerError, InvalidMessage, OutboundMessage, Receipt, Unsupported
-from broker.driver import MessageLimits, Start, message_size
+from broker.driver import MessageLimits, Start, keyless_message, message_size
 from broker_inmem.entries import Entry, TransactionState, as_datetime
 from broker_inmem.message_queue import MessageQueue
 from broker_inmem.options import BrokerOptions
@@ -45,8 +45,11 @@ class TransactionWork:
 class Topic:
     """The state of one topic."""
 
-    def __init__(self, name: str, partitions: int, options: BrokerOptions, limits: MessageLimits) -> None:
+    def __init__(
+        self, name: str, partitions: int, options: BrokerOptions, limits: MessageLimits, *, compacted: bool = False
+    ) -> None:
         self.name: Final = name
+        self.compacted: Final = compacted
         self.identity: Final = uuid4().hex
         self.partitions: list[PartitionLog] = [PartitionLog() for _ in range(partitions)]
         self.queues: dict[str, MessageQueue] = {}
@@ -208,12 +211,19 @@ class Topic:
             queue.purge(self._seq)
         return removed
 
+    def compact(self, tombstones_before: float) -> None:
+        """Compact every partition; what was delivered to message subscriptions stays there."""
+        for log in self.partitions:
+            log.compact(tombstones_before)
+
     def _entry(self, message: OutboundMessage, now: float, transaction: TransactionState | None) -> Entry:
         size = message_size(message)
         if size > self._smallest_limit or message.attributes:
             self._limits.check(message)
         partitions = len(self.partitions)
         key = message.key
+        if key is None and self.compacted:
+            raise keyless_message(self.name)
         if message.partition is not None:
             number = message.partition
             if number >= partitions:

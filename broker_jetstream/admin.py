@@ -21,7 +21,7 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import NativeName, Start, is_whole, reads_answer
+from broker.driver import NativeName, Start, is_whole, not_compacted, reads_answer
 from broker_jetstream import release_counts, subscriptions
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import STREAM_IN_USE
@@ -29,9 +29,11 @@ from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
     PARTITIONS_KEY,
     RELEASE_COUNTS_STREAM,
+    TOMBSTONE_KEY,
     consumer_name,
     group_consumer,
     group_of,
+    rows_filter,
     schedule_subject,
     stream_name,
     subject_filter,
@@ -43,6 +45,8 @@ from broker_jetstream.subscriptions import committed_position
 from broker_jetstream.times import NANOSECONDS, nanoseconds
 
 __all__ = ["JetStreamAdmin"]
+
+_TOMBSTONE_SECONDS: Final = 86_400
 
 
 class JetStreamAdmin:
@@ -62,8 +66,35 @@ class JetStreamAdmin:
         :raises UnknownSetting, InvalidSetting: an option is unknown or its value is invalid.
         :raises Unsupported: fewer partitions than the topic has, or a foreign stream.
         """
+        return await self._ensure(name, partitions, _stream_changes(retention, options))
+
+    async def ensure_compacted_topic(
+        self, name: str, *, partitions: int | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """As `ensure_topic`, for a stream that keeps the last message of each subject, and so of each key.
+
+        A further option is `tombstone_retention` (a timedelta of a second or more: when a tombstone is removed).
+        """
+        given = dict(options)
+        retention: object = given.pop("tombstone_retention", None)
+        seconds = None if retention is None else _seconds("tombstone_retention", retention)
+        return await self._ensure(name, partitions, _stream_changes(None, given), compacted=True, tombstones=seconds)
+
+    async def _ensure(
+        self,
+        name: str,
+        partitions: int | None,
+        changes: dict[str, Any],
+        *,
+        compacted: bool = False,
+        tombstones: int | None = None,
+    ) -> TopicInfo:
+        """:param tombstones: seconds; None is the default for a new topic, and keeps that of an existing one."""
         stream = stream_name(name)
-        changes = _stream_changes(retention, options)
+        if compacted:
+            changes["max_msgs_per_subject"] = 1
+            if self._connection.server_version >= (2, 12):
+                changes["allow_atomic"] = True
         try:
             found = await self._layouts.info(name)
         except TopicNotFound:
@@ -73,7 +104,8 @@ class JetStreamAdmin:
                     advice="Create it with NATS's own tools",
                 ) from None
             try:
-                created = await self._create(name, stream, partitions, changes)
+                seconds = (tombstones or _TOMBSTONE_SECONDS) if compacted else None
+                created = await self._create(name, stream, partitions, changes, seconds)
             except BackendError as error:
                 if f"err_code {STREAM_IN_USE}" not in error.message:
                     raise
@@ -81,14 +113,19 @@ class JetStreamAdmin:
                 found = await self._layouts.info(name)
             else:
                 return _topic_info(name, created)
-        return await self._update(name, found, partitions, changes)
+        return await self._update(name, found, partitions, changes, compacted=compacted, tombstones=tombstones)
 
     async def _create(
-        self, name: str, stream: str, partitions: int | None, changes: Mapping[str, Any]
+        self, name: str, stream: str, partitions: int | None, changes: Mapping[str, Any], tombstones: int | None
     ) -> dict[str, Any]:
+        """:param tombstones: of a compacted topic; None for any other."""
         settings = self._connection.settings
         number = settings.partitions if partitions is None else partitions
-        subjects = [subject_filter(stream)]
+        # The claims of writers of a compacted topic have the subjects of its partitions.
+        subjects = [subject_filter(stream)] if tombstones is None else [rows_filter(stream), subject_filter(stream)]
+        metadata = {PARTITIONS_KEY: str(_checked_partitions(number))}
+        if tombstones is not None:
+            metadata[TOMBSTONE_KEY] = str(tombstones)
         config: dict[str, Any] = {
             "name": stream,
             "retention": "limits",
@@ -100,13 +137,13 @@ class JetStreamAdmin:
             "max_msgs": -1,
             "max_bytes": -1,
             "max_age": 0,
-            "metadata": {PARTITIONS_KEY: str(_checked_partitions(number))},
+            "metadata": metadata,
             **changes,
         }
         if self._connection.server_version >= (2, 11):
             config["allow_msg_ttl"] = True
         # The server supports schedules only with discard="old".
-        if self._connection.server_version >= (2, 12) and config["discard"] == "old":
+        if self._connection.server_version >= (2, 12) and config["discard"] == "old" and tombstones is None:
             config["allow_msg_schedules"] = True
             subjects.append(schedule_subject(stream, "*"))
         age = config["max_age"]
@@ -117,22 +154,32 @@ class JetStreamAdmin:
         return await self._connection.api(f"STREAM.CREATE.{stream}", config, what=f"Topic {name!r}")
 
     async def _update(
-        self, name: str, found: dict[str, Any], partitions: int | None, changes: Mapping[str, Any]
+        self,
+        name: str,
+        found: dict[str, Any],
+        partitions: int | None,
+        changes: Mapping[str, Any],
+        *,
+        compacted: bool,
+        tombstones: int | None,
     ) -> TopicInfo:
         with reads_answer(f"Topic {name!r}"):
             config: dict[str, Any] = dict(found["config"])
         layout = layout_of(name, config)
-        wanted = dict(changes)
+        if compacted and not layout.compacted:
+            raise not_compacted(name)
+        wanted, metadata = dict(changes), dict[str, str](config.get("metadata") or {})
         if partitions is not None and partitions != layout.partitions:
             if not layout.ours or partitions < layout.partitions:
                 raise Unsupported(
                     f"Topic {name!r} has {layout.partitions} partitions and cannot have {partitions}",
                     advice="Partitions can only be added, and only to topics made by ensure_topic",
                 )
-            wanted["metadata"] = {
-                **(config.get("metadata") or {}),
-                PARTITIONS_KEY: str(_checked_partitions(partitions)),
-            }
+            wanted["metadata"] = metadata
+            metadata[PARTITIONS_KEY] = str(_checked_partitions(partitions))
+        if tombstones not in (None, layout.tombstone_seconds):
+            wanted["metadata"] = metadata
+            metadata[TOMBSTONE_KEY] = str(tombstones)
         if all(config.get(key) == value for key, value in wanted.items()):
             return _topic_info(name, found)
         merged = {**config, **wanted}
@@ -165,7 +212,9 @@ class JetStreamAdmin:
 
     async def purge(self, topic: str) -> int | None:
         layout = await self._layouts.find(topic, fresh=True)
-        answer = await self._connection.api(f"STREAM.PURGE.{layout.stream}", what=f"Topic {topic!r}")
+        # The claims of writers of a table stay, or its purge would fence them.
+        only = {"filter": layout.filter} if layout.compacted else None
+        answer = await self._connection.api(f"STREAM.PURGE.{layout.stream}", only, what=f"Topic {topic!r}")
         with reads_answer(f"Topic {topic!r}"):
             return int(answer.get("purged") or 0)
 
@@ -278,6 +327,7 @@ def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
         messages=int(state.get("messages") or 0),
         bytes=int(state.get("bytes") or 0),
         identity=str(info["created"]) if info.get("created") else None,
+        compacted=layout.compacted,
         native=dict(info),
     )
 
@@ -305,6 +355,13 @@ def _stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> 
         name, read = _OPTIONS[option]
         changes[name] = read(option, value)
     return changes
+
+
+def _seconds(option: str, value: object) -> int:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else 0
+    if seconds < 1 or seconds % 1:
+        raise InvalidSetting(f"{option} is {value!r}", advice="Use a timedelta of whole seconds, one or more")
+    return int(seconds)
 
 
 def _up_to(most: int, what: str) -> Callable[[str, object], int]:

@@ -36,6 +36,7 @@ from broker.driver import (
     RecordSource,
     RecordSubscription,
     SourceListener,
+    TableWriterSpi,
     TransactionSpi,
     reads_answer,
 )
@@ -53,6 +54,7 @@ from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
 from broker_jetstream.storage import StorageWatch
 from broker_jetstream.streams import Layouts
+from broker_jetstream.tables import MOST_ROWS, JetStreamTableWriter
 from broker_jetstream.times import NANOSECONDS
 
 __all__ = ["JetStreamBackend"]
@@ -60,6 +62,11 @@ __all__ = ["JetStreamBackend"]
 HEADROOM: Final = 6144
 """Bytes of a message reserved for the id, `anybroker-` headers and the headers of a dead letter."""
 YEAR: Final = 365 * 86_400.0
+
+
+_NEEDED: Final = {"records.compacted_topics": (2, 11), "publish.tables": (2, 12)}
+"""The servers that have what some capabilities take."""
+_OPEN_BATCHES: Final = 8
 
 
 class JetStreamBackend:
@@ -73,6 +80,7 @@ class JetStreamBackend:
         self._layouts = Layouts(self._connection)
         self._server = EmbeddedServer(settings.embedded) if settings.embedded is not None else None
         self._storage: StorageWatch | None = None
+        self._batches = asyncio.Semaphore(_OPEN_BATCHES)
         self._open: set[JetStreamMessageSource | JetStreamRecordSource | JetStreamLogFollower] = set()
 
     @property
@@ -100,6 +108,9 @@ class JetStreamBackend:
                 tombstones=True,
                 partitions=True,
                 partition_of=True,
+                tables=version >= (2, 12),
+                atomic_tables=version >= (2, 12),
+                table_rows=MOST_ROWS,
             ),
             messages=MessageCapabilities(
                 lease=LeaseMode.RENEW,
@@ -119,7 +130,14 @@ class JetStreamBackend:
                 position_at=True,
                 shared_offsets=True,
                 topic_patterns=True,
+                # Tombstones have a ttl.
+                compacted_topics=version >= (2, 11),
             ),
+            settings_needed={
+                name: f"nats-server {needed[0]}.{needed[1]} or newer"
+                for name, needed in _NEEDED.items()
+                if version < needed
+            },
             durable=settings.embedded != "",
             shared=settings.embedded != "",
         )
@@ -235,6 +253,10 @@ class JetStreamBackend:
             await source.close()
             raise
         return source
+
+    async def table_writer(self, topic: str, partition: int) -> TableWriterSpi:
+        """Implements `WritesTables`."""
+        return await JetStreamTableWriter.open(topic, partition, self._connection, self._layouts, self._batches)
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(

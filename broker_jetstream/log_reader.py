@@ -71,6 +71,10 @@ class JetStreamLogReader:
                 # An empty partition begins at the next sequence of the stream.
                 found[number] = Bounds(following, following)
                 continue
+            if layout.compacted:
+                # The last record may have been a tombstone that the server removed; the end must not fall.
+                found[number] = Bounds(earliest, following)
+                continue
             latest = await self._stored(layout, {"last_by_subj": subject})
             found[number] = Bounds(earliest, max(latest or 0, earliest) + 1)
         return found
@@ -83,7 +87,7 @@ class JetStreamLogReader:
             subject = layout.partition_filter(number)
             first = await self._stored(layout, {"start_time": moment, "next_by_subj": subject})
             if first is None:
-                latest = await self._stored(layout, {"last_by_subj": subject})
+                latest = None if layout.compacted else await self._stored(layout, {"last_by_subj": subject})
                 first = following if latest is None else latest + 1
             found[number] = first
         return found
@@ -261,11 +265,12 @@ def _record(layout: Layout, partition: int, raw: NativeMessage) -> Record[Any]:
 
 
 def check_start(layout: Layout, position: int, first: int) -> None:
-    """Sequences below the stream's first one were removed, in all partitions.
+    """Sequences below the stream's first one were removed, in all partitions: by retention, or by compaction, which
+    leaves nothing out that a reader needs.
 
-    :raises OffsetOutOfRange: the position is among them.
+    :raises OffsetOutOfRange: retention removed the position.
     """
-    if position < first and first > 1:
+    if position < first and first > 1 and not layout.compacted:
         raise OffsetOutOfRange(
             f"Topic {layout.topic!r} begins at {first}; retention removed the records from position {position} on"
         )

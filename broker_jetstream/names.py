@@ -1,12 +1,15 @@
 """Portable names as streams, consumers and subjects of NATS, one to one. Pure functions, safe from any thread.
 
 Topic `orders.eu` is stream `orders=eu`. Its messages are published to `orders=eu.<partition>`; scheduled messages wait
-under `orders=eu.schedule.<id>`. No portable name contains `=` or `+`. A topic's name is one token of the subject, so no
-two topics overlap.
+under `orders=eu.schedule.<id>`. A message of a compacted topic goes to `orders=eu.<partition>.<key>`, since the server
+keeps the last message of each subject. No portable name contains `=` or `+`. A topic's name is one token of the
+subject, so no two topics overlap.
 """
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
+from hashlib import sha256
 from typing import Final
 
 from broker import InvalidName
@@ -15,11 +18,14 @@ from broker.driver import NativeName, check_name
 __all__ = [
     "PARTITIONS_KEY",
     "RELEASE_COUNTS_STREAM",
+    "TOMBSTONE_KEY",
     "consumer_name",
     "group_consumer",
     "group_of",
     "partition_subject",
     "release_counts_subject",
+    "row_subject",
+    "rows_filter",
     "schedule_subject",
     "stream_name",
     "subject_filter",
@@ -29,9 +35,13 @@ __all__ = [
 
 PARTITIONS_KEY: Final = "anybroker-partitions"
 """Metadata of a topic's stream: its number of partitions."""
+TOMBSTONE_KEY: Final = "anybroker-tombstone-seconds"
+"""Metadata of a compacted topic's stream: the seconds after which the server removes a tombstone."""
 RELEASE_COUNTS_STREAM: Final = "anybroker+release-counts"
 """The stream of release counts; it is not a topic."""
 
+_LONGEST_KEY: Final = 256
+"""Bytes of a key that its subject spells out."""
 _FORBIDDEN: Final = frozenset(" \t\r\n\f\v.*>/\\\0")
 
 
@@ -75,6 +85,18 @@ def group_of(consumer: str) -> str | None:
 def partition_subject(stream: str, partition: int) -> str:
     """The subject of one partition."""
     return f"{stream}.{partition}"
+
+
+def row_subject(stream: str, partition: int, key: bytes) -> str:
+    """The subject of a key in a compacted topic. A long key is hashed, because the server limits subjects."""
+    if len(key) > _LONGEST_KEY:
+        return f"{stream}.{partition}.h{sha256(key).hexdigest()}"
+    return f"{stream}.{partition}.k{urlsafe_b64encode(key).rstrip(b'=').decode()}"
+
+
+def rows_filter(stream: str, partition: int | None = None) -> str:
+    """All keys of a partition of a compacted topic, or of all partitions."""
+    return f"{stream}.{'*' if partition is None else partition}.*"
 
 
 def schedule_subject(stream: str, token: str) -> str:

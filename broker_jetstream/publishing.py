@@ -32,6 +32,7 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
+from broker.driver import keyless_message
 from broker_jetstream.codec import LETTER_ROOM, encode_headers, encode_id, reserved_bytes
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
@@ -105,17 +106,22 @@ class JetStreamPublishTarget:
         subjects: dict[int, bytes] = {}
         now = time.time_ns() // 1000
         prefix, limit, number = replies.prefix, self._connection.max_payload, layout.partitions
-        near = limit - LETTER_ROOM
+        near, compacted = limit - LETTER_ROOM, layout.compacted
         for index in indexes:
             message = messages[index]
             try:
                 if not ids[index]:
                     ids[index] = encode_id(message.id or "")
                 partition = self._choose_partition(message, number)
-                subject = subjects.get(partition)
-                if subject is None:
-                    subject = subjects[partition] = layout.subject(partition)
-                if message.deliver_at is None and message.ttl is None:
+                if compacted:
+                    if message.key is None:
+                        raise keyless_message(self._topic)
+                    subject = layout.row_subject(partition, message.key)
+                else:
+                    subject = subjects.get(partition)
+                    if subject is None:
+                        subject = subjects[partition] = layout.subject(partition)
+                if message.deliver_at is None and message.ttl is None and not (compacted and message.data is None):
                     block = encode_headers(message, ids[index], now)
                     place = partition
                 else:
@@ -168,9 +174,12 @@ class JetStreamPublishTarget:
     def _scheduled_or_expiring(
         self, message: OutboundMessage, message_id: bytes, now: int, layout: Layout, partition: int, subject: bytes
     ) -> tuple[bytes, bytes, int]:
-        """Subject, headers and partition (-1 - partition if scheduled) of a message with `ttl` or `deliver_at`."""
+        """Subject, headers and partition (-1 - partition if scheduled) of a message with `ttl` or `deliver_at`, or of a
+        tombstone of a compacted topic."""
         version = self._connection.server_version
         ttl = b"" if message.ttl is None else b"%ds" % ttl_seconds(message.ttl)
+        if message.data is None and not ttl and layout.tombstone_seconds is not None:
+            ttl = b"%ds" % layout.tombstone_seconds
         if ttl and version < (2, 11):
             raise Unsupported("This server has no ttl per message", advice="Use nats-server 2.11 or newer")
         if message.deliver_at is None or message.deliver_at.timestamp() <= now / 1_000_000:
@@ -178,6 +187,11 @@ class JetStreamPublishTarget:
                 subject,
                 encode_headers(message, message_id, now, b"Nats-TTL: %b\r\n" % ttl if ttl else b""),
                 partition,
+            )
+        if layout.compacted:
+            raise Unsupported(
+                f"Topic {self._topic!r} is compacted and takes no scheduled messages",
+                advice="Publish the message when it is due",
             )
         if not layout.scheduled:
             raise Unsupported(

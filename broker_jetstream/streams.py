@@ -11,7 +11,16 @@ from typing import Any, Final, NamedTuple
 from broker import BackendError, TopicNotFound, Unsupported
 from broker.driver import reads_answer
 from broker_jetstream.connection import Connection
-from broker_jetstream.names import PARTITIONS_KEY, partition_subject, schedule_subject, stream_name, subject_filter
+from broker_jetstream.names import (
+    PARTITIONS_KEY,
+    TOMBSTONE_KEY,
+    partition_subject,
+    row_subject,
+    rows_filter,
+    schedule_subject,
+    stream_name,
+    subject_filter,
+)
 
 __all__ = ["MOST_PARTITIONS", "Layout", "Layouts", "layout_of", "stored_message"]
 
@@ -22,6 +31,7 @@ class Layout(NamedTuple):
     """The stream of a topic.
 
     :ivar ours: made by `ensure_topic`; a foreign stream has one partition.
+    :ivar tombstone_seconds: of a compacted topic: when the server removes a tombstone; None for any other topic.
     """
 
     topic: str
@@ -30,6 +40,15 @@ class Layout(NamedTuple):
     ours: bool
     subjects: tuple[str, ...]
     scheduled: bool
+    tombstone_seconds: int | None = None
+
+    @property
+    def compacted(self) -> bool:
+        return self.tombstone_seconds is not None
+
+    def row_subject(self, partition: int, key: bytes) -> bytes:
+        """The subject of a key of a compacted topic."""
+        return row_subject(self.stream, partition, key).encode()
 
     def subject(self, partition: int) -> bytes:
         """The subject of a partition.
@@ -53,10 +72,14 @@ class Layout(NamedTuple):
     @property
     def filter(self) -> str | None:
         """The subjects of all messages; None if they are all subjects of the stream."""
+        if self.compacted:
+            return rows_filter(self.stream)
         return subject_filter(self.stream) if self.ours else None
 
     def partition_filter(self, partition: int) -> str:
         """The subjects of one partition's messages."""
+        if self.compacted:
+            return rows_filter(self.stream, partition)
         return partition_subject(self.stream, partition) if self.ours else ">"
 
 
@@ -69,6 +92,7 @@ def layout_of(topic: str, config: Mapping[str, Any]) -> Layout:
     number = int(partitions) if ours else 1
     if not 1 <= number <= MOST_PARTITIONS or not isinstance(config["name"], str):
         raise ValueError("an impossible name or number of partitions")
+    tombstones = metadata.get(TOMBSTONE_KEY, "")
     return Layout(
         topic,
         config["name"],
@@ -76,6 +100,7 @@ def layout_of(topic: str, config: Mapping[str, Any]) -> Layout:
         ours,
         tuple(config.get("subjects") or ()),
         bool(config.get("allow_msg_schedules")),
+        int(tombstones) if ours and tombstones.isdecimal() else None,
     )
 
 

@@ -376,7 +376,7 @@ class CommittedPosition:
             first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
         if position > last + 1:
             raise OffsetOutOfRange(f"{self._what} ends at {last + 1}; position {position} is beyond the end")
-        if position < first and first > 1:
+        if position < first and first > 1 and not self._layout.compacted:
             raise OffsetOutOfRange(
                 f"{self._what} begins at {first}; retention removed the records from position {position} on"
             )

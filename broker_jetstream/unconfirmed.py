@@ -24,7 +24,7 @@ from broker_jetstream.inbox import Replies
 from broker_jetstream.streams import Layout, Layouts
 from broker_jetstream.transport import Outgoing
 
-__all__ = ["Batch", "UnconfirmedMessages", "decode_ack"]
+__all__ = ["Batch", "UnconfirmedMessages", "decode_ack", "next_chunk"]
 
 
 CHUNK: Final = 500
@@ -92,7 +92,7 @@ class UnconfirmedMessages:
             while batch.written < len(items):
                 if self._is_behind:
                     await self._catch_up(deadline)
-                chunk = _next_chunk(items, batch.written, 1 if self._unproven else most)
+                chunk = next_chunk(items, batch.written, 1 if self._unproven else most)
                 if (
                     self._written + len(chunk) > window
                     and sum([each.unanswered for each in self._batches]) + len(chunk) > window
@@ -300,7 +300,7 @@ class UnconfirmedMessages:
         batch.replies.unserved.difference_update(lost)
         items = [batch.items[each] for each in lost]
         while items:
-            chunk = _next_chunk(items, 0, CHUNK)
+            chunk = next_chunk(items, 0, CHUNK)
             if not await self._send(chunk):
                 return False
             items = items[len(chunk) :]
@@ -316,7 +316,7 @@ class UnconfirmedMessages:
         return True
 
 
-def _next_chunk(items: list[Outgoing], start: int, most: int) -> list[Outgoing]:
+def next_chunk(items: list[Outgoing], start: int, most: int) -> list[Outgoing]:
     """The items from `start` that are written together: bounded in number and bytes."""
     size = 0
     for end, item in enumerate(items[start : start + most], start + 1):

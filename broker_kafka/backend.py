@@ -107,6 +107,8 @@ class KafkaBackend:
                 partitions=True,
                 partition_of="publish.partition_of" not in needed,
                 transactions=True,
+                tables=True,
+                atomic_tables=True,
                 ordered_calls=True,
                 # Trackers of queues keep a message until it is due.
                 deliver_at=settings.queue == "markers",
@@ -119,6 +121,7 @@ class KafkaBackend:
                 read_committed=True,
                 topic_patterns=True,
                 group_admin=True,
+                compacted_topics=True,
             ),
             durable=True,
         )

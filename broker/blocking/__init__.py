@@ -30,6 +30,7 @@ from broker.blocking.records import (
     LogReader,
     RecordConsumer,
 )
+from broker.blocking.tables import TableWriter
 from broker.blocking.topic import ReceiptFuture, Topic
 from broker.blocking.transactions import Transaction, TransactionalPublisher
 
@@ -51,6 +52,7 @@ __all__ = [
     "RecordConsumer",
     "RecordOptions",
     "Service",
+    "TableWriter",
     "Topic",
     "Transaction",
     "TransactionalPublisher",

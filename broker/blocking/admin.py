@@ -23,18 +23,28 @@ class Admin:
         self._portal = portal
 
     def ensure_topic(
-        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        retention: timedelta | None = None,
+        compacted: bool | None = None,
+        **options: Any,
     ) -> TopicInfo:
         """Create the topic, or change an existing one to the given options.
 
         :param partitions: number of partitions, which can only grow. None is the broker's default for a new topic, and
             keeps an existing one.
         :param retention: how long the broker keeps messages; None as for `partitions`.
+        :param compacted: True for a topic that keeps the last value of each key instead, False for one that does not,
+            None for either. A topic cannot be changed from one to the other.
         :param options: options of this broker only; see its page of the documentation.
-        :raises ConfigurationError: the name or an option is invalid.
-        :raises Unsupported: the broker cannot change the existing topic.
+        :raises ConfigurationError: the name or an option is invalid, or `retention` is given for a compacted topic.
+        :raises Unsupported: the broker cannot change the existing topic, or has no compacted topics.
         """
-        return self._portal.call(self._admin.ensure_topic, name, partitions=partitions, retention=retention, **options)
+        return self._portal.call(
+            self._admin.ensure_topic, name, partitions=partitions, retention=retention, compacted=compacted, **options
+        )
 
     def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. A missing topic is no error."""

@@ -23,6 +23,7 @@ from broker import bus as asynchronous
 from broker.blocking.admin import Admin
 from broker.blocking.messages import MessageConsumer
 from broker.blocking.records import LogReader, RecordConsumer
+from broker.blocking.tables import TableWriter
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
@@ -207,6 +208,16 @@ class Bus:
         """
         publisher = self._portal.run(self._bus.transactional_publisher, transactional_id)
         return TransactionalPublisher(publisher, self._portal)
+
+    def table_writer(self, topic: str, partition: int) -> TableWriter:
+        """The writer of one partition of a table, for `with`. Opening it fences an older writer of the partition.
+
+        :param topic: a topic made by `ensure_topic(compacted=True)`.
+        :raises Unsupported: the broker has no tables. On entering: the topic is not compacted, or was made without what
+            tables need.
+        :raises NotFound: on entering; the topic or partition does not exist.
+        """
+        return TableWriter(self._portal.run(self._bus.table_writer, topic, partition), self._portal)
 
     # -- consuming ---------------------------------------------------------------------------------------
 

@@ -43,11 +43,17 @@ async def create(
         str | None,
         typer.Option(metavar="TIME", help="How long the broker keeps messages, such as 90s, 12h or 7d."),
     ] = None,
+    compacted: Annotated[
+        bool, typer.Option("--compacted", help="Keep the last value of each key instead of all messages for a time.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a topic, or change an existing one to the given options."""
     info = await session.bus.admin.ensure_topic(
-        topic, partitions=partitions, retention=None if retention is None else parse_duration(retention)
+        topic,
+        partitions=partitions,
+        retention=None if retention is None else parse_duration(retention),
+        compacted=compacted or None,
     )
     session.answer(_topic_json(info), f"Topic {info.name!r} exists")
 
@@ -63,6 +69,7 @@ async def describe(session: Session, topic: KnownTopic, *, as_json: AsJson = Fal
         ("partitions", info.partitions),
         ("messages", info.messages),
         ("bytes", info.bytes),
+        ("compacted", info.compacted),
         ("subscriptions", ", ".join(names) or None),
         *native_rows(info.native),
     ]

@@ -50,12 +50,13 @@ from broker.driver.limits import MessageLimits, message_size
 from broker.driver.optional import (
     ChecksConsumers,
     CommitsRanges,
+    CompactsTopics,
     ExpiresLeases,
     FetchesRuns,
     FollowsLogs,
     HasTopicIdentity,
-    PartitionsKeys,
     LogFollowerSpi,
+    PartitionsKeys,
     Progress,
     RedeliversInOrder,
     ReportsIdle,
@@ -75,6 +76,14 @@ from broker.driver.private_files import (
     narrow_mode,
 )
 from broker.driver.queue_tracking import Histogram, OpenLease, PurgedQueue, QueuedMessage, QueueTracker, TracksQueues
+from broker.driver.tables import (
+    CHECKPOINT_KEY,
+    TableWriterSpi,
+    WritesTables,
+    keyless_message,
+    not_compacted,
+    writer_fenced,
+)
 from broker.envelopes import (
     DEAD_LETTER_PREFIX,
     NO_ATTRIBUTES,
@@ -106,6 +115,7 @@ from broker.records import RecordOwner, RecordRun, RecordsOfRuns, undecodable
 from broker.urls import UrlParts, is_loopback, is_secret_name, mask_url
 
 __all__ = [
+    "CHECKPOINT_KEY",
     "DEAD_LETTER_PREFIX",
     "NO_ATTRIBUTES",
     "REDRIVE_SUBSCRIPTION",
@@ -119,6 +129,7 @@ __all__ = [
     "ChecksConsumers",
     "CommitPatience",
     "CommitsRanges",
+    "CompactsTopics",
     "Connected",
     "Disconnected",
     "Ephemeral",
@@ -177,6 +188,7 @@ __all__ = [
     "StoresAttempts",
     "SubscribesToPatterns",
     "SubscriptionInfo",
+    "TableWriterSpi",
     "TaskSet",
     "TopicInfo",
     "TopicPartition",
@@ -188,6 +200,7 @@ __all__ = [
     "Waker",
     "Warned",
     "WritesFailed",
+    "WritesTables",
     "check_accepts",
     "check_choice",
     "check_codec",
@@ -207,6 +220,7 @@ __all__ = [
     "is_secret_name",
     "is_whole",
     "jitter",
+    "keyless_message",
     "lease_time",
     "logger",
     "make_private_directory",
@@ -216,6 +230,7 @@ __all__ = [
     "murmur2",
     "narrow_mode",
     "not_assigned",
+    "not_compacted",
     "partition_by",
     "pause",
     "read_answer",
@@ -226,4 +241,5 @@ __all__ = [
     "take_from",
     "undecodable",
     "warn_of_clear_text",
+    "writer_fenced",
 ]

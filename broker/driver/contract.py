@@ -83,6 +83,7 @@ class TopicInfo:
 
     :ivar identity: changes when the topic is deleted and recreated, because offsets then mean other records; None where
         the broker has none.
+    :ivar compacted: the broker removes records that a later record of the same key supersedes.
     """
 
     name: str
@@ -90,6 +91,7 @@ class TopicInfo:
     messages: int | None = None
     bytes: int | None = None
     identity: str | None = None
+    compacted: bool = False
     native: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from broker.driver.contract import MessageSource, MessageSubscription, RecordSource, SourceListener, TopicPartition
+from broker.driver.contract import (
+    MessageSource,
+    MessageSubscription,
+    RecordSource,
+    SourceListener,
+    TopicInfo,
+    TopicPartition,
+)
 from broker.errors import BrokerError
 from broker.messages import Message
 from broker.records import Record, RecordRun
@@ -17,12 +24,13 @@ from broker.topic_patterns import TopicPattern
 __all__ = [
     "ChecksConsumers",
     "CommitsRanges",
+    "CompactsTopics",
     "ExpiresLeases",
     "FetchesRuns",
     "FollowsLogs",
     "HasTopicIdentity",
-    "PartitionsKeys",
     "LogFollowerSpi",
+    "PartitionsKeys",
     "Progress",
     "RedeliversInOrder",
     "ReportsIdle",
@@ -167,6 +175,25 @@ class ReportsIdle(Protocol):
 
 
 # -- admin and log reader ----------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class CompactsTopics(Protocol):
+    """An admin that makes compacted topics; `capabilities.records.compacted_topics` is set.
+
+    Compaction keeps the last record of each key at its offset. It may remove earlier ones of that key, and tombstones
+    after a while. Positions stay valid: a read from the offset of a removed record goes on at the next one that is
+    left. The topic takes no message without a key.
+    """
+
+    async def ensure_compacted_topic(
+        self, name: str, *, partitions: int | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """As `ensure_topic`, for a compacted topic without a retention.
+
+        :raises Unsupported: the topic exists and is not compacted.
+        """
+        ...
 
 
 @runtime_checkable

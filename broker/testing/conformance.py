@@ -19,6 +19,7 @@ from broker.testing.areas.blocking import Blocking
 from broker.testing.areas.cancelling import Cancelling
 from broker.testing.areas.closing import Closing
 from broker.testing.areas.commits import Commits
+from broker.testing.areas.compaction import Compaction
 from broker.testing.areas.dead_letters import DeadLetters
 from broker.testing.areas.delivery import Delivery
 from broker.testing.areas.errors import Errors
@@ -40,6 +41,7 @@ from broker.testing.areas.retry import Retrying
 from broker.testing.areas.retry_topics import RetryingOnTopics
 from broker.testing.areas.settling import Settling
 from broker.testing.areas.shapes import Shapes
+from broker.testing.areas.tables import Tables
 from broker.testing.areas.transactions import Transactions
 from broker.testing.harness import Harness
 from broker.testing.promises import missing_capability, promises_of
@@ -53,6 +55,7 @@ __all__ = [
     "Closing",
     "Codecs",
     "Commits",
+    "Compaction",
     "Conformance",
     "DeadLetters",
     "Delivery",
@@ -76,6 +79,7 @@ __all__ = [
     "RetryingOnTopics",
     "Settling",
     "Shapes",
+    "Tables",
     "Transactions",
     "check",
 ]
@@ -103,6 +107,8 @@ class Conformance(
     Groups,
     LogReading,
     LogFollowing,
+    Compaction,
+    Tables,
     Transactions,
     AsMessages,
     RetryingOnTopics,

@@ -101,6 +101,10 @@ class Harness(ABC):
         """Move the broker's clock forward."""
         raise Unsupported(f"Harness {self.name!r} has no clock to move")
 
+    async def compact(self, topic: str) -> None:
+        """Compact a topic made by `compacted_topic`; return when old values, deleted keys and tombstones are gone."""
+        raise Unsupported(f"Harness {self.name!r} cannot compact a topic")
+
     async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
         """Publish a message as another client may: names of attributes may be reserved or empty, or occur twice.
 
@@ -167,6 +171,10 @@ class Harness(ABC):
         await bus.admin.ensure_topic(name, partitions=partitions, **options)
         self._topics.append(name)
         return name
+
+    async def compacted_topic(self, *, partitions: int | None = None) -> str:
+        """Create a compacted topic, whose tombstones go as soon as the broker allows; `stop` deletes it."""
+        return await self.create_topic(unique("table"), partitions=partitions, compacted=True)
 
     async def stop(self) -> None:
         """Close the connections and delete the topics of the test."""

@@ -14,7 +14,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from time import monotonic
@@ -40,7 +40,7 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import is_finite, is_whole, refused
+from broker.driver import is_finite, is_whole, not_compacted, refused
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.cluster.names import is_internal
@@ -56,6 +56,7 @@ from broker_kafka.errors import kafka_error
 
 __all__ = ["KafkaTopics", "TopicOptions", "explain"]
 
+_POLICY: Final = "cleanup.policy"
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _UNKNOWN: Final = re.compile(r"Unknown topic config name: (\S+)")
 _INVALID: Final = re.compile(r"Invalid value (.*?) for configuration (\S+?)(?:: (.*))?$", re.DOTALL)
@@ -109,6 +110,26 @@ class KafkaTopics:
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
     ) -> TopicInfo:
         """Options: any topic configuration, by Kafka's name with dots or `_`, and `replication_factor`."""
+        return await self._ensure(name, partitions, retention, options)
+
+    async def ensure_compacted_topic(
+        self, name: str, *, partitions: int | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """Options as of `ensure_topic`, without `cleanup.policy`."""
+        for option, value in options.items():
+            if option.replace("_", ".") == _POLICY:
+                raise InvalidSetting(f"Option {option!r} is {value!r} beside compacted=True", advice="Leave it out")
+        return await self._ensure(name, partitions, None, options, compacted=True)
+
+    async def _ensure(
+        self,
+        name: str,
+        partitions: int | None,
+        retention: timedelta | None,
+        options: Mapping[str, Any],
+        *,
+        compacted: bool = False,
+    ) -> TopicInfo:
         if partitions is not None and partitions < 1:
             raise InvalidSetting(f"partitions is {partitions}", advice="Give a whole number of 1 or more")
         if partitions is not None and partitions > _MOST_PARTITIONS:
@@ -119,7 +140,7 @@ class KafkaTopics:
 
         async def attempt() -> TopicInfo | TopicNotFound:
             try:
-                return await self._ensure(name, partitions, wanted)
+                return await self._create_or_change(name, partitions, wanted, compacted=compacted)
             except TopicNotFound as error:
                 return error
 
@@ -130,13 +151,18 @@ class KafkaTopics:
         self._connection.changed[name] = monotonic()
         return result
 
-    async def _ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
+    async def _create_or_change(
+        self, name: str, partitions: int | None, options: TopicOptions, *, compacted: bool
+    ) -> TopicInfo:
         try:
             found = await describe_topic(self._connection, name)
         except TopicNotFound:
-            if await self.create(name, partitions or self._settings.partitions, options):
+            new = replace(options, config={**options.config, _POLICY: "compact"}) if compacted else options
+            if await self.create(name, partitions or self._settings.partitions, new):
                 return await self.describe_topic(name)
             found = await describe_topic(self._connection, name)
+        if compacted and not _is_compacted(await self._config(name)):
+            raise not_compacted(name)
         await self._change(name, found, partitions, options)
         return await self.describe_topic(name)
 
@@ -172,6 +198,7 @@ class KafkaTopics:
             # Includes compacted records and transaction markers, which brokers do not report.
             messages=sum(following - first for first, following in bounds.values()),
             identity=str(found.topic_id),
+            compacted=_is_compacted(config),
             native={
                 "id": str(found.topic_id),
                 "config": config,
@@ -412,6 +439,10 @@ def _text(option: str, value: object) -> str:
         f"Option {option!r} is {value!r}",
         advice="Give a str, number, bool, timedelta, list of str, or None for the default",
     )
+
+
+def _is_compacted(config: Mapping[str, str | None]) -> bool:
+    return "compact" in (config.get(_POLICY) or "")
 
 
 def _code(error: BrokerError) -> int | None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.broken_variants import broken_admin, broken_followers, broken_messages, broken_publishing, broken_servers
+from tests.broken_variants import (
+    broken_admin,
+    broken_followers,
+    broken_messages,
+    broken_publishing,
+    broken_servers,
+    broken_tables,
+)
 from tests.broken_variants.registry import VARIANTS, Variant
 
 __all__ = [
@@ -13,4 +20,5 @@ __all__ = [
     "broken_messages",
     "broken_publishing",
     "broken_servers",
+    "broken_tables",
 ]

@@ -44,7 +44,7 @@ class InmemHarness(Harness):
     patience = 5.0
     quiet = 0.1
     lease_seconds = 1.0
-    options: ClassVar[BrokerOptions] = BrokerOptions(session_seconds=1.0, rebalance_seconds=2.0)
+    options: ClassVar[BrokerOptions] = BrokerOptions(session_seconds=1.0, rebalance_seconds=2.0, tombstone_seconds=0.0)
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +62,9 @@ class InmemHarness(Harness):
 
     async def age(self, seconds: float) -> None:
         self.clock.advance(seconds)
+
+    async def compact(self, topic: str) -> None:
+        self.broker.compact(topic)
 
     async def isolate(self, bus: Bus) -> None:
         self.broker.faults.isolate(bus)

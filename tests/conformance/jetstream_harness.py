@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache
 
 import nats
@@ -11,6 +13,7 @@ import nats
 from broker.bus import Bus
 from broker.driver.contract import Backend
 from broker.driver.settings import BackendSettings
+from broker.testing.harness import unique
 from broker_jetstream.names import stream_name
 from tests.conformance.server_harness import ServerHarness
 from tests.jetstream.support import put
@@ -47,6 +50,15 @@ class JetStreamHarness(ServerHarness[NatsServer]):
         bus = super().open_bus(url.replace(self.server.url, proxy.url), wrap)
         self.behind[bus] = proxy
         return bus
+
+    async def compacted_topic(self, *, partitions: int | None = None) -> str:
+        return await self.create_topic(
+            unique("table"), partitions=partitions, compacted=True, tombstone_retention=timedelta(seconds=1)
+        )
+
+    async def compact(self, topic: str) -> None:
+        # The server keeps one message of each subject at any time, and a tombstone for a second.
+        await asyncio.sleep(1.5)
 
     async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
         block = b"NATS/1.0\r\n" + b"".join(f"{name}: {value}\r\n".encode() for name, value in attributes) + b"\r\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from time import monotonic
 from typing import Any, ClassVar, Self
 
 from confluent_kafka import Producer
@@ -17,6 +18,8 @@ from confluent_kafka import Producer
 from broker.bus import Bus
 from broker.driver.contract import Backend
 from broker.driver.settings import BackendSettings
+from broker.outbound import OutboundMessage
+from broker.testing.harness import unique
 from tests.conformance.kafka_topics import TopicPool
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
@@ -24,6 +27,14 @@ from tests.servers.proxy import Proxy
 from tests.servers.server_process import Servers
 from tests.servers.shared import Shared
 
+FILLER = b"kit-filler"
+"""The key of records that close a segment, since the open one is not compacted."""
+COMPACTS_SOON = {
+    "segment.ms": 100,
+    "min.cleanable.dirty.ratio": 0,
+    "max.compaction.lag.ms": 1,
+    "delete.retention.ms": 0,
+}
 WIRES = 4
 """The number of clients of one test that can have their own proxy."""
 GUARDED = Listener(
@@ -130,6 +141,24 @@ class KafkaHarness(ServerHarness[KafkaServer]):
         name = take(wanted) if self.wired.topics.ready(wanted) else await asyncio.to_thread(take, wanted)
         self._pooled.append(name)
         return name
+
+    async def compacted_topic(self, *, partitions: int | None = None) -> str:
+        return await self.create_topic(unique("table"), partitions=partitions, compacted=True, **COMPACTS_SOON)
+
+    async def compact(self, topic: str) -> None:
+        """Close the open segments with a record each, until the cleaner has been there, twice for tombstones."""
+        bus = await self.bus()
+        deadline = monotonic() + self.patience
+        compacted = False
+        while not compacted and monotonic() < deadline:
+            await asyncio.sleep(0.3)
+            compacted = True
+            for partition in await bus.log.partitions(topic):
+                records = [r async for batch in bus.log.read(topic, partition) for r in batch if r.key != FILLER]
+                keys = {record.key for record in records if record.data is not None}
+                if len(keys) != len(records):
+                    compacted = False
+                    await bus.topic(topic).publish(OutboundMessage(b"", FILLER, partition=partition))
 
     async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
         def publish() -> None:

@@ -227,7 +227,13 @@ class FakeGroupAdmin:
 
 class FakeAdmin:
     async def ensure_topic(
-        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        retention: timedelta | None = None,
+        compacted: bool | None = None,
+        **options: Any,
     ) -> TopicInfo:
         return TopicInfo(name=name)
 

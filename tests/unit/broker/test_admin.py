@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from broker.admin import AdminFacade
 from broker.bus import Bus
-from broker.errors import ConfigurationError, InvalidName, NotFound, SubscriptionNotFound, TopicNotFound
+from broker.errors import ConfigurationError, InvalidName, NotFound, SubscriptionNotFound, TopicNotFound, Unsupported
 from broker.protocols import Admin
 
 
@@ -109,3 +110,29 @@ async def test_invalid_options_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=named):
         await call(broker_bus.admin)
+
+
+async def test_a_compacted_topic_has_no_retention_and_stays_compacted(broker_bus: Bus) -> None:
+    admin = broker_bus.admin
+    assert (await admin.ensure_topic("table", compacted=True)).compacted
+    with pytest.raises(ConfigurationError, match="retention is 1:00:00"):
+        await admin.ensure_topic("table", compacted=True, retention=timedelta(hours=1))
+    with pytest.raises(ConfigurationError, match="compacted"):
+        await admin.ensure_topic("table", compacted="yes")  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="'table' is compacted"):
+        await admin.ensure_topic("table", compacted=False)
+    assert not (await admin.ensure_topic("log", compacted=False)).compacted
+    with pytest.raises(Unsupported, match="'log' is not compacted"):
+        await admin.ensure_topic("log", compacted=True)
+
+
+async def test_a_backend_without_compaction_refuses_a_compacted_topic(
+    broker_bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = broker_bus.capabilities.records
+    assert records is not None
+    without = replace(broker_bus.capabilities, records=replace(records, compacted_topics=False))
+    monkeypatch.setattr(type(broker_bus), "capabilities", without)
+    with pytest.raises(Unsupported, match="does not support compacted topics"):
+        await broker_bus.admin.ensure_topic("table", compacted=True)
+    await broker_bus.admin.ensure_topic("log", compacted=False)

@@ -61,6 +61,7 @@ def parameters(function: Callable[..., Any], options: type | None) -> dict[str, 
         (broker.records.RecordBatch, broker.blocking.BlockingRecordBatch),
         (broker.protocols.TransactionalPublisher, broker.blocking.TransactionalPublisher),
         (broker.protocols.Transaction, broker.blocking.Transaction),
+        (broker.protocols.TableWriter, broker.blocking.TableWriter),
         (broker.consuming.consumer.Service, broker.blocking.Service),
     ],
 )
