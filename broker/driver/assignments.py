@@ -27,6 +27,8 @@ class AssignedPartition:
 
     :ivar position: the position after the last handed-over or skipped record; None before the first.
     :ivar committed: the highest position that the broker has confirmed to this member; -1 if none.
+    :ivar opening: `on_assigned` has not returned yet: records wait.
+    :ivar paused: the application paused the partition.
     :ivar revoking: the partition is being revoked: its records are no longer handed over, commits are still possible.
     :ivar lost: another member may have the partition: commits are refused.
     :ivar ranges_changed: a range above the committed position was finished since the last commit.
@@ -36,7 +38,9 @@ class AssignedPartition:
         "committed",
         "generation",
         "lost",
+        "opening",
         "partition",
+        "paused",
         "position",
         "ranges_changed",
         "revoking",
@@ -49,6 +53,8 @@ class AssignedPartition:
         self.generation = generation
         self.position: int | None = None
         self.committed = -1
+        self.opening = False
+        self.paused = False
         self.revoking = False
         self.lost = False
         self.ranges_changed = False
@@ -124,8 +130,9 @@ class Assignments:
             if partition not in self._assigned:
                 raise not_assigned(partition, group, self.current())
 
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Assign these partitions; one that is already assigned keeps its generation."""
+    def assign(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
+        """Assign these partitions; return the new ones. One that is already assigned keeps its generation."""
+        new: list[AssignedPartition] = []
         for partition in map(TopicPartition._make, partitions):
             assigned = self._assigned.get(partition)
             if assigned is None or assigned.revoking:
@@ -134,6 +141,8 @@ class Assignments:
                 self._generation += 1
                 self._assigned[partition] = AssignedPartition(partition, self._generation)
                 self._given_up.discard(partition)
+                new.append(self._assigned[partition])
+        return new
 
     def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
         """Mark these partitions as being revoked; return the assignments among them."""

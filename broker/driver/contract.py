@@ -222,7 +222,7 @@ class RecordListener(Protocol):
     """The core's callbacks for a record source."""
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are assigned; their records may follow."""
+        """These partitions are assigned; their records may follow. The core may pause them within this call."""
         ...
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:

@@ -1,28 +1,27 @@
 """`Membership`: one member of a group, with its partitions, commits and positions.
 
 *Concurrency.* One event loop; calls may overlap. *Cancellation.* A requested commit is carried out even if its caller
-is cancelled. *Failure.* Errors of the source are raised unchanged; an error of the application's `on_revoking` is a
-warning, and the partitions are released anyway.
+is cancelled. *Failure.* Errors of the source are raised unchanged. Partitions are released even if the application's
+`on_revoking` fails.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from broker.driver.assignments import Assignments, partition_lost
+from broker.driver.assignments import AssignedPartition, Assignments, partition_lost
 from broker.driver.commits import Committer, Positions
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.reading.rebalance_callbacks import OnPartitions, RebalanceCallbacks
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record
 
-__all__ = ["Membership", "OnRevoking"]
-
-OnRevoking = Callable[[Sequence[TopicPartition]], Awaitable[object]]
+__all__ = ["Membership"]
 
 
 class Membership:
@@ -36,26 +35,44 @@ class Membership:
         assignments: Assignments,
         fetcher: RecordFetcher,
         *,
+        group: str,
         hooks: Hooks,
-        on_revoking: OnRevoking | None,
+        on_assigned: OnPartitions | None,
+        on_revoking: OnPartitions | None,
+        on_lost: OnPartitions | None,
+        assign_timeout: float | None,
         forget: Callable[[Sequence[TopicPartition]], None] | None,
     ) -> None:
         self._assignments = assignments
         self._fetcher = fetcher
+        self._group = group
         self._hooks = hooks
-        self._on_revoking = on_revoking
         self._forget = forget
+        self._callbacks = RebalanceCallbacks(
+            group,
+            on_assigned=on_assigned,
+            on_revoking=on_revoking,
+            on_lost=on_lost,
+            assign_timeout=assign_timeout,
+            opened=self._open,
+            failed=fetcher.fail,
+            warn=self.warn,
+        )
+        self._joined = False
+        self._paused: set[TopicPartition] = set()
+        """What is paused at the source; a source keeps pauses over assignments."""
         self._transaction: asyncio.Future[None] | None = None
 
     async def join(self, backend: Backend, subscription: RecordSubscription) -> None:
         """Join the group and begin to fetch."""
         self._records = backend.capabilities.records
-        self._group = str(subscription.group)
         self._source: RecordSource = await backend.join(subscription, self)
+        self._joined = True
         self._committer = Committer(self._source, self._hooks, by_pattern=subscription.pattern is not None)
         if not self._assignments.current() and (assigned := self._source.assignment()):
             self._assignments.assign(assigned)
             self._fetcher.joined()
+        self._hold_back([assigned for assigned in self._assignments if not assigned.revoking])
         if isinstance(self._source, ReportsIdle):
             # `is_idle` of the source is False until the group has answered.
             self._fetcher.joined()
@@ -68,12 +85,22 @@ class Membership:
         finally:
             self._assignments.give_up(list(self._assignments))
 
+    async def end_callbacks(self, deadline: float) -> None:
+        """Cancel `on_assigned`, and wait for `on_lost`, at most until the loop time `deadline`."""
+        await self._callbacks.close(max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    def calls_back_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this task runs `on_assigned` or `on_lost`."""
+        return self._callbacks.runs_in(task)
+
     async def drain(self, deadline: float) -> None:
         """Wait, at most until the loop time `deadline`, for the requested commits."""
         await self._committer.drain(deadline)
 
     async def is_idle(self, seconds: float) -> bool:
         """Whether nothing is left to read, after so many seconds without a record."""
+        if any(assigned.opening for assigned in self._assignments):
+            return False
         return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
     # -- commits and positions -----------------------------------------------------------------------------
@@ -161,8 +188,8 @@ class Membership:
         :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """
         self._assignments.check_assigned(partitions, self._group)
-        self._source.pause(partitions)
-        self._fetcher.buffer.pause(partitions)
+        self._set_paused(partitions, paused=True)
+        self._pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo `pause`.
@@ -170,8 +197,29 @@ class Membership:
         :raises LeaseLost: a partition is not assigned to this member; nothing is resumed.
         """
         self._assignments.check_assigned(partitions, self._group)
-        self._fetcher.resume(partitions)
-        self._source.resume(partitions)
+        self._set_paused(partitions, paused=False)
+        self._resume(partitions)
+
+    def _set_paused(self, partitions: Sequence[TopicPartition], *, paused: bool) -> None:
+        for partition in partitions:
+            if (assigned := self._assignments.get(partition)) is not None:
+                assigned.paused = paused
+
+    def _pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.update(partitions)
+        self._source.pause(partitions)
+        self._fetcher.buffer.pause(partitions)
+
+    def _resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Resume those that neither the application nor `on_assigned` holds back."""
+        free = [
+            partition
+            for partition in partitions
+            if (assigned := self._assignments.get(partition)) is None or not (assigned.paused or assigned.opening)
+        ]
+        self._paused.difference_update(free)
+        self._fetcher.resume(free)
+        self._source.resume(free)
 
     # -- transactions --------------------------------------------------------------------------------------
 
@@ -212,8 +260,13 @@ class Membership:
     # -- RecordListener ------------------------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._assignments.assign(partitions)
+        new = self._assignments.assign(partitions)
         self._fetcher.joined()
+        if self._joined:
+            if again := self._paused.intersection(assigned.partition for assigned in new):
+                # A pause ends with its assignment.
+                self._resume(list(again))
+            self._hold_back(new)
         if self._hooks.listening:
             current = tuple(self._assignments.current())
             self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
@@ -226,8 +279,7 @@ class Membership:
             self._hooks.emit(PartitionsRevoked(partitions=tuple(partitions), current=current))
         try:
             async with asyncio.timeout_at(deadline):
-                if self._on_revoking is not None:
-                    await self._on_revoking(partitions)
+                await self._callbacks.revoking(partitions)
                 if self._transaction is not None and any(assigned.has_uncommitted for assigned in going):
                     await asyncio.wait((self._transaction,))
             await self.drain(deadline)
@@ -244,6 +296,7 @@ class Membership:
         if self._hooks.listening:
             current = tuple(self._assignments.current())
             self._hooks.emit(PartitionsLost(partitions=tuple(partitions), current=current))
+        self._callbacks.lost(partitions)
 
     def event(self, event: Event) -> None:
         if self._hooks.listening:
@@ -253,6 +306,21 @@ class Membership:
         """Warn the operator."""
         logger.warning(text)
         self.event(Warned(text=text))
+
+    def _hold_back(self, new: Sequence[AssignedPartition]) -> None:
+        """Call `on_assigned`, and hand over no record of these partitions before it has returned."""
+        if new and self._callbacks.awaits_assigned:
+            for assigned in new:
+                assigned.opening = True
+            self._pause([assigned.partition for assigned in new])
+            self._callbacks.assigned(new)
+
+    def _open(self, new: Sequence[AssignedPartition]) -> None:
+        """`on_assigned` has returned."""
+        for assigned in new:
+            assigned.opening = False
+        self._fetcher.joined()
+        self._resume([assigned.partition for assigned in new if not assigned.revoking])
 
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         self._fetcher.buffer.drop(partitions)
