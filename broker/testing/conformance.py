@@ -15,6 +15,7 @@ import pytest
 
 from broker.testing.areas.admin import Administration
 from broker.testing.areas.as_messages import AsMessages
+from broker.testing.areas.assigning import Assigning
 from broker.testing.areas.blocking import Blocking
 from broker.testing.areas.cancelling import Cancelling
 from broker.testing.areas.closing import Closing
@@ -47,6 +48,7 @@ __all__ = [
     "AREAS",
     "Administration",
     "AsMessages",
+    "Assigning",
     "Blocking",
     "Cancelling",
     "Closing",
@@ -99,6 +101,7 @@ class Conformance(
     Records,
     Commits,
     Groups,
+    Assigning,
     LogReading,
     Transactions,
     AsMessages,

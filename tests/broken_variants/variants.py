@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tests.broken_variants import broken_admin, broken_messages, broken_publishing, broken_servers
+from tests.broken_variants import (
+    broken_admin,
+    broken_messages,
+    broken_positions,
+    broken_publishing,
+    broken_servers,
+)
 from tests.broken_variants.registry import VARIANTS, Variant
 
-__all__ = ["VARIANTS", "Variant", "broken_admin", "broken_messages", "broken_publishing", "broken_servers"]
+__all__ = [
+    "VARIANTS",
+    "Variant",
+    "broken_admin",
+    "broken_messages",
+    "broken_positions",
+    "broken_publishing",
+    "broken_servers",
+]

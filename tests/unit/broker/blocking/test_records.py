@@ -105,3 +105,26 @@ def test_revoking_callback_runs_in_a_thread_and_may_commit(bus: broker.blocking.
             assert done.wait(timeout=10)
             assert len(revoked) == 1
     assert bus.admin.lag("pairs", "audit").waiting == 0
+
+
+def test_on_assigned_runs_in_a_thread_and_may_seek(bus: broker.blocking.Bus) -> None:
+    publish(bus, 4)
+    called: list[TopicPartition] = []
+
+    def on_assigned(partitions: Sequence[TopicPartition]) -> None:
+        log.seek(dict.fromkeys(partitions, 2))
+        called.extend(partitions)
+
+    with bus.records(TOPIC, group="states", on_assigned=on_assigned, stop_when_idle=0.2) as log:
+        assert [record.offset for record in log] == [2, 3]
+    assert [partition.topic for partition in called] == [TOPIC]
+
+
+def test_an_error_of_on_assigned_is_raised_by_the_next_call(bus: broker.blocking.Bus) -> None:
+    publish(bus, 1)
+
+    def on_assigned(_: Sequence[TopicPartition]) -> None:
+        raise ZeroDivisionError
+
+    with bus.records(TOPIC, group="states", on_assigned=on_assigned) as log, pytest.raises(ZeroDivisionError):
+        log.next_record()
