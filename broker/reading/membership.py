@@ -11,12 +11,27 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from broker.driver.assignments import AssignedPartition, Assignments, partition_lost
+from broker.driver.assignments import (
+    AssignedPartition,
+    Assignments,
+    check_reached,
+    not_assigned,
+    partition_lost,
+)
 from broker.driver.commits import Committer, Positions
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
-from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.hooks import (
+    Event,
+    Hooks,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+    PositionReset,
+    Warned,
+    logger,
+)
 from broker.reading.rebalance_callbacks import OnPartitions, RebalanceCallbacks
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record
@@ -128,6 +143,35 @@ class Membership:
         if lost is not None:
             raise lost
 
+    async def commit_positions(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Commit the application's own positions.
+
+        :raises OffsetOutOfRange: a position lies beyond what was handed over, or below the committed one; nothing is
+            committed.
+        :raises LeaseLost: a partition is not assigned to this member; the others are committed.
+        """
+        self._check_no_transaction()
+        found, lost = await self._checked(positions)
+        await self._committer.commit(found)
+        if lost:
+            raise not_assigned(lost[0], self._group, self._assignments.current())
+
+    async def _checked(self, positions: Mapping[TopicPartition, int]) -> tuple[Positions, Sequence[TopicPartition]]:
+        """The assignments of these positions, and the partitions that are not assigned.
+
+        :raises OffsetOutOfRange: see `commit_positions`.
+        """
+        found, lost = self._assignments.assigned(positions)
+        unknown = [partition for partition, (assigned, _) in found.items() if assigned.floor is None]
+        if unknown:
+            # Once for each assignment, and for each seek below what was committed.
+            for partition, stored in (await self._source.committed(unknown)).items():
+                found[partition][0].stored = -1 if stored is None else stored
+            found, lost = self._assignments.assigned(positions)
+        for assigned, position in found.values():
+            check_reached(assigned, position)
+        return found, lost
+
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         """The positions that the broker has stored."""
         return await self._source.committed(partitions)
@@ -233,14 +277,22 @@ class Membership:
         self._assignments.lost_uncommitted.clear()
         return self._source
 
-    def positions_in_transaction(self) -> Positions:
-        """The positions after all records handed over and not committed.
+    async def positions_in_transaction(self, own: Mapping[TopicPartition, int] | None) -> Positions:
+        """The positions to commit with the transaction: the application's own, or, with None, those after all records
+        handed over and not committed.
 
-        :raises LeaseLost: a partition with such records was lost since the transaction began.
+        :raises LeaseLost: a partition with such records was lost since the transaction began, or one of `own` is not
+            assigned.
+        :raises OffsetOutOfRange: see `commit_positions`.
         """
         if self._assignments.lost_uncommitted:
             raise partition_lost(self._assignments.lost_uncommitted[0])
-        return self._assignments.handed_over()
+        if own is None:
+            return self._assignments.handed_over()
+        found, lost = await self._checked(own)
+        if lost or self._assignments.lost_uncommitted:
+            raise partition_lost([*lost, *self._assignments.lost_uncommitted][0])
+        return {partition: at for partition, at in found.items() if at[1] > at[0].committed}
 
     def leave_transaction(self, committed: Positions | None = None) -> None:
         """The transaction has ended; it committed these positions, if any."""
@@ -299,6 +351,11 @@ class Membership:
         self._callbacks.lost(partitions)
 
     def event(self, event: Event) -> None:
+        if isinstance(event, PositionReset):
+            # The positions of what is read from now on may lie below what was committed.
+            assigned = self._assignments.get(TopicPartition(*event.partition))
+            if assigned is not None:
+                assigned.sought(event.to)
         if self._hooks.listening:
             self._hooks.emit(event)
 

@@ -29,12 +29,12 @@ from broker.consuming.options import ConsumerOptions, check_pattern, check_polic
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
-from broker.driver.assignments import Assignments, check_positions
+from broker.driver.assignments import Assignments, check_own_positions, check_positions
 from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks, logger
-from broker.protocols import Codec
+from broker.protocols import Codec, OwnPositions
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.membership import Membership
 from broker.reading.options import check_record_options
@@ -625,6 +625,22 @@ class RecordConsumer(Generic[T]):
         """
         self._check_not_closed()
         await self._member.commit_records(records, self)
+
+    async def commit_positions(self, positions: OwnPositions) -> None:
+        """Commit positions of your own: for each partition the next offset to read, which settles all lower ones.
+
+        For work that ends later than the hand-over, or keeps its positions elsewhere. A position lies from the
+        committed one up to where this consumer has read since the partition was assigned; to commit another, `seek`
+        there first.
+
+        :raises OffsetOutOfRange: a position lies beyond what was delivered, or below the committed one; nothing is
+            committed.
+        :raises LeaseLost: a partition is not assigned to this member; the others are committed.
+        :raises ConfigurationError: `positions` is not a mapping of partitions to offsets.
+        :raises BrokerError, Unsupported: as for `commit`.
+        """
+        self._check_not_closed()
+        await self._member.commit_positions(check_own_positions(positions))
 
     async def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.bus import Bus
 from broker.driver.concurrency import TaskSet
 from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.testing.faults import Wrapped
-from tests.broken_variants.breaking import BrokenBackend
+from tests.broken_variants.breaking import BrokenBackend, BrokenRecords
 from tests.broken_variants.registry import breaks
 
 
@@ -38,3 +38,36 @@ class RevokesLostPartitions(BrokenBackend):
 class _Polite(Wrapped):
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         asyncio.get_running_loop().create_task(self.inner.revoking(partitions, asyncio.get_running_loop().time() + 1))
+
+
+@breaks("records.own-positions-are-committed", healthy="records.no-automatic-commits")
+class CommitsOneMore(BrokenRecords):
+    """A commit stores one position more."""
+
+    def change(self, partition: TopicPartition, position: int) -> int:
+        return position + 1
+
+
+@breaks("records.own-positions-are-bounded", healthy="records.own-positions-are-committed")
+class HidesCommits(BrokenRecords):
+    """A member does not see what a former owner of its partitions committed."""
+
+    committing = False
+
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> Any:
+        self.committing = True
+        return await self.inner.commit(positions)
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
+        return await self.inner.committed(partitions) if self.committing else dict.fromkeys(partitions)
+
+
+@breaks("transactions.own-positions-are-atomic", healthy="transactions.commit-shows-all")
+class TransactsAheadOfOwnPositions(Wrapped):
+    """A transaction commits one position more than it was given."""
+
+    async def check_consumer(self, source: Any) -> None:
+        await self.inner.check_consumer(source.inner)
+
+    async def add_offsets(self, source: Any, positions: Mapping[TopicPartition, int]) -> None:
+        await self.inner.add_offsets(source.inner, {at: position + 1 for at, position in positions.items()})
