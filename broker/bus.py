@@ -355,6 +355,7 @@ class Bus:
         start: Start = "earliest",
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_decode_error: str = "raise",
+        copartitioned: bool = False,
         on_assigned: OnPartitions | None = None,
         on_revoking: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
@@ -373,6 +374,9 @@ class Bus:
         :param start: where a partition without a committed position begins: "earliest", "latest" or a time.
         :param isolation: "read_uncommitted" also returns records of open and aborted transactions.
         :param on_decode_error: "raise", or the name of a topic to which undecodable records are dead-lettered.
+        :param copartitioned: partition n of all topics belongs to one member at every moment, where
+            `capabilities.records.copartitioned` says so. All members of the group must say so and name the same topics,
+            which have equal numbers of partitions.
         :param on_assigned: awaited with new partitions before their first record is delivered or buffered; may `seek`
             them to positions of your own. An exception ends the consumer, which raises it.
         :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still
@@ -400,12 +404,15 @@ class Bus:
         pattern = names if isinstance(names, TopicPattern) else None
         if pattern is not None and not family.topic_patterns:
             raise self._unsupported("patterns of topics for records", "records.topic_patterns")
+        if copartitioned and not family.copartitioned:
+            raise self._unsupported("copartitioned topics", "records.copartitioned")
         wanted = RecordSubscription(
             topics=() if isinstance(names, TopicPattern) else names,
             pattern=pattern,
             group=group,
             start=start,
             isolation=isolation,
+            copartitioned=copartitioned,
         )
         consumer: RecordConsumer[Any] = RecordConsumer(
             self._backend,

@@ -146,6 +146,8 @@ class RecordCapabilities:
     """A group can read the topics that match a `TopicPattern`, new ones too."""
     group_admin: bool = False
     """`bus.admin` lists, describes, resets and deletes groups."""
+    copartitioned: bool = False
+    """`copartitioned=True` works: the partitions of a number of several topics belong to one member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,7 @@ class BrokerOptions:
                 log_reader=True,
                 position_at=True,
                 read_committed=True,
+                copartitioned=True,
             ),
             durable=False,
             shared=False,

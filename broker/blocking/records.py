@@ -24,6 +24,7 @@ from broker.driver.contract import Bounds, TopicPartition
 from broker.driver.optional import Span
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
+from broker.protocols import OwnPositions
 from broker.reading import log_reader, record_consumer
 from broker.records import Record, RecordBatch
 from broker.threads.portal import Call, Portal

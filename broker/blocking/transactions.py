@@ -70,7 +70,9 @@ class TransactionalPublisher:
         read: list[OwnPositions] = []
         given = read.pop if callable(positions) else positions
         transaction = self._publisher.transaction(inner, positions=given)
-        return Transaction(transaction, self._portal, (lambda: read.append(positions())) if callable(positions) else None)
+        return Transaction(
+            transaction, self._portal, (lambda: read.append(positions())) if callable(positions) else None
+        )
 
 
 class Transaction:

@@ -182,6 +182,10 @@ class Assignments:
                 new.append(self._assigned[partition])
         return new
 
+    def refuse(self, partitions: Iterable[TopicPartition]) -> None:
+        """Admit no record of these until they are assigned."""
+        self._given_up.update(partitions)
+
     def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
         """Mark these partitions as being revoked; return the assignments among them."""
         going = [assigned for partition in partitions if (assigned := self._assigned.get(partition)) is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from broker.driver.assignments import (
     AssignedPartition,
@@ -19,6 +19,7 @@ from broker.driver.assignments import (
     partition_lost,
 )
 from broker.driver.commits import Committer, Positions
+from broker.driver.concurrency import TaskSet
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
@@ -32,11 +33,14 @@ from broker.hooks import (
     Warned,
     logger,
 )
+from broker.reading.copartitions import GROWTH_SECONDS, Copartitions, counts_differ, partition_counts
 from broker.reading.rebalance_callbacks import OnPartitions, RebalanceCallbacks
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record
 
 __all__ = ["Membership"]
+
+_COUNT_SECONDS: Final = 1.0
 
 
 class Membership:
@@ -56,6 +60,7 @@ class Membership:
         on_revoking: OnPartitions | None,
         on_lost: OnPartitions | None,
         assign_timeout: float | None,
+        copartitions: Copartitions | None,
         forget: Callable[[Sequence[TopicPartition]], None] | None,
     ) -> None:
         self._assignments = assignments
@@ -73,6 +78,12 @@ class Membership:
             failed=fetcher.fail,
             warn=self.warn,
         )
+        self._copartitions = copartitions
+        self._held: set[TopicPartition] = set()
+        """Partitions that were assigned before their numbers were whole: what was fetched of them is dropped."""
+        self._releases: dict[TopicPartition, asyncio.Future[None]] = {}
+        """For each partition that is given up together with others, the end of the release."""
+        self._counting = TaskSet("broker-partition-counts", lambda error: self.warn(f"Counting failed: {error!r}"))
         self._joined = False
         self._paused: set[TopicPartition] = set()
         """What is paused at the source; a source keeps pauses over assignments."""
@@ -82,11 +93,13 @@ class Membership:
         """Join the group and begin to fetch."""
         self._records = backend.capabilities.records
         self._source: RecordSource = await backend.join(subscription, self)
+        self._backend = backend
         self._joined = True
         self._committer = Committer(self._source, self._hooks, by_pattern=subscription.pattern is not None)
         if not self._assignments.current() and (assigned := self._source.assignment()):
-            self._assignments.assign(assigned)
+            self._assignments.assign(self._complete(assigned))
             self._fetcher.joined()
+        self._pause(list(self._held))
         self._hold_back([assigned for assigned in self._assignments if not assigned.revoking])
         if isinstance(self._source, ReportsIdle):
             # `is_idle` of the source is False until the group has answered.
@@ -102,6 +115,7 @@ class Membership:
 
     async def end_callbacks(self, deadline: float) -> None:
         """Cancel `on_assigned`, and wait for `on_lost`, at most until the loop time `deadline`."""
+        self._counting.cancel()
         await self._callbacks.close(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     def calls_back_in(self, task: asyncio.Task[Any] | None) -> bool:
@@ -114,7 +128,7 @@ class Membership:
 
     async def is_idle(self, seconds: float) -> bool:
         """Whether nothing is left to read, after so many seconds without a record."""
-        if any(assigned.opening for assigned in self._assignments):
+        if self._held or any(assigned.opening for assigned in self._assignments):
             return False
         return not isinstance(self._source, ReportsIdle) or await self._source.is_idle(seconds)
 
@@ -250,6 +264,8 @@ class Membership:
                 assigned.paused = paused
 
     def _pause(self, partitions: Sequence[TopicPartition]) -> None:
+        if not partitions:
+            return
         self._paused.update(partitions)
         self._source.pause(partitions)
         self._fetcher.buffer.pause(partitions)
@@ -261,6 +277,8 @@ class Membership:
             for partition in partitions
             if (assigned := self._assignments.get(partition)) is None or not (assigned.paused or assigned.opening)
         ]
+        if not free:
+            return
         self._paused.difference_update(free)
         self._fetcher.resume(free)
         self._source.resume(free)
@@ -312,18 +330,35 @@ class Membership:
     # -- RecordListener ------------------------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        if not (partitions := self._complete(partitions)):
+            return
         new = self._assignments.assign(partitions)
         self._fetcher.joined()
         if self._joined:
-            if again := self._paused.intersection(assigned.partition for assigned in new):
-                # A pause ends with its assignment.
-                self._resume(list(again))
             self._hold_back(new)
         if self._hooks.listening:
             current = tuple(self._assignments.current())
             self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        running = {self._releases[each] for each in partitions if each in self._releases}
+        if not (partitions := self._incomplete(partitions)):
+            if running:
+                # The number is being given up already, with its other partitions.
+                await asyncio.wait(running, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+            return
+        release = asyncio.get_running_loop().create_future()
+        if self._copartitions is not None:
+            self._releases.update(dict.fromkeys(partitions, release))
+        try:
+            await self._revoke(partitions, deadline)
+        finally:
+            release.set_result(None)
+            for each in partitions:
+                if self._releases.get(each) is release:
+                    del self._releases[each]
+
+    async def _revoke(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
         going = self._assignments.begin_revoke(partitions)
         self._drop(partitions)
         if self._hooks.listening:
@@ -343,6 +378,9 @@ class Membership:
             self._assignments.give_up(going)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        releasing = [each for each in partitions if self._assignments.get(each) is not None]
+        if not (partitions := list(dict.fromkeys((*self._incomplete(partitions), *releasing)))):
+            return
         self._assignments.give_up(self._assignments.begin_revoke(partitions))
         self._drop(partitions)
         if self._hooks.listening:
@@ -366,11 +404,25 @@ class Membership:
 
     def _hold_back(self, new: Sequence[AssignedPartition]) -> None:
         """Call `on_assigned`, and hand over no record of these partitions before it has returned."""
-        if new and self._callbacks.awaits_assigned:
-            for assigned in new:
-                assigned.opening = True
-            self._pause([assigned.partition for assigned in new])
-            self._callbacks.assigned(new)
+        rewound = self._held.intersection(assigned.partition for assigned in new)
+        self._held -= rewound
+        if not self._callbacks.awaits_assigned:
+            held = [assigned for assigned in new if assigned.partition in rewound]
+        else:
+            held = new
+        for assigned in held:
+            assigned.opening = True
+        if again := self._paused.intersection(assigned.partition for assigned in new):
+            # A pause ends with its assignment.
+            self._resume(list(again))
+        if held:
+            self._pause([assigned.partition for assigned in held])
+
+            async def rewind(partitions: Sequence[TopicPartition]) -> None:
+                if back := rewound.intersection(partitions):
+                    await self._seek(dict.fromkeys(back))
+
+            self._callbacks.assigned(held, rewind if rewound else None)
 
     def _open(self, new: Sequence[AssignedPartition]) -> None:
         """`on_assigned` has returned."""
@@ -384,3 +436,56 @@ class Membership:
         self._fetcher.resume(partitions)
         if self._forget is not None:
             self._forget(partitions)
+
+    # -- copartitions --------------------------------------------------------------------------------------
+
+    def _complete(self, partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        """Of assigned partitions, those that the application gets: the numbers that became whole."""
+        if self._copartitions is None:
+            return partitions
+        whole = self._copartitions.add(partitions)
+        self._hold_parts()
+        return whole
+
+    def _incomplete(self, partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        """Of partitions that are taken away, those that the application gives up: the numbers that were whole."""
+        if self._copartitions is None:
+            return partitions
+        broken = self._copartitions.remove(partitions)
+        self._held.difference_update(partitions)
+        self._hold_parts()
+        return broken
+
+    def _hold_parts(self) -> None:
+        """Read nothing of numbers that are not whole."""
+        assert self._copartitions is not None
+        held = self._copartitions.held
+        if new := [partition for partition in held if partition not in self._held]:
+            self._held.update(new)
+            self._assignments.refuse(partition for partition in new if self._assignments.get(partition) is None)
+            if self._joined:
+                self._pause(new)
+        if held and not self._counting:
+            self._counting.spawn(self._check_growth(self._copartitions))
+
+    async def _check_growth(self, copartitions: Copartitions) -> None:
+        """While numbers are not whole: end the consumer if the topics have different numbers of partitions."""
+        loop = asyncio.get_running_loop()
+        since: float | None = None
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            if not copartitions.held:
+                return
+            try:
+                counts = await partition_counts(self._backend, copartitions.topics)
+            except BrokerError:
+                # The source reports what is wrong.
+                continue
+            if len(set(counts.values())) == 1:
+                since = None
+            elif since is None:
+                since = loop.time()
+                self.warn(counts_differ(counts, self._group).message)
+            elif loop.time() - since >= GROWTH_SECONDS:
+                self._fetcher.fail(counts_differ(counts, self._group))
+                return

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-from broker.checks import check_accepts, check_choice, check_codec, check_count, check_rate, check_seconds, refused
+from broker.checks import (
+    check_accepts,
+    check_choice,
+    check_codec,
+    check_count,
+    check_flag,
+    check_rate,
+    check_seconds,
+    refused,
+)
 from broker.driver.contract import RecordSubscription, Start
 from broker.errors import ConfigurationError
 from broker.names import check_name
@@ -20,6 +29,7 @@ class AnyRecordOptions(TypedDict, total=False):
     start: Start
     isolation: Literal["read_committed", "read_uncommitted"]
     on_decode_error: str
+    copartitioned: bool
     assign_timeout: float | None
     max_buffered: int
     max_rate: float | None
@@ -51,6 +61,11 @@ def check_record_options(
     """:raises ConfigurationError: an option has the wrong type or value, or the options contradict each other."""
     check_codec(codec)
     check_choice("isolation", subscription.isolation, ("read_committed", "read_uncommitted"))
+    check_flag("copartitioned", subscription.copartitioned)
+    if subscription.copartitioned and subscription.pattern is not None:
+        raise ConfigurationError(
+            f"A copartitioned consumer cannot read the pattern {str(subscription.pattern)!r}", advice="Name its topics"
+        )
     for name, callback in callbacks.items():
         if callback is not None:
             check_accepts(name, callback, "a list of partitions")

@@ -60,11 +60,12 @@ class RebalanceCallbacks:
         """Whether new partitions wait for `on_assigned`."""
         return self._on_assigned is not None
 
-    def assigned(self, new: Sequence[AssignedPartition]) -> None:
-        """Call `on_assigned`; `opened` or `failed` is called when it has ended."""
-        if self._on_assigned is None:
-            return
-        task = asyncio.get_running_loop().create_task(self._assign(self._on_assigned, new), name="broker-on-assigned")
+    def assigned(self, new: Sequence[AssignedPartition], before: OnPartitions | None = None) -> None:
+        """Call `on_assigned`; `opened` or `failed` is called when it has ended.
+
+        :param before: awaited before each call, with its partitions.
+        """
+        task = asyncio.get_running_loop().create_task(self._assign(new, before), name="broker-on-assigned")
         self._opening[task] = {assigned.partition for assigned in new}
         task.add_done_callback(self._opening.pop)
 
@@ -96,7 +97,7 @@ class RebalanceCallbacks:
         """Whether this task runs a callback."""
         return task in self._opening or any(task is loss for loss in self._losses)
 
-    async def _assign(self, on_assigned: OnPartitions, new: Sequence[AssignedPartition]) -> None:
+    async def _assign(self, new: Sequence[AssignedPartition], before: OnPartitions | None) -> None:
         timeout = asyncio.timeout(self._assign_timeout)
         staying = new
         try:
@@ -105,8 +106,12 @@ class RebalanceCallbacks:
                     await asyncio.wait(losses)
                 while True:
                     asked, staying = staying, []
+                    partitions = sorted(assigned.partition for assigned in asked)
                     try:
-                        await on_assigned(sorted(assigned.partition for assigned in asked))
+                        if before is not None:
+                            await before(partitions)
+                        if self._on_assigned is not None:
+                            await self._on_assigned(partitions)
                         break
                     except LeaseLost:
                         # Some were revoked or lost meanwhile: the call begins again with the others.

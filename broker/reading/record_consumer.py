@@ -35,6 +35,7 @@ from broker.driver.contract import Backend, RecordSubscription, SourceListener, 
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks, logger
 from broker.protocols import Codec, OwnPositions
+from broker.reading.copartitions import Copartitions, check_counts
 from broker.reading.decoding import RecordDecoder, open_decoder
 from broker.reading.membership import Membership
 from broker.reading.options import check_record_options
@@ -332,6 +333,7 @@ class RecordConsumer(Generic[T]):
         """Join the group.
 
         :raises TopicNotFound: one of the topics does not exist.
+        :raises ConfigurationError: with `copartitioned`, the topics have different numbers of partitions.
         :raises Unsupported: the backend has no records.
         :raises BrokerError: the group could not be joined.
         """
@@ -360,6 +362,7 @@ class RecordConsumer(Generic[T]):
             assignments=self._assignments,
             hooks=self._hooks,
         )
+        copartitions = Copartitions(self._subscription.topics) if self._subscription.copartitioned else None
         self._member = Membership(
             self._assignments,
             self._fetcher,
@@ -369,10 +372,13 @@ class RecordConsumer(Generic[T]):
             on_revoking=self._on_revoking,
             on_lost=self._on_lost,
             assign_timeout=self._assign_timeout,
+            copartitions=copartitions,
             forget=None if self._decoder is None else self._decoder.forget,
         )
         self._state = _State.OPENING
         try:
+            if copartitions is not None:
+                await check_counts(self._backend, copartitions.topics, str(self._subscription.group))
             await self._member.join(self._backend, self._subscription)
         except BaseException:
             self._state = _State.CLOSED
@@ -483,6 +489,8 @@ class RecordConsumer(Generic[T]):
             )
         if self._on_decode_error != "raise":
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
+        if self._subscription.copartitioned:
+            raise ConfigurationError("as_messages() cannot be copartitioned", advice="Leave copartitioned out")
         for name in ("on_assigned", "on_revoking", "on_lost"):
             if getattr(self, f"_{name}") is not None:
                 raise ConfigurationError(

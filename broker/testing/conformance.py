@@ -20,6 +20,7 @@ from broker.testing.areas.blocking import Blocking
 from broker.testing.areas.cancelling import Cancelling
 from broker.testing.areas.closing import Closing
 from broker.testing.areas.commits import Commits
+from broker.testing.areas.copartitions import Copartitions
 from broker.testing.areas.dead_letters import DeadLetters
 from broker.testing.areas.delivery import Delivery
 from broker.testing.areas.errors import Errors
@@ -55,6 +56,7 @@ __all__ = [
     "Codecs",
     "Commits",
     "Conformance",
+    "Copartitions",
     "DeadLetters",
     "Delivery",
     "Errors",
@@ -102,6 +104,7 @@ class Conformance(
     Commits,
     Groups,
     Assigning,
+    Copartitions,
     LogReading,
     Transactions,
     AsMessages,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from broker.bus import Bus
@@ -71,3 +72,51 @@ class TransactsAheadOfOwnPositions(Wrapped):
 
     async def add_offsets(self, source: Any, positions: Mapping[TopicPartition, int]) -> None:
         await self.inner.add_offsets(source.inner, {at: position + 1 for at, position in positions.items()})
+
+
+@breaks("copartitions.one-owner-per-number", healthy="copartitions.different-counts-are-refused")
+class ReleasesNumbersEarly(BrokenBackend):
+    """Partitions are released while `on_revoking` still runs."""
+
+    async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
+        return await self.inner.join(subscription, _Hasty(listener))
+
+
+class _Hasty(Wrapped):
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        DoesNotAwaitAssigned.running.spawn(self.inner.revoking(partitions, deadline))
+        await asyncio.sleep(0)
+
+
+@breaks("copartitions.crash-moves-whole-numbers", healthy="copartitions.topics-may-grow")
+class AssignsTopicsApart(BrokenBackend):
+    """The partitions of a number go to any member."""
+
+    async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
+        return await super().join(replace(subscription, copartitioned=False), listener)
+
+
+@breaks("copartitions.topics-may-grow", healthy="copartitions.different-counts-are-refused")
+class OverlooksNewNumbers(BrokenBackend):
+    """Partitions that are added to a topic are not assigned."""
+
+    async def join(self, subscription: RecordSubscription, listener: Any) -> Any:
+        return await self.inner.join(subscription, _FirstNumber(listener))
+
+
+class _FirstNumber(Wrapped):
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.inner.assigned([partition for partition in partitions if partition.partition == 0])
+
+
+@breaks("copartitions.different-counts-are-refused", healthy="copartitions.topics-may-grow")
+class CountsNoPartitions(BrokenBackend):
+    """Every topic is said to have one partition."""
+
+    def log_reader(self) -> Any:
+        return _OnePartition(self.inner.log_reader())
+
+
+class _OnePartition(Wrapped):
+    async def partitions(self, topic: str) -> Sequence[int]:
+        return [0]

@@ -337,6 +337,7 @@ _BAD_FOR_RECORDS: Final[tuple[tuple[str, Any], ...]] = (
     ("on_revoking", 5),
     ("on_lost", 5),
     ("assign_timeout", 0),
+    ("copartitioned", "yes"),
     ("max_buffered", "5"),
 )
 

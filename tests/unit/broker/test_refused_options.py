@@ -53,6 +53,7 @@ RECORDS: list[tuple[str, Any, str]] = [
     ("on_revoking", 5, "a function"),
     ("on_lost", 5, "a function"),
     ("assign_timeout", 0, "seconds above 0, or None"),
+    ("copartitioned", 5, "True or False"),
     ("max_buffered", "x", "an int of 1 or more"),
     ("max_rate", -1, "a number per second above 0, or None"),
     ("stop_when_idle", -1, "seconds above 0, or None"),
