@@ -39,8 +39,8 @@ from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.log_follower import LogFollower
 from broker.reading.log_reader import LogReaderFacade
-from broker.reading.membership import OnRevoking
 from broker.reading.options import RecordOptions
+from broker.reading.rebalance_callbacks import OnPartitions
 from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
 from broker.topic_patterns import TopicPattern
@@ -409,7 +409,11 @@ class Bus:
         start: Start = "earliest",
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_decode_error: str = "raise",
-        on_revoking: OnRevoking | None = None,
+        copartitioned: bool = False,
+        on_assigned: OnPartitions | None = None,
+        on_revoking: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        assign_timeout: float | None = 300.0,
         max_buffered: int = 10_000,
         max_rate: float | None = None,
         stop_when_idle: float | None = None,
@@ -424,8 +428,17 @@ class Bus:
         :param start: where a partition without a committed position begins: "earliest", "latest" or a time.
         :param isolation: "read_uncommitted" also returns records of open and aborted transactions.
         :param on_decode_error: "raise", or the name of a topic to which undecodable records are dead-lettered.
+        :param copartitioned: partition n of all topics belongs to one member at every moment, where
+            `capabilities.records.copartitioned` says so. All members of the group must say so and name the same topics,
+            which have equal numbers of partitions.
+        :param on_assigned: awaited with new partitions before their first record is delivered or buffered; may `seek`
+            them to positions of your own. An exception ends the consumer, which raises it.
         :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still
             be committed; bounded by the broker's deadline.
+        :param on_lost: awaited with partitions that went to another member before they could be released; nothing of
+            them can be committed. The next `on_assigned` waits for it.
+        :param assign_timeout: seconds that `on_assigned` may take, or the consumer ends with OperationTimeout; None is
+            no limit.
         :param max_buffered: maximum number of buffered records.
         :param max_rate: maximum number of records handed over per second; None is no limit. A batch is not split for
             it: the next one waits.
@@ -445,12 +458,15 @@ class Bus:
         pattern = names if isinstance(names, TopicPattern) else None
         if pattern is not None and not family.topic_patterns:
             raise self._unsupported("patterns of topics for records", "records.topic_patterns")
+        if copartitioned and not family.copartitioned:
+            raise self._unsupported("copartitioned topics", "records.copartitioned")
         wanted = RecordSubscription(
             topics=() if isinstance(names, TopicPattern) else names,
             pattern=pattern,
             group=group,
             start=start,
             isolation=isolation,
+            copartitioned=copartitioned,
         )
         consumer: RecordConsumer[Any] = RecordConsumer(
             self._backend,
@@ -458,7 +474,10 @@ class Bus:
             hooks=self.hooks,
             codec=codec,
             on_decode_error=on_decode_error,
+            on_assigned=on_assigned,
             on_revoking=on_revoking,
+            on_lost=on_lost,
+            assign_timeout=assign_timeout,
             max_buffered=max_buffered,
             max_rate=max_rate,
             stop_when_idle=stop_when_idle,

@@ -159,6 +159,8 @@ class RecordCapabilities:
     """`bus.admin` lists, describes, resets and deletes groups."""
     compacted_topics: bool = False
     """`ensure_topic(compacted=True)` makes a topic that keeps the last value of each key."""
+    copartitioned: bool = False
+    """`copartitioned=True` works: the partitions of a number of several topics belong to one member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 from typing_extensions import TypeVar
 
-from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
+from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo, TopicPartition
 from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
@@ -48,6 +48,7 @@ __all__ = [
     "LogReader",
     "MessageIterator",
     "MessageStream",
+    "OwnPositions",
     "PlainBatchHandler",
     "PlainHandler",
     "Publisher",
@@ -78,6 +79,10 @@ PlainBatchHandler = Callable[[BlockingMessageBatch[T]], "Sequence[BaseException 
 """A function that is not `async def` and handles a batch in a thread."""
 BatchHandler = AsyncBatchHandler[T] | PlainBatchHandler[T]
 """Handles a batch. Returns None to ack all open messages, or for each message None (ack) or an exception."""
+
+
+OwnPositions = Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
+"""For each partition the next offset to read."""
 
 
 @runtime_checkable
@@ -226,13 +231,20 @@ class Transaction(Protocol):
 class TransactionalPublisher(Protocol):
     """Publishes in transactions: readers of committed data see all messages of a transaction, or none."""
 
-    def transaction(self, consumer: BatchedRecordStream[Any] | None = None) -> AbstractAsyncContextManager[Transaction]:
+    def transaction(
+        self,
+        consumer: BatchedRecordStream[Any] | None = None,
+        *,
+        positions: OwnPositions | Callable[[], OwnPositions] | None = None,
+    ) -> AbstractAsyncContextManager[Transaction]:
         """A transaction, for `async with`. Leaving the block commits.
 
         An exception in the block aborts the transaction, rewinds the consumer to its committed positions and is raised
         again; messages acked in the transaction are open again.
 
         :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
+        :param positions: commit these positions of the consumer instead; a mapping, or a function that returns one,
+            which is read at the end of the block.
         :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
         :raises TransactionFatal: the publisher is fenced; open a new one.
         """

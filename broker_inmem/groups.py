@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from broker import BrokerError, LeaseLost, OffsetOutOfRange, TopicPartition
+from broker import BrokerError, ConfigurationError, LeaseLost, OffsetOutOfRange, TopicPartition
 from broker.driver import Start
 from broker_inmem.options import BrokerOptions
 from broker_inmem.topic import Topic
@@ -41,6 +41,8 @@ class GroupMember(Protocol):
 
     @property
     def topics(self) -> Sequence[str]: ...
+    @property
+    def copartitioned(self) -> bool: ...
     def notify(self, notice: Notice) -> None:
         """Called under the server's lock, from any thread."""
         ...
@@ -76,7 +78,20 @@ class Group:
         self._starts: dict[TopicPartition, int] = {}
 
     def join(self, number: int, member: GroupMember, starts: Mapping[str, Start], now: float) -> None:
-        """Add a member with the start of new topics; partitions are revoked from other members."""
+        """Add a member with the start of new topics; partitions are revoked from other members.
+
+        :raises ConfigurationError: the group is copartitioned, and the member has other topics, or is not; or reverse.
+        """
+        for other in self._members.values():
+            if (member.copartitioned or other.copartitioned) and (
+                member.copartitioned != other.copartitioned or set(member.topics) != set(other.topics)
+            ):
+                raise ConfigurationError(
+                    f"Group {self.name!r} has a member on {', '.join(sorted(other.topics))} with "
+                    f"copartitioned={other.copartitioned}; another on {', '.join(sorted(member.topics))} with "
+                    f"copartitioned={member.copartitioned} cannot join",
+                    advice="Give all members of a copartitioned group the same topics, and copartitioned=True",
+                )
         for name in member.topics:
             if name not in self.topics:
                 topic = self._existing[name]
@@ -246,38 +261,55 @@ class Group:
             for partition in [partition for partition in positions if partition.topic == topic]:
                 del positions[partition]
 
+    def _units(self) -> list[tuple[tuple[TopicPartition, ...], list[int]]]:
+        """What one member gets as a whole, with the members that read its topics: a partition, or in a copartitioned
+        group the partitions of a number."""
+        topics = self._existing
+        members = sorted(self._members.items())
+        read = {
+            name: readers
+            for name in sorted(self.topics)
+            if name in topics and (readers := [number for number, member in members if name in member.topics])
+        }
+        if not any(member.copartitioned for _, member in members):
+            return [
+                ((TopicPartition(name, number),), readers)
+                for name, readers in read.items()
+                for number in range(len(topics[name].partitions))
+            ]
+        counts = {name: len(topics[name].partitions) for name in read}
+        return [
+            (tuple(TopicPartition(name, number) for name in read if number < counts[name]), list(self._members))
+            for number in range(max(counts.values(), default=0))
+        ]
+
     def _targets(self) -> dict[TopicPartition, int]:
         """An even distribution that moves as few partitions as possible; revoked partitions count as free."""
-        topics = self._existing
         load = dict.fromkeys(sorted(self._members), 0)
-        targets: dict[TopicPartition, int] = {}
-        free: list[tuple[TopicPartition, list[int]]] = []
-        for name in sorted(self.topics):
-            readers = [number for number in load if name in self._members[number].topics]
-            if name not in topics or not readers:
-                continue
-            for number in range(len(topics[name].partitions)):
-                partition = TopicPartition(name, number)
-                owner = self.owners.get(partition)
-                if owner in readers and partition not in self._revoking:
-                    targets[partition] = owner
-                    load[owner] += 1
-                else:
-                    free.append((partition, readers))
-        for partition, readers in free:
-            number = min(readers, key=lambda reader: (load[reader], reader))
-            targets[partition] = number
+        targets: dict[tuple[TopicPartition, ...], int] = {}
+        free: list[tuple[TopicPartition, ...]] = []
+        units = dict(self._units())
+        for unit, readers in units.items():
+            owners = {self.owners[part] for part in unit if part in self.owners}
+            owner = min(owners, default=None)
+            if owner in readers and not any(part in self._revoking for part in unit):
+                targets[unit] = owner
+                load[owner] += 1
+            else:
+                free.append(unit)
+        for unit in free:
+            number = min(units[unit], key=lambda reader: (load[reader], reader))
+            targets[unit] = number
             load[number] += 1
         moved = True
         while moved:
             moved = False
-            for partition in reversed(targets):
-                owner = targets[partition]
-                readers = [number for number in load if partition.topic in self._members[number].topics]
-                least = min(readers, key=lambda reader: (load[reader], reader))
+            for unit in reversed(targets):
+                owner = targets[unit]
+                least = min(units[unit], key=lambda reader: (load[reader], reader))
                 if load[owner] - load[least] >= 2:
-                    targets[partition] = least
+                    targets[unit] = least
                     load[owner] -= 1
                     load[least] += 1
                     moved = True
-        return targets
+        return {part: number for unit, number in targets.items() for part in unit}

@@ -103,6 +103,7 @@ class BrokerOptions:
                 position_at=True,
                 read_committed=True,
                 compacted_topics=True,
+                copartitioned=True,
             ),
             durable=False,
             shared=False,

@@ -51,6 +51,7 @@ class InmemRecordSource(Fetching[Record[Any]]):
         super().__init__(broker, connection, listener.event)
         self._listener = listener
         self._pattern = subscription.pattern
+        self._copartitioned = subscription.copartitioned
         topics = subscription.topics if self._pattern is None else self._matching(broker)
         self._starts: dict[str, Start] = dict.fromkeys(topics, subscription.start)
         self._starts |= dict.fromkeys(subscription.whole, "earliest")
@@ -80,6 +81,10 @@ class InmemRecordSource(Fetching[Record[Any]]):
     @property
     def topics(self) -> Sequence[str]:
         return self._topics
+
+    @property
+    def copartitioned(self) -> bool:
+        return self._copartitioned
 
     @property
     def group(self) -> Group:

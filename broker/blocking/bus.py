@@ -45,20 +45,22 @@ from broker.topic_patterns import TopicPattern
 if TYPE_CHECKING:
     from broker.driver.settings import BackendSettings
 
-__all__ = ["Bus", "MessageOptions", "OnRevoking", "RecordOptions", "connect"]
+__all__ = ["Bus", "MessageOptions", "OnPartitions", "RecordOptions", "connect"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-OnRevoking = Callable[[Sequence[TopicPartition]], object]
-"""Called with the partitions that are about to be revoked."""
+OnPartitions = Callable[[Sequence[TopicPartition]], object]
+"""Called with the partitions that were assigned, are about to be revoked, or were lost."""
 
 
 class RecordOptions(AnyRecordOptions, total=False):
     """The options of `bus.records(...)`; see `broker.Bus.records`."""
 
-    on_revoking: OnRevoking | None
+    on_assigned: OnPartitions | None
+    on_revoking: OnPartitions | None
+    on_lost: OnPartitions | None
 
 
 def connect(target: str | BackendSettings | None = None) -> Bus:
@@ -283,19 +285,21 @@ class Bus:
 
         :param group: its members share the partitions; its committed positions persist. `ephemeral()` is a group for
             this consumer only.
-        :param options: as for `broker.Bus.records`; `on_revoking` is called in a thread, and may commit there.
+        :param options: as for `broker.Bus.records`; `on_assigned`, `on_revoking` and `on_lost` are called in a thread,
+            and may seek and commit there.
         :raises ConfigurationError: a name or an option is invalid.
         :raises Unsupported: the broker has no log, or does not support an option.
         """
         inner: dict[str, Any] = {**options}
-        if (on_revoking := options.get("on_revoking")) is not None:
-            check_accepts("on_revoking", on_revoking, "a list of partitions")
-            if is_async(on_revoking):
-                raise ConfigurationError(
-                    "on_revoking is a coroutine function",
-                    advice="Pass a plain function, or use the asynchronous broker.connect",
-                )
-            inner["on_revoking"] = in_thread(on_revoking)
+        for name in ("on_assigned", "on_revoking", "on_lost"):
+            if (callback := inner.get(name)) is not None:
+                check_accepts(name, callback, "a list of partitions")
+                if is_async(callback):
+                    raise ConfigurationError(
+                        f"{name} is a coroutine function",
+                        advice="Pass a plain function, or use the asynchronous broker.connect",
+                    )
+                inner[name] = in_thread(callback)
         consumer = self._create("records", topics, group=group, codec=codec, **inner)
         return RecordConsumer(consumer, self._portal, self.hooks, self)
 

@@ -26,6 +26,7 @@ from broker.driver.contract import Bounds, TopicPartition
 from broker.driver.optional import Span
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
+from broker.protocols import OwnPositions
 from broker.reading import log_follower, log_reader, record_consumer
 from broker.reading.log_follower import Others
 from broker.records import Record, RecordBatch
@@ -330,6 +331,17 @@ class RecordConsumer(Generic[T]):
         :raises BrokerError: the commit failed; it may be repeated.
         """
         self._portal.call(self.asynchronous.commit)
+
+    def commit_positions(self, positions: OwnPositions) -> None:
+        """Commit positions of your own: for each partition the next offset to read, which settles all lower ones.
+
+        :raises OffsetOutOfRange: a position lies beyond what was delivered, or below the committed one; nothing is
+            committed. To commit another, `seek` there first.
+        :raises LeaseLost: a partition is not assigned to this member; the others are committed.
+        :raises ConfigurationError: `positions` is not a mapping of partitions to offsets.
+        :raises BrokerError: the commit failed; it may be repeated.
+        """
+        self._portal.call(self.asynchronous.commit_positions, positions)
 
     def committed(self, partitions: Iterable[tuple[str, int]] | None = None) -> Mapping[TopicPartition, int | None]:
         """The committed position of each partition, or None; by default of all assigned partitions."""

@@ -5,7 +5,7 @@ A publisher has one open transaction at a time. An interrupt inside the block ab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from types import TracebackType
@@ -17,6 +17,7 @@ from broker.blocking.records import RecordConsumer
 from broker.errors import Closed, ConfigurationError
 from broker.messages import Message
 from broker.outbound import OutboundMessage
+from broker.protocols import OwnPositions
 from broker.receipts import Receipt
 from broker.threads.portal import Portal
 
@@ -43,13 +44,20 @@ class TransactionalPublisher:
         self._publisher = None
         return self._portal.call(self._context.__aexit__, kind, error, trace)
 
-    def transaction(self, consumer: RecordConsumer[Any] | None = None) -> Transaction:
+    def transaction(
+        self,
+        consumer: RecordConsumer[Any] | None = None,
+        *,
+        positions: OwnPositions | Callable[[], OwnPositions] | None = None,
+    ) -> Transaction:
         """A transaction, for `with`. Leaving the block commits.
 
         An exception in the block aborts the transaction, rewinds the consumer to its committed positions and is raised
         again.
 
         :param consumer: commit the positions after all records that it has delivered, as part of the transaction.
+        :param positions: commit these positions of the consumer instead; a mapping, or a function that returns one,
+            which is read at the end of the block, in its thread.
         :raises TransactionAborted: the transaction was rolled back and the consumer rewound; repeat the work.
         :raises TransactionFatal: the publisher is fenced; open a new one.
         """
@@ -59,14 +67,25 @@ class TransactionalPublisher:
                 advice="Use it as `with bus.transactional_publisher(...) as publisher:`",
             )
         inner = None if consumer is None else consumer.asynchronous
-        return Transaction(self._publisher.transaction(inner), self._portal)
+        read: list[OwnPositions] = []
+        given = read.pop if callable(positions) else positions
+        transaction = self._publisher.transaction(inner, positions=given)
+        return Transaction(
+            transaction, self._portal, (lambda: read.append(positions())) if callable(positions) else None
+        )
 
 
 class Transaction:
     """A transaction, open within its `with` block."""
 
-    def __init__(self, transaction: AbstractAsyncContextManager[protocols.Transaction], portal: Portal) -> None:
+    def __init__(
+        self,
+        transaction: AbstractAsyncContextManager[protocols.Transaction],
+        portal: Portal,
+        read_positions: Callable[[], None] | None = None,
+    ) -> None:
         self._context = transaction
+        self._read_positions = read_positions
         self._transaction: protocols.Transaction | None = None
         self._portal = portal
 
@@ -78,6 +97,12 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self._transaction = None
+        if error is None and self._read_positions is not None:
+            try:
+                self._read_positions()
+            except BaseException as raised:
+                self._portal.call(self._context.__aexit__, type(raised), raised, raised.__traceback__)
+                raise
         return self._portal.call(self._context.__aexit__, kind, error, trace)
 
     def publish(

@@ -7,14 +7,22 @@ has a generation of its own, so that commits for an earlier assignment are recog
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from broker.checks import is_whole, refused
 from broker.driver.contract import TopicPartition
-from broker.errors import LeaseLost
+from broker.errors import LeaseLost, OffsetOutOfRange
 from broker.records import Record, RecordRun, RecordsOfRuns
 
-__all__ = ["AssignedPartition", "Assignments", "check_partitions", "check_positions", "not_assigned"]
+__all__ = [
+    "AssignedPartition",
+    "Assignments",
+    "check_own_positions",
+    "check_partitions",
+    "check_positions",
+    "check_reached",
+    "not_assigned",
+]
 
 _FOREIGN: Final = -1
 """No assignment has this generation."""
@@ -27,21 +35,31 @@ class AssignedPartition:
 
     :ivar position: the position after the last handed-over or skipped record; None before the first.
     :ivar committed: the highest position that the broker has confirmed to this member; -1 if none.
+    :ivar opening: `on_assigned` has not returned yet: records wait.
+    :ivar paused: the application paused the partition.
     :ivar revoking: the partition is being revoked: its records are no longer handed over, commits are still possible.
     :ivar lost: another member may have the partition: commits are refused.
     :ivar ranges_changed: a range above the committed position was finished since the last commit.
+    :ivar sought_to: where the last seek went, and `sought_from` the lowest that one went since the last commit; -1
+        before the first seek.
+    :ivar stored: the position that the broker had when it was asked; None if it was not.
     """
 
     __slots__ = (
         "committed",
         "generation",
         "lost",
+        "opening",
         "partition",
+        "paused",
         "position",
         "ranges_changed",
         "revoking",
         "skipped_after",
         "skipped_to",
+        "sought_from",
+        "sought_to",
+        "stored",
     )
 
     def __init__(self, partition: TopicPartition, generation: int) -> None:
@@ -49,11 +67,16 @@ class AssignedPartition:
         self.generation = generation
         self.position: int | None = None
         self.committed = -1
+        self.opening = False
+        self.paused = False
         self.revoking = False
         self.lost = False
         self.ranges_changed = False
         self.skipped_after = -1
         self.skipped_to = -1
+        self.sought_to = -1
+        self.sought_from = -1
+        self.stored: int | None = None
 
     def skip(self, offset: int) -> None:
         """Skip a record, such as a dead-lettered one: a commit of the record before covers it too."""
@@ -76,14 +99,35 @@ class AssignedPartition:
         """Whether a handed-over or skipped record is not committed."""
         return self.position is not None and self.position > self.committed
 
+    @property
+    def reached(self) -> int:
+        """The highest position that can be committed: where reading is; -1 if nothing was handed over or sought."""
+        return max(-1 if self.position is None else self.position, self.sought_to, self.floor or -1)
+
+    @property
+    def floor(self) -> int | None:
+        """The lowest position that can be committed; None if the broker must be asked for `stored`."""
+        if self.committed >= 0:
+            return self.committed
+        if self.stored is None:
+            return None
+        return self.stored if self.sought_from < 0 else min(self.stored, self.sought_from)
+
     def sought(self, position: int | None) -> None:
         """Seek to the position; None is the committed one. Records handed over below it can still be committed."""
+        back = position is not None and position < self.committed
+        if position is None or back or self.sought_from < 0:
+            self.sought_from = -1 if position is None else position
+        else:
+            self.sought_from = min(self.sought_from, position)
+        self.sought_to = -1 if position is None else position
         if position is None or self.position is None or min(self.position, position) <= self.committed:
             self.position = None
         else:
             self.position = min(self.position, position)
-        if position is not None and position < self.committed:
+        if back:
             self.committed = -1
+            self.stored = None
         self.skipped_after = self.skipped_to = -1
 
 
@@ -124,8 +168,9 @@ class Assignments:
             if partition not in self._assigned:
                 raise not_assigned(partition, group, self.current())
 
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Assign these partitions; one that is already assigned keeps its generation."""
+    def assign(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
+        """Assign these partitions; return the new ones. One that is already assigned keeps its generation."""
+        new: list[AssignedPartition] = []
         for partition in map(TopicPartition._make, partitions):
             assigned = self._assigned.get(partition)
             if assigned is None or assigned.revoking:
@@ -134,6 +179,12 @@ class Assignments:
                 self._generation += 1
                 self._assigned[partition] = AssignedPartition(partition, self._generation)
                 self._given_up.discard(partition)
+                new.append(self._assigned[partition])
+        return new
+
+    def refuse(self, partitions: Iterable[TopicPartition]) -> None:
+        """Admit no record of these until they are assigned."""
+        self._given_up.update(partitions)
 
     def begin_revoke(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
         """Mark these partitions as being revoked; return the assignments among them."""
@@ -246,6 +297,20 @@ class Assignments:
                 positions[key] = (assigned, assigned.covers(top + 1))
         return positions, lost
 
+    def assigned(
+        self, positions: Mapping[TopicPartition, int]
+    ) -> tuple[dict[TopicPartition, tuple[AssignedPartition, int]], list[TopicPartition]]:
+        """The assignments that these positions are for, and the partitions that are not assigned."""
+        found: dict[TopicPartition, tuple[AssignedPartition, int]] = {}
+        lost: list[TopicPartition] = []
+        for partition, position in positions.items():
+            assigned = self._assigned.get(partition)
+            if assigned is None:
+                lost.append(partition)
+            else:
+                found[partition] = (assigned, position)
+        return found, lost
+
     def handed_over(self) -> dict[TopicPartition, tuple[AssignedPartition, int]]:
         """The position of each partition with handed-over records that are not committed."""
         return {
@@ -283,6 +348,26 @@ def not_assigned(partition: TopicPartition, group: str, assigned: Iterable[Topic
     )
 
 
+def check_reached(assigned: AssignedPartition, position: int) -> None:
+    """Check that a position lies between what is committed and what was handed over.
+
+    :raises OffsetOutOfRange: it does not.
+    """
+    topic, number = assigned.partition
+    floor = assigned.floor
+    if position > assigned.reached:
+        at = f"which ends at {assigned.reached}" if assigned.reached >= 0 else "of which nothing was"
+        raise OffsetOutOfRange(
+            f"Position {position} of {topic!r}[{number}] lies beyond what was handed over since its assignment, {at}",
+            advice="Commit the offset + 1 of a record that was handed over, or seek to the position first",
+        )
+    if floor is not None and position < floor:
+        raise OffsetOutOfRange(
+            f"Position {position} of {topic!r}[{number}] lies below the committed one, {floor}",
+            advice="To move the group back, seek to the position first",
+        )
+
+
 def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
     """The pairs as partitions.
 
@@ -291,6 +376,21 @@ def check_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartiti
     if not _is_iterable(partitions):
         raise refused("partitions", partitions, "a list of (topic, number), or None")
     return [_as_partition(partition) for partition in partitions]
+
+
+def check_own_positions(positions: object) -> dict[TopicPartition, int]:
+    """The positions to commit with their keys as partitions.
+
+    :raises ConfigurationError: this is not a mapping of partitions to offsets.
+    """
+    if not isinstance(positions, Mapping):
+        raise refused("positions", positions, "a mapping of (topic, number) to the next offset to read")
+    found: dict[TopicPartition, int] = {}
+    for partition, position in cast("Mapping[tuple[str, int], int]", positions).items():
+        if not is_whole(position) or position < 0:
+            raise refused("position", position, "the next offset to read, 0 or more")
+        found[_as_partition(partition)] = position
+    return found
 
 
 def check_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:

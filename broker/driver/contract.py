@@ -186,6 +186,9 @@ class RecordSubscription:
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     whole: Collection[str] = ()
     """Topics that a new group reads from the first record on, regardless of `start`."""
+    copartitioned: bool = False
+    """Assign the partitions of a number of all topics to one member; only where `capabilities.records.copartitioned` is
+    set. While they move one after the other, the core reports only complete numbers to the application."""
 
     @property
     def topics_text(self) -> str:
@@ -217,7 +220,7 @@ class RecordListener(Protocol):
     """The core's callbacks for a record source."""
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These partitions are assigned; their records may follow."""
+        """These partitions are assigned; their records may follow. The core may pause them within this call."""
         ...
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:

@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, cast, overload
 
 from broker.capabilities import Capabilities
+from broker.driver.assignments import check_own_positions
+from broker.driver.commits import Positions
 from broker.driver.concurrency import TaskSet, check_loop
 from broker.driver.contract import Backend, TransactionSpi
 from broker.driver.limits import MessageLimits
@@ -28,6 +30,7 @@ from broker.errors import (
     Closed,
     ConfigurationError,
     LeaseLost,
+    OffsetOutOfRange,
     PublishError,
     TransactionAborted,
     TransactionFatal,
@@ -37,7 +40,7 @@ from broker.hooks import Hooks, Published, logger
 from broker.messages import Message
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch, check_no_fields
-from broker.protocols import BatchedRecordStream
+from broker.protocols import BatchedRecordStream, OwnPositions
 from broker.publishing.topic import intercepted
 from broker.publishing.transactional_acks import TransactedAcks, checked
 from broker.reading.membership import Membership
@@ -67,12 +70,18 @@ class TransactionalPublisherFacade:
         """The loop of the publisher and its transactions; None if it was made on none."""
 
     def transaction(
-        self, consumer: BatchedRecordStream[Any] | None = None
+        self,
+        consumer: BatchedRecordStream[Any] | None = None,
+        *,
+        positions: OwnPositions | Callable[[], OwnPositions] | None = None,
     ) -> AbstractAsyncContextManager[OpenTransaction]:
         """A transaction, for `async with`. Leaving the block commits.
 
         :param consumer: a `RecordConsumer` of the same broker; commit the positions after all records that it has
             delivered, as part of the transaction. The consumer itself commits nothing while the transaction is open.
+        :param positions: commit these positions of the consumer instead, as `RecordConsumer.commit_positions` would; a
+            mapping, or a function that returns one, which is read at the end of the block. Positions that
+            `commit_positions` refuses, and errors of the function, abort the transaction and are raised.
         :raises TransactionAborted: on leaving; the transaction was rolled back and the consumer rewound: repeat the
             work. A message that could not be published aborts the transaction.
         :raises TransactionFatal: on entering or leaving; the publisher is fenced or broken: open a new one.
@@ -84,7 +93,14 @@ class TransactionalPublisherFacade:
                 f"A transaction cannot take the positions of a {type(consumer).__name__}",
                 advice="Give it the consumer made by bus.records(...)",
             )
-        return _Block(self, consumer)
+        if positions is not None:
+            if consumer is None:
+                raise ConfigurationError(
+                    "A transaction with positions has no consumer", advice="Pass it: transaction(log, positions=...)"
+                )
+            if not callable(positions):
+                check_own_positions(positions)
+        return _Block(self, consumer, positions)
 
     async def close(self) -> None:
         """Close the publisher; the broker aborts a transaction that is still open. May be called twice.
@@ -98,7 +114,9 @@ class TransactionalPublisherFacade:
                 await asyncio.wait((self._ending,), timeout=_LONGEST_END)
             await self.spi.close()
 
-    async def begin(self, member: Membership | None) -> OpenTransaction:
+    async def begin(
+        self, member: Membership | None, positions: OwnPositions | Callable[[], OwnPositions] | None = None
+    ) -> OpenTransaction:
         """Enter a transaction."""
         check_loop(self.loop)
         if self._current is not None and self._ending is not None:
@@ -115,7 +133,7 @@ class TransactionalPublisherFacade:
                 f"A transaction of {self.transactional_id!r} is open already",
                 advice="Transactions neither nest nor overlap; give each task a publisher with its own id",
             )
-        self._current = transaction = OpenTransaction(self, member)
+        self._current = transaction = OpenTransaction(self, member, positions)
         try:
             await transaction.begin()
         except asyncio.CancelledError as error:
@@ -142,10 +160,16 @@ class TransactionalPublisherFacade:
 class OpenTransaction:
     """Implements `Transaction`."""
 
-    def __init__(self, publisher: TransactionalPublisherFacade, member: Membership | None) -> None:
+    def __init__(
+        self,
+        publisher: TransactionalPublisherFacade,
+        member: Membership | None,
+        positions: OwnPositions | Callable[[], OwnPositions] | None,
+    ) -> None:
         self._publisher = publisher
         self._spi = publisher.spi
         self._member = member
+        self._own_positions = positions
         self._failure: BrokerError | None = None
         self._calls = TaskSet(
             "broker-transaction-publish", lambda error: logger.debug("A publish in a transaction raised: %r", error)
@@ -319,16 +343,14 @@ class OpenTransaction:
             self._acks.end(outcome if error is None else error)
 
     async def _commit(self) -> None:
-        positions = None
+        if self._failure is not None:
+            await self._undo(self._failure, undone=False)
+        positions = await self._positions()
         undone = False
         try:
-            if self._failure is not None:
-                raise self._failure
-            if self._member is not None and self._source is not None:
-                positions = self._member.positions_in_transaction()
-                if positions:
-                    at = {partition: position for partition, (_, position) in positions.items()}
-                    await self._spi.add_offsets(self._source, at)
+            if positions and self._source is not None:
+                at = {partition: position for partition, (_, position) in positions.items()}
+                await self._spi.add_offsets(self._source, at)
             await self._acks.write()
             self._acks.committing()
             undone = True
@@ -339,6 +361,24 @@ class OpenTransaction:
             await self._undo(BackendError(f"The backend failed to commit: {error}", native=error), undone=False)
         if self._member is not None:
             self._member.leave_transaction(positions)
+
+    async def _positions(self) -> Positions | None:
+        """The positions to commit. If they are refused, abort and raise."""
+        if self._member is None:
+            return None
+        own = self._own_positions
+        try:
+            wanted = None if own is None else check_own_positions(own() if callable(own) else own)
+            return await self._member.positions_in_transaction(wanted)
+        except (ConfigurationError, OffsetOutOfRange) as error:
+            # Repeating the work would not help.
+            await self._abort(error)
+            raise
+        except BrokerError as error:
+            await self._undo(error, undone=False)
+        except Exception as error:
+            await self._abort(error)
+            raise
 
     async def _undo(self, error: BrokerError, *, undone: bool) -> NoReturn:
         """Abort unless `undone`, rewind the consumer, and raise TransactionAborted or TransactionFatal."""
@@ -384,14 +424,20 @@ class OpenTransaction:
 class _Block(AbstractAsyncContextManager[OpenTransaction]):
     """`async with publisher.transaction(...)`."""
 
-    def __init__(self, publisher: TransactionalPublisherFacade, consumer: RecordConsumer[Any] | None) -> None:
+    def __init__(
+        self,
+        publisher: TransactionalPublisherFacade,
+        consumer: RecordConsumer[Any] | None,
+        positions: OwnPositions | Callable[[], OwnPositions] | None,
+    ) -> None:
         self._publisher = publisher
         self._consumer = consumer
+        self._positions = positions
         self._transaction: OpenTransaction | None = None
 
     async def __aenter__(self) -> OpenTransaction:
         member = None if self._consumer is None else self._consumer.member
-        self._transaction = await self._publisher.begin(member)
+        self._transaction = await self._publisher.begin(member, self._positions)
         return self._transaction
 
     async def __aexit__(

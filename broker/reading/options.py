@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypedDict
 
-from broker.checks import check_accepts, check_choice, check_codec, check_count, check_rate, check_seconds, refused
+from broker.checks import (
+    check_accepts,
+    check_choice,
+    check_codec,
+    check_count,
+    check_flag,
+    check_rate,
+    check_seconds,
+    refused,
+)
 from broker.driver.contract import RecordSubscription, Start
 from broker.errors import ConfigurationError
 from broker.names import check_name
-from broker.reading.membership import OnRevoking
+from broker.reading.rebalance_callbacks import OnPartitions
 
 __all__ = ["AnyRecordOptions", "RecordOptions", "check_record_options"]
 
@@ -19,6 +29,8 @@ class AnyRecordOptions(TypedDict, total=False):
     start: Start
     isolation: Literal["read_committed", "read_uncommitted"]
     on_decode_error: str
+    copartitioned: bool
+    assign_timeout: float | None
     max_buffered: int
     max_rate: float | None
     stop_when_idle: float | None
@@ -28,7 +40,9 @@ class AnyRecordOptions(TypedDict, total=False):
 class RecordOptions(AnyRecordOptions, total=False):
     """The keyword options of `Bus.records`, which documents each."""
 
-    on_revoking: OnRevoking | None
+    on_assigned: OnPartitions | None
+    on_revoking: OnPartitions | None
+    on_lost: OnPartitions | None
 
 
 def check_record_options(
@@ -36,7 +50,8 @@ def check_record_options(
     *,
     codec: object,
     on_decode_error: object,
-    on_revoking: object,
+    callbacks: Mapping[str, object],
+    assign_timeout: object,
     max_buffered: object,
     max_buffered_bytes: object,
     max_rate: object,
@@ -46,8 +61,15 @@ def check_record_options(
     """:raises ConfigurationError: an option has the wrong type or value, or the options contradict each other."""
     check_codec(codec)
     check_choice("isolation", subscription.isolation, ("read_committed", "read_uncommitted"))
-    if on_revoking is not None:
-        check_accepts("on_revoking", on_revoking, "a list of partitions")
+    check_flag("copartitioned", subscription.copartitioned)
+    if subscription.copartitioned and subscription.pattern is not None:
+        raise ConfigurationError(
+            f"A copartitioned consumer cannot read the pattern {str(subscription.pattern)!r}", advice="Name its topics"
+        )
+    for name, callback in callbacks.items():
+        if callback is not None:
+            check_accepts(name, callback, "a list of partitions")
+    check_seconds("assign_timeout", assign_timeout, optional=True)
     check_count("max_buffered", max_buffered)
     check_count("max_buffered_bytes", max_buffered_bytes)
     check_rate("max_rate", max_rate)

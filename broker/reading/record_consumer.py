@@ -29,15 +29,17 @@ from broker.consuming.options import ConsumerOptions, check_pattern, check_polic
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.driver.as_messages.source import RecordsAsMessages, message_capabilities
-from broker.driver.assignments import Assignments, check_positions
+from broker.driver.assignments import Assignments, check_own_positions, check_positions
 from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks, logger
-from broker.protocols import Codec
+from broker.protocols import Codec, OwnPositions
+from broker.reading.copartitions import Copartitions, check_counts
 from broker.reading.decoding import RecordDecoder, open_decoder
-from broker.reading.membership import Membership, OnRevoking
+from broker.reading.membership import Membership
 from broker.reading.options import check_record_options
+from broker.reading.rebalance_callbacks import OnPartitions
 from broker.reading.record_fetcher import RecordFetcher
 from broker.records import Record, RecordBatch, RecordOwner
 from broker.token_bucket import TokenBucket
@@ -83,7 +85,7 @@ class RecordReading:
         """Whether a buffered record can be handed over without more ado."""
         self._since_yield = 0
         self._before_yield = 0
-        self.ended: BrokerError | None = None
+        self.ended: Exception | None = None
         """The fatal error, once it was raised."""
 
     async def one(self, timeout: float | None) -> Record[Any] | None:
@@ -259,8 +261,14 @@ class RecordConsumer(Generic[T]):
     :param stop_when_idle: end after this many seconds without records: iterations end, and calls without a timeout
         return nothing. Joining (at most 10 s) and times without a connection do not count.
     :param close_timeout: seconds that pending commits have to end at the close.
+    :param on_assigned: awaited with new partitions before their first record is delivered or buffered; may `seek` them.
+        An exception ends the consumer, which raises it.
     :param on_revoking: awaited with the partitions that are about to be revoked, while delivered records can still be
         committed; bounded by the broker's deadline.
+    :param on_lost: awaited with partitions that went to another member before they could be released; nothing of them
+        can be committed.
+    :param assign_timeout: seconds that `on_assigned` may take, or the consumer ends with OperationTimeout; None is no
+        limit.
     :param check_bus: raises an error if the bus cannot be used.
     """
 
@@ -277,7 +285,10 @@ class RecordConsumer(Generic[T]):
         max_rate: float | None = None,
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
-        on_revoking: OnRevoking | None = None,
+        on_assigned: OnPartitions | None = None,
+        on_revoking: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        assign_timeout: float | None = 300.0,
         make_messages: MakeMessages | None = None,
         check_bus: Callable[[], None] = lambda: None,
     ) -> None:
@@ -285,7 +296,8 @@ class RecordConsumer(Generic[T]):
             subscription,
             codec=codec,
             on_decode_error=on_decode_error,
-            on_revoking=on_revoking,
+            callbacks={"on_assigned": on_assigned, "on_revoking": on_revoking, "on_lost": on_lost},
+            assign_timeout=assign_timeout,
             max_buffered=max_buffered,
             max_buffered_bytes=max_buffered_bytes,
             max_rate=max_rate,
@@ -302,7 +314,10 @@ class RecordConsumer(Generic[T]):
         self._max_rate = max_rate
         self._stop_when_idle = stop_when_idle
         self._close_timeout = close_timeout
+        self._on_assigned = on_assigned
         self._on_revoking = on_revoking
+        self._on_lost = on_lost
+        self._assign_timeout = assign_timeout
         self._make_messages = make_messages
         self._check_bus = check_bus
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -318,6 +333,7 @@ class RecordConsumer(Generic[T]):
         """Join the group.
 
         :raises TopicNotFound: one of the topics does not exist.
+        :raises ConfigurationError: with `copartitioned`, the topics have different numbers of partitions.
         :raises Unsupported: the backend has no records.
         :raises BrokerError: the group could not be joined.
         """
@@ -346,15 +362,23 @@ class RecordConsumer(Generic[T]):
             assignments=self._assignments,
             hooks=self._hooks,
         )
+        copartitions = Copartitions(self._subscription.topics) if self._subscription.copartitioned else None
         self._member = Membership(
             self._assignments,
             self._fetcher,
+            group=str(self._subscription.group),
             hooks=self._hooks,
+            on_assigned=self._on_assigned,
             on_revoking=self._on_revoking,
+            on_lost=self._on_lost,
+            assign_timeout=self._assign_timeout,
+            copartitions=copartitions,
             forget=None if self._decoder is None else self._decoder.forget,
         )
         self._state = _State.OPENING
         try:
+            if copartitions is not None:
+                await check_counts(self._backend, copartitions.topics, str(self._subscription.group))
             await self._member.join(self._backend, self._subscription)
         except BaseException:
             self._state = _State.CLOSED
@@ -386,8 +410,9 @@ class RecordConsumer(Generic[T]):
     async def close(self) -> None:
         """Leave the group: waiting calls raise Closed, iterations end.
 
-        Waits for pending commits, at most `close_timeout` seconds, and commits nothing itself. The group persists. May
-        be called twice; cancelling the caller does not stop the close.
+        Cancels `on_assigned`, waits for `on_lost` and for pending commits, at most `close_timeout` seconds, and commits
+        nothing itself. The group persists. May be called twice; cancelling the caller does not stop the close. A call
+        from `on_assigned` or `on_lost` does not wait.
         """
         check_loop(self._loop)
         if self._state <= _State.OPENING:
@@ -397,7 +422,8 @@ class RecordConsumer(Generic[T]):
         if self._closing is None:
             self._state = _State.CLOSING
             self._closing = asyncio.create_task(self._close(), name="broker-record-close")
-        await asyncio.shield(self._closing)
+        if not self._member.calls_back_in(asyncio.current_task()):
+            await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         time = asyncio.get_running_loop().time
@@ -407,6 +433,7 @@ class RecordConsumer(Generic[T]):
                 self._decoder.stop()
             self._fetcher.stop()
             await self._fetcher.stopped(deadline)
+            await self._member.end_callbacks(deadline)
             await self._member.drain(deadline)
             async with asyncio.timeout(max(_LEAST_CLOSE, deadline - time())):
                 await self._member.leave()
@@ -426,7 +453,7 @@ class RecordConsumer(Generic[T]):
                     self._subscription.group,
                     time() - self._opened_at,
                     self._reading.handed_over,
-                    "" if self._reading.ended is None else f"; ended by an error: {self._reading.ended.message}",
+                    "" if self._reading.ended is None else f"; ended by an error: {_text_of(self._reading.ended)}",
                 )
 
     def as_messages(
@@ -462,6 +489,13 @@ class RecordConsumer(Generic[T]):
             )
         if self._on_decode_error != "raise":
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
+        if self._subscription.copartitioned:
+            raise ConfigurationError("as_messages() cannot be copartitioned", advice="Leave copartitioned out")
+        for name in ("on_assigned", "on_revoking", "on_lost"):
+            if getattr(self, f"_{name}") is not None:
+                raise ConfigurationError(
+                    f"as_messages() has no {name}", advice="Listen to the events of partitions with bus.hooks instead"
+                )
         if self._make_messages is None:
             raise Unsupported("This consumer was created without a bus", advice="Create it with bus.records(...)")
         check_count("max_gap", max_gap)
@@ -574,7 +608,7 @@ class RecordConsumer(Generic[T]):
             )
         ended = None if self._reading is None else self._reading.ended
         if ended is not None:
-            return Closed(f"The record consumer ended with an error: {ended.message}", native=ended)
+            return Closed(f"The record consumer ended with an error: {_text_of(ended)}", native=ended)
         return Closed("The record consumer is closed")
 
     # -- committing and positions --------------------------------------------------------------------------
@@ -599,6 +633,22 @@ class RecordConsumer(Generic[T]):
         """
         self._check_not_closed()
         await self._member.commit_records(records, self)
+
+    async def commit_positions(self, positions: OwnPositions) -> None:
+        """Commit positions of your own: for each partition the next offset to read, which settles all lower ones.
+
+        For work that ends later than the hand-over, or keeps its positions elsewhere. A position lies from the
+        committed one up to where this consumer has read since the partition was assigned; to commit another, `seek`
+        there first.
+
+        :raises OffsetOutOfRange: a position lies beyond what was delivered, or below the committed one; nothing is
+            committed.
+        :raises LeaseLost: a partition is not assigned to this member; the others are committed.
+        :raises ConfigurationError: `positions` is not a mapping of partitions to offsets.
+        :raises BrokerError, Unsupported: as for `commit`.
+        """
+        self._check_not_closed()
+        await self._member.commit_positions(check_own_positions(positions))
 
     async def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None
@@ -654,3 +704,7 @@ class RecordConsumer(Generic[T]):
         check_loop(self._loop)
         if self._state not in (_State.OPEN, _State.CLOSING):
             raise self._not_open()
+
+
+def _text_of(error: Exception) -> str:
+    return error.message if isinstance(error, BrokerError) else repr(error)

@@ -248,7 +248,7 @@ class RecordFetcher:
         self._fetch_loop: FetchLoop[Any] | None = None
         self._idle_since = self._loop.time() + _JOIN_GRACE
         self.failing = False
-        self.error: BrokerError | None = None
+        self.error: Exception | None = None
 
     def start(self, source: RecordSource) -> None:
         """Begin to fetch."""
@@ -314,7 +314,7 @@ class RecordFetcher:
             self._pauses -= 1
             self._poke()
 
-    def fail(self, error: BrokerError) -> None:
+    def fail(self, error: Exception) -> None:
         """Stop with this error, and drop all buffered records."""
         self.error = self.error or error
         self.buffer.clear()

@@ -15,11 +15,13 @@ import pytest
 
 from broker.testing.areas.admin import Administration
 from broker.testing.areas.as_messages import AsMessages
+from broker.testing.areas.assigning import Assigning
 from broker.testing.areas.blocking import Blocking
 from broker.testing.areas.cancelling import Cancelling
 from broker.testing.areas.closing import Closing
 from broker.testing.areas.commits import Commits
 from broker.testing.areas.compaction import Compaction
+from broker.testing.areas.copartitions import Copartitions
 from broker.testing.areas.dead_letters import DeadLetters
 from broker.testing.areas.delivery import Delivery
 from broker.testing.areas.errors import Errors
@@ -50,6 +52,7 @@ __all__ = [
     "AREAS",
     "Administration",
     "AsMessages",
+    "Assigning",
     "Blocking",
     "Cancelling",
     "Closing",
@@ -57,6 +60,7 @@ __all__ = [
     "Commits",
     "Compaction",
     "Conformance",
+    "Copartitions",
     "DeadLetters",
     "Delivery",
     "Errors",
@@ -105,6 +109,8 @@ class Conformance(
     Records,
     Commits,
     Groups,
+    Assigning,
+    Copartitions,
     LogReading,
     LogFollowing,
     Compaction,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.driver.contract import TopicPartition
+from broker.errors import LeaseLost, OffsetOutOfRange
 from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
@@ -127,3 +130,54 @@ class Commits(ConformanceCase):
             await log.commit()
         async with bus.records(topic, group="readers") as log:
             assert [record.data for record in await read(log, 13, harness.patience)] == numbered(20)[7:]
+
+    @requires("records.seek")
+    @promise(
+        "records.own-positions-are-committed",
+        "`commit_positions` stores the given positions, not all that was delivered; the next member continues there.",
+    )
+    async def test_own_positions_are_committed(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20))
+        at = TopicPartition(topic, 0)
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 15, harness.patience)
+            for record in (records[2], records[7]):
+                await log.commit_positions({at: record.offset + 1})
+                assert (await log.committed([at]))[at] == record.offset + 1
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 12, harness.patience)] == numbered(20)[8:]
+            await log.seek({at: records[4].offset})
+            await log.commit_positions({at: records[4].offset})
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 16, harness.patience)] == numbered(20)[4:]
+            await log.seek({at: records[14].offset})
+            await log.commit_positions({at: records[14].offset})
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 6, harness.patience)] == numbered(20)[14:]
+
+    @requires("records.seek")
+    @promise(
+        "records.own-positions-are-bounded",
+        "Positions beyond what was delivered, below the committed one, or of other partitions are refused.",
+    )
+    async def test_own_positions_are_bounded(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20))
+        at = TopicPartition(topic, 0)
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 10, harness.patience)
+            with pytest.raises(OffsetOutOfRange, match="beyond"):
+                await log.commit_positions({at: records[9].offset + 2})
+            await log.commit_positions({at: records[4].offset + 1})
+        async with bus.records(topic, group="readers") as log:
+            await read(log, 2, harness.patience)
+            with pytest.raises(OffsetOutOfRange, match="below"):
+                await log.commit_positions({at: records[3].offset + 1})
+            with pytest.raises(OffsetOutOfRange, match="beyond"):
+                await log.commit_positions({at: records[7].offset + 1})
+            with pytest.raises(LeaseLost, match="not assigned"):
+                await log.commit_positions({TopicPartition(topic, 7): 1})
+            assert (await log.committed([at]))[at] == records[4].offset + 1
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 15, harness.patience)] == numbered(20)[5:]

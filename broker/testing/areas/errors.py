@@ -333,7 +333,11 @@ _BAD_FOR_MESSAGES: Final[tuple[tuple[str, Any], ...]] = (
 _BAD_FOR_RECORDS: Final[tuple[tuple[str, Any], ...]] = (
     ("isolation", "x"),
     ("on_decode_error", None),
+    ("on_assigned", 5),
     ("on_revoking", 5),
+    ("on_lost", 5),
+    ("assign_timeout", 0),
+    ("copartitioned", "yes"),
     ("max_buffered", "5"),
 )
 

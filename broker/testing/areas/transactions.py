@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.driver.contract import TopicPartition
-from broker.errors import TransactionFatal, Unsupported
+from broker.errors import OffsetOutOfRange, TransactionFatal, Unsupported
 from broker.messages import SettleState
 from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
@@ -127,6 +127,35 @@ class Transactions(ConformanceCase):
             assert await log.next_record(timeout=2 * harness.quiet) is None
         async with bus.records(sink, group="readers") as log:
             assert [record.data for record in await read(log, 20, harness.patience)] == numbered(20)
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise(
+        "transactions.own-positions-are-atomic",
+        "`positions=` commits these positions with the published messages, and not all that was delivered.",
+    )
+    async def test_own_positions_are_atomic(self, harness: Harness) -> None:
+        bus, source, sink = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=1)
+        await bus.topic(source).publish_batch(numbered(10))
+        at = TopicPartition(source, 0)
+        done: dict[TopicPartition, int] = {}
+        async with (
+            bus.transactional_publisher(unique("tx")) as publisher,
+            bus.records(source, group="copier") as log,
+        ):
+            records = await read(log, 10, harness.patience)
+            async with publisher.transaction(log, positions=done) as tx:
+                await tx.publish_batch(sink, [OutboundMessage.from_message(record) for record in records[:3]])
+                done[at] = records[2].offset + 1
+            assert (await log.committed([at]))[at] == records[2].offset + 1
+            with pytest.raises(OffsetOutOfRange, match="below"):
+                async with publisher.transaction(log, positions={at: records[0].offset}) as tx:
+                    await tx.publish(sink, b"never")
+            assert [record.data for record in await read(log, 7, harness.patience)] == numbered(10)[3:]
+        async with bus.records(source, group="copier") as log:
+            assert [record.data for record in await read(log, 7, harness.patience)] == numbered(10)[3:]
+        async with bus.records(sink, group="readers") as log:
+            assert [record.data for record in await read(log, 3, harness.patience)] == numbered(10)[:3]
+            assert await log.next_record(timeout=harness.quiet) is None
 
     @requires("publish.transactions", "records.read_committed")
     @promise(

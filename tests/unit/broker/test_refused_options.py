@@ -49,7 +49,11 @@ RECORDS: list[tuple[str, Any, str]] = [
     ("isolation", None, '"read_committed" or "read_uncommitted"'),
     ("on_decode_error", None, '"raise", or the name of a topic'),
     ("on_decode_error", 5, '"raise", or the name of a topic'),
+    ("on_assigned", 5, "a function"),
     ("on_revoking", 5, "a function"),
+    ("on_lost", 5, "a function"),
+    ("assign_timeout", 0, "seconds above 0, or None"),
+    ("copartitioned", 5, "True or False"),
     ("max_buffered", "x", "an int of 1 or more"),
     ("max_rate", -1, "a number per second above 0, or None"),
     ("stop_when_idle", -1, "seconds above 0, or None"),
@@ -121,11 +125,12 @@ def test_blocking(inmem_broker: Broker) -> None:
             records: dict[str, Any] = {"group": "g-1", name: value}
             assert names(refusal(partial(bus.records, "orders", **records)), name, value, advice)
 
-        async def on_revoking(_: object) -> None:
+        async def callback(_: object) -> None:
             return None
 
-        with pytest.raises(ConfigurationError, match="coroutine function"):
-            bus.records("orders", group="g-1", on_revoking=on_revoking)
+        for name in ("on_assigned", "on_revoking", "on_lost"):
+            with pytest.raises(ConfigurationError, match=f"{name} is a coroutine function"):
+                bus.records("orders", group="g-1", **{name: callback})  # type: ignore[arg-type]
         assert names(refusal(lambda: bus.log.position_at("orders", None)), "time", None, "a datetime")  # type: ignore[arg-type]
         bus.admin.ensure_topic("orders")
         with bus.messages("orders", subscription="s-1") as inbox, bus.records("orders", group="g-1") as log:

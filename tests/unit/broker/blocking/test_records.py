@@ -107,3 +107,47 @@ def test_revoking_callback_runs_in_a_thread_and_may_commit(bus: broker.blocking.
             assert done.wait(timeout=10)
             assert len(revoked) == 1
     assert bus.admin.lag("pairs", "audit").waiting == 0
+
+
+def test_on_assigned_runs_in_a_thread_and_may_seek(bus: broker.blocking.Bus) -> None:
+    publish(bus, 4)
+    called: list[TopicPartition] = []
+
+    def on_assigned(partitions: Sequence[TopicPartition]) -> None:
+        log.seek(dict.fromkeys(partitions, 2))
+        called.extend(partitions)
+
+    with bus.records(TOPIC, group="states", on_assigned=on_assigned, stop_when_idle=0.2) as log:
+        assert [record.offset for record in log] == [2, 3]
+    assert [partition.topic for partition in called] == [TOPIC]
+
+
+def test_an_error_of_on_assigned_is_raised_by_the_next_call(bus: broker.blocking.Bus) -> None:
+    publish(bus, 1)
+
+    def on_assigned(_: Sequence[TopicPartition]) -> None:
+        raise ZeroDivisionError
+
+    with bus.records(TOPIC, group="states", on_assigned=on_assigned) as log, pytest.raises(ZeroDivisionError):
+        log.next_record()
+
+
+def test_own_positions_are_committed(bus: broker.blocking.Bus) -> None:
+    bus.admin.ensure_topic("totals", partitions=1)
+    publish(bus, 10)
+    done: dict[TopicPartition, int] = {}
+    with bus.records(TOPIC, group="sums") as log, bus.transactional_publisher("sums-1") as publisher:
+        assert len([log.next_record(timeout=5) for _ in range(10)]) == 10
+        (partition,) = log.assignment()
+        log.commit_positions({partition: 2})
+        assert log.committed() == {partition: 2}
+        with publisher.transaction(log, positions=lambda: done) as tx:
+            tx.publish("totals", b"1")
+            done[partition] = 4
+        assert log.committed() == {partition: 4}
+        with pytest.raises(ZeroDivisionError), publisher.transaction(log, positions=lambda: done[1 // 0]):  # type: ignore[index]
+            pass
+        with publisher.transaction(log, positions={partition: 4}) as tx:
+            tx.publish("totals", b"2")
+    with bus.records("totals", group="reader", stop_when_idle=0.2) as results:
+        assert [record.data for record in results] == [b"1", b"2"]

@@ -16,6 +16,8 @@ from broker.errors import (
     ConnectionFailed,
     InvalidMessage,
     MessageTooLarge,
+    OffsetOutOfRange,
+    TransactionAborted,
     Unsupported,
 )
 from broker.hooks import Hooks, Published
@@ -212,3 +214,68 @@ async def test_a_consumer_of_another_broker_is_refused_in_memory() -> None:
             async with publisher.transaction():
                 pass
             await source.commit()
+
+
+async def test_own_positions_are_committed_instead_of_all_that_was_handed_over() -> None:
+    async with bench() as b:
+        b.source.append(*range(10))
+        done: dict[tuple[str, int], int] = {}
+        async with b.publisher.transaction(b.consumer, positions=done) as tx:
+            await b.take(10)
+            await tx.publish("out.topic", b"one")
+            done[P0] = 3
+        assert b.source.stored == {P0: 3}
+        async with b.publisher.transaction(b.consumer, positions=lambda: {P0: 5}) as tx:
+            await tx.publish("out.topic", b"two")
+        assert b.source.stored == {P0: 5}
+        async with b.publisher.transaction(b.consumer, positions={}) as tx:
+            await tx.publish("out.topic", b"three")
+        assert b.producer.offsets == [{P0: 3}, {P0: 5}]
+        async with b.publisher.transaction(b.consumer):
+            pass
+        assert b.source.stored == {P0: 10}
+
+
+@pytest.mark.parametrize(
+    ("positions", "error"),
+    [
+        ({P0: 11}, OffsetOutOfRange),
+        (lambda: {P0: 2}, OffsetOutOfRange),
+        (lambda: 5, ConfigurationError),
+        (lambda: 1 // 0, ZeroDivisionError),
+    ],
+)
+async def test_refused_positions_abort_the_transaction_and_are_raised(positions: Any, error: type[Exception]) -> None:
+    async with bench() as b:
+        b.source.append(*range(10))
+        await b.take(3)
+        await b.consumer.commit()
+        with pytest.raises(error):
+            async with b.publisher.transaction(b.consumer, positions=positions) as tx:
+                await tx.publish("out.topic", b"one")
+        assert b.producer.calls == ["begin", "publish", "abort"]
+        assert b.producer.committed == []
+        assert b.source.stored == {P0: 3}
+        await b.take(7)
+        async with b.publisher.transaction(b.consumer, positions={P0: 4}):
+            pass
+        assert b.source.stored == {P0: 4}
+
+
+async def test_positions_of_a_lost_partition_abort_the_transaction() -> None:
+    async with bench() as b:
+        b.source.append(1)
+        with pytest.raises(TransactionAborted, match="partitions moved to another member"):
+            async with b.publisher.transaction(b.consumer, positions={P0: 2, P1: 1}):
+                await b.take(1)
+                b.source.lose(1)
+        assert b.producer.calls == ["begin", "abort"]
+        assert b.source.stored == {}
+
+
+async def test_positions_without_a_consumer_or_of_another_type_are_refused() -> None:
+    async with bench() as b:
+        with pytest.raises(ConfigurationError, match="has no consumer"):
+            b.publisher.transaction(positions={})
+        with pytest.raises(ConfigurationError, match="positions"):
+            b.publisher.transaction(b.consumer, positions=5)  # type: ignore[arg-type]

@@ -1,0 +1,192 @@
+"""Conformance tests of copartitioned groups: partition n of all topics belongs to one member."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from broker.bus import Bus
+from broker.driver.contract import TopicPartition
+from broker.errors import ConfigurationError, LeaseLost
+from broker.outbound import OutboundMessage
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import eventually, numbered
+
+__all__ = ["Copartitions"]
+
+NUMBERS = 4
+
+
+class _Owners:
+    """Who owns each partition, as the members say in their callbacks."""
+
+    def __init__(self) -> None:
+        self.of: dict[TopicPartition, str] = {}
+        self.faults: list[str] = []
+
+    def callbacks(self, name: str) -> dict[str, Any]:
+        async def on_assigned(partitions: Sequence[TopicPartition]) -> None:
+            for partition in partitions:
+                rivals = {owner for each, owner in self.of.items() if each.partition == partition.partition}
+                if rivals - {name}:
+                    self.faults.append(f"{partition} is assigned to {name}, and its number belongs to {rivals}")
+                self.of[partition] = name
+
+        async def on_revoking(partitions: Sequence[TopicPartition]) -> None:
+            # A release that does not wait for this call overlaps with the next owner.
+            await asyncio.sleep(0.05)
+            self.drop(name, partitions)
+
+        async def on_lost(partitions: Sequence[TopicPartition]) -> None:
+            self.drop(name, partitions)
+
+        return {"on_assigned": on_assigned, "on_revoking": on_revoking, "on_lost": on_lost}
+
+    def drop(self, name: str, partitions: Sequence[TopicPartition] | None = None) -> None:
+        """A member gave these up; by default all."""
+        for partition in list(self.of) if partitions is None else partitions:
+            if self.of.get(partition) == name:
+                del self.of[partition]
+
+    def shared_by(self, topics: Sequence[str], numbers: int, members: int) -> bool:
+        """Whether every number is owned, each by one member, and each member has a fair share."""
+        wanted = {TopicPartition(topic, number) for topic in topics for number in range(numbers)}
+        share = Counter(self.of[partition] for partition in self.of if partition.topic == topics[0])
+        return (
+            self.of.keys() == wanted
+            and all(len({self.of[TopicPartition(topic, n)] for topic in topics}) == 1 for n in range(numbers))
+            and len(share) == members
+            and max(share.values()) - min(share.values()) <= 1
+        )
+
+
+class Copartitions(ConformanceCase):
+    """Several topics whose partitions of a number belong to one member."""
+
+    @requires("records.copartitioned", "records.rebalance")
+    @promise(
+        "copartitions.one-owner-per-number",
+        "While members join and leave, no number has two owners, every number gets one, and no record is lost.",
+        seconds=240,
+    )
+    async def test_one_owner_per_number(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(partitions=NUMBERS) for _ in range(2)]
+        for topic in topics:
+            messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(200, topic))]
+            await bus.topic(topic).publish_batch(messages)
+        owners = _Owners()
+        seen: set[bytes | None] = set()
+        members: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+
+        async def member(name: str, bus: Bus, stop: asyncio.Event) -> None:
+            async with bus.records(topics, group="joins", copartitioned=True, **owners.callbacks(name)) as log:
+                while not stop.is_set():
+                    batch = await log.next_batch(10, timeout=harness.quiet)
+                    seen.update(record.data for record in batch)
+                    try:
+                        await batch.commit()
+                    except LeaseLost:
+                        continue
+                # From the close on, others may own what this member had.
+                owners.drop(name)
+
+        async def join(name: str) -> None:
+            stop = asyncio.Event()
+            members[name] = stop, asyncio.create_task(member(name, await harness.connect(), stop))
+
+        async def leave(name: str) -> None:
+            stop, task = members.pop(name)
+            stop.set()
+            await task
+
+        async def settled() -> None:
+            share = f"a share for each of {len(members)} members"
+            await eventually(lambda: owners.shared_by(topics, NUMBERS, len(members)), 6 * harness.patience, share)
+
+        await join("a")
+        await settled()
+        await asyncio.gather(join("b"), join("c"))
+        await settled()
+        await leave("a")
+        await settled()
+        await asyncio.gather(leave("b"), join("d"))
+        await settled()
+        await eventually(lambda: len(seen) == 400, 4 * harness.patience, "all 400 records")
+        for name in tuple(members):
+            await leave(name)
+        assert owners.faults == []
+
+    @requires("records.copartitioned", "records.rebalance", "harness.crash")
+    @promise(
+        "copartitions.crash-moves-whole-numbers",
+        "After a member crashed, the others own its numbers whole, and read on at its commits.",
+        seconds=240,
+    )
+    async def test_crash_moves_whole_numbers(self, harness: Harness) -> None:
+        doomed, bus = await harness.connect(short_lease=True), await harness.connect(short_lease=True)
+        topics = [await harness.topic(partitions=NUMBERS) for _ in range(2)]
+        owners = _Owners()
+        async with AsyncExitStack() as stack:
+            options: dict[str, Any] = {"group": "crashes", "copartitioned": True}
+            first = doomed.records(topics, **options, **owners.callbacks("first"))
+            await first.__aenter__()
+            second = await stack.enter_async_context(bus.records(topics, **options, **owners.callbacks("second")))
+            await eventually(lambda: owners.shared_by(topics, NUMBERS, 2), 6 * harness.patience, "a share for both")
+            await harness.crash(doomed)
+            owners.drop("first")
+            await eventually(lambda: owners.shared_by(topics, NUMBERS, 1), 12 * harness.patience, "the take-over")
+            assert len(second.assignment()) == 2 * NUMBERS
+            for topic in topics:
+                messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(20, topic))]
+                await bus.topic(topic).publish_batch(messages)
+            seen: set[bytes | None] = set()
+            while len(seen) < 40:
+                record = await second.next_record(timeout=harness.patience)
+                assert record is not None, f"Only {len(seen)} of 40 records were read"
+                seen.add(record.data)
+        assert owners.faults == []
+
+    @requires("records.copartitioned")
+    @promise(
+        "copartitions.topics-may-grow",
+        "When the topics grow one after the other, the new numbers are owned and read.",
+        seconds=240,
+    )
+    async def test_topics_may_grow(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(partitions=1) for _ in range(2)]
+        owners = _Owners()
+        async with bus.records(topics, group="grows", copartitioned=True, **owners.callbacks("only")) as log:
+            await eventually(lambda: owners.shared_by(topics, 1, 1), 3 * harness.patience, "the first assignment")
+            for topic in topics:
+                await bus.admin.ensure_topic(topic, partitions=2)
+            await eventually(lambda: owners.shared_by(topics, 2, 1), 12 * harness.patience, "the new numbers")
+            wanted: set[bytes | None] = set()
+            for topic in topics:
+                bodies = numbered(20, topic)
+                wanted.update(bodies)
+                messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(bodies)]
+                await bus.topic(topic).publish_batch(messages)
+            seen: set[bytes | None] = set()
+            while seen != wanted:
+                record = await log.next_record(timeout=harness.patience)
+                assert record is not None, f"Only {len(seen)} of {len(wanted)} records were read"
+                seen.add(record.data)
+        assert owners.faults == []
+
+    @requires("records.copartitioned")
+    @promise(
+        "copartitions.different-counts-are-refused",
+        "Opening a copartitioned consumer of topics with different numbers of partitions raises an error with these.",
+    )
+    async def test_different_counts_are_refused(self, harness: Harness) -> None:
+        bus, one, two = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=2)
+        with pytest.raises(ConfigurationError, match=f"({one}' has 1.*{two}' has 2|{two}' has 2.*{one}' has 1)"):
+            async with bus.records([one, two], group="readers", copartitioned=True):
+                pass
