@@ -90,6 +90,8 @@ class Bus:
         self._closing: asyncio.Task[None] | None = None
         self._topics: dict[tuple[str, object, object], TopicFacade[Any]] = {}
         self._partitions = Partitions(backend)
+        self._partitioning: set[bool] = set()
+        """Whether the backend's own partitioner (True), or another (False), was found to be supported."""
         self._admin = AdminFacade(self, self.check_open, changed=self._partitions.forget)
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
@@ -230,7 +232,7 @@ class Bus:
             check_codec(codec)
             check_partitioner(partitioner)
             if partitioner != "broker":
-                self._check_partitions()
+                self._check_partitioning(partitioner)
             topic = TopicFacade(
                 name,
                 partial(self._target, name, partitioner),
@@ -262,13 +264,7 @@ class Bus:
             if message.key is None:
                 raise InvalidMessage("key is None", advice="A message without a key goes to any partition")
             key = message.key
-        if partitioner != "broker":
-            self._check_partitions()
-        elif not self.capabilities.publish.partition_of:
-            error = self._unsupported("telling the partition of a key", "publish.partition_of")
-            if self.capabilities.publish.partitions:
-                error.advice += '; or publish with a partitioner and pass it here: partitioner="murmur2"'
-            raise error
+        self._check_partitioning(partitioner)
         return await self._partitions.of_key(topic, key, partitioner)
 
     def transactional_publisher(self, transactional_id: str) -> AbstractAsyncContextManager[TransactionalPublisher]:
@@ -498,9 +494,21 @@ class Bus:
         target = self._backend.publish_target(name)
         return target if partitioner == "broker" else PartitionedTarget(name, target, partitioner, self._partitions)
 
-    def _check_partitions(self) -> None:
-        if not self.capabilities.publish.partitions:
+    def _check_partitioning(self, partitioner: Partitioner) -> None:
+        """:raises Unsupported: the backend does not tell where keys go, or takes no partitioner."""
+        own = partitioner == "broker"
+        if own in self._partitioning:
+            return
+        # Some backends make their capabilities at each access, which takes longer than the hash of a key.
+        able = self.capabilities.publish
+        if not own and not able.partitions:
             raise self._unsupported("a partitioner", "publish.partitions")
+        if own and not able.partition_of:
+            error = self._unsupported("telling the partition of a key", "publish.partition_of")
+            if able.partitions:
+                error.advice += '; or publish with a partitioner and pass it here: partitioner="murmur2"'
+            raise error
+        self._partitioning.add(own)
 
     def _forget_topic(self, key: tuple[str, object, object], topic: TopicFacade[Any]) -> None:
         if self._topics.get(key) is topic:

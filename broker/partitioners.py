@@ -53,10 +53,15 @@ def fnv1a(key: bytes) -> int:
     return h
 
 
+def _fnv1a_without_sign(key: bytes) -> int:
+    h = fnv1a(key)
+    return h if h < 0x80000000 else 0x100000000 - h
+
+
 _HASHES: Final[Mapping[str, Callable[[bytes], int]]] = {
     "murmur2": lambda key: murmur2(key) & 0x7FFFFFFF,
     "crc32": crc32,
-    "fnv1a": lambda key: h if (h := fnv1a(key)) < 0x80000000 else 0x100000000 - h,
+    "fnv1a": _fnv1a_without_sign,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Final, cast
 
 from broker.driver.contract import Backend, PublishTarget
 from broker.driver.optional import PartitionsKeys
@@ -80,9 +80,8 @@ class Partitions:
         number = await self.number(topic)
         if partitioner != "broker":
             return partition_by(partitioner, topic, key, number)
-        backend: Any = self._backend
-        assert isinstance(backend, PartitionsKeys)  # capabilities.publish.partition_of says so
-        return backend.partition_of(topic, key, number)
+        # `capabilities.publish.partition_of` says that the backend has it.
+        return cast("PartitionsKeys", self._backend).partition_of(topic, key, number)
 
 
 class PartitionedTarget:
@@ -94,7 +93,7 @@ class PartitionedTarget:
     def __init__(self, topic: str, target: PublishTarget, partitioner: Partitioner, partitions: Partitions) -> None:
         self._topic = topic
         self._target = target
-        self._partitioner = partitioner
+        self._partitioner: Partitioner = partitioner
         self._partitions = partitions
         self._line = asyncio.Lock()
         """Calls that wait for the number of partitions pass in order, and before later calls."""
@@ -111,8 +110,10 @@ class PartitionedTarget:
                 placed.append(self._placed(message, number))
             except BrokerError as error:
                 refused[index] = error
+        outcomes: Sequence[Receipt | BrokerError | None] = []
         try:
-            outcomes = await self._target.publish(placed, receipts=receipts) if placed else []
+            if placed:
+                outcomes = await self._target.publish(placed, receipts=receipts)
         except BrokerError:
             self._partitions.forget(self._topic)
             raise

@@ -131,7 +131,6 @@ _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"
 _ATTRIBUTES: Final = "anybroker-attributes"
 _MICROSECOND: Final = timedelta(microseconds=1)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _FIRST: Final = _EPOCH + timedelta(milliseconds=1)
 """The earliest timestamp of a record: brokers take none below 0, and 0 makes the client use its clock."""
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
