@@ -338,7 +338,7 @@ class BatchedRecordIterator(Protocol[T]):
     """Returns records in batches."""
 
     async def next_batch(
-        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+        self, max_records: int = 5000, timeout: float | None = None, *, max_wait: float | None = None
     ) -> RecordBatch[T]: ...
 
 
@@ -351,7 +351,7 @@ class RecordStream(Protocol[T]):
 class BatchedRecordStream(Protocol[T]):
     """`async for batch in stream.batches():`; ends when the consumer is closed."""
 
-    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]: ...
+    def batches(self, max_records: int = 5000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]: ...
 
 
 class FollowedLog(Protocol):

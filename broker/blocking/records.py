@@ -262,7 +262,7 @@ class RecordConsumer(Generic[T]):
         return None if record is None else BlockingRecord(record, self._portal)
 
     def next_batch(
-        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+        self, max_records: int = 5000, timeout: float | None = None, *, max_wait: float | None = None
     ) -> BlockingRecordBatch[T]:
         """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
@@ -284,7 +284,7 @@ class RecordConsumer(Generic[T]):
                 return
             yield BlockingRecord(record, self._portal)
 
-    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> Iterator[BlockingRecordBatch[T]]:
+    def batches(self, max_records: int = 5000, *, max_wait: float | None = None) -> Iterator[BlockingRecordBatch[T]]:
         """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record.
 
         :param max_wait: as for `next_batch`.

@@ -564,7 +564,7 @@ class RecordConsumer(Generic[T]):
         return await self._open_reading().one(timeout)
 
     async def next_batch(
-        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+        self, max_records: int = 5000, timeout: float | None = None, *, max_wait: float | None = None
     ) -> RecordBatch[T]:
         """The available records, 1 to `max_records`; an empty batch after `timeout` idle seconds.
 
@@ -582,7 +582,7 @@ class RecordConsumer(Generic[T]):
         """Iterate over the records until the consumer is closed or idle. Leaving the loop loses no record."""
         return Steps(self.next_record, lambda: self.closed)
 
-    def batches(self, max_records: int = 1000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]:
+    def batches(self, max_records: int = 5000, *, max_wait: float | None = None) -> AsyncIterator[RecordBatch[T]]:
         """Iterate over batches of records until the consumer is closed or idle. Leaving the loop loses no record.
 
         :param max_wait: as for `next_batch`.

@@ -238,7 +238,7 @@ class GroupConsumer(Generic[T]):
         member = self._read_as("all")
         return AllRecords[T](member.buffer, member.readers)
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
+    def batches(self, max_records: int = 5000) -> AsyncIterator[RecordBatch[T]]:
         """Batches of fetched records of all partitions, at most `max_records` each, until the consumer is closed."""
         member = self._read_as("all")
         return AllBatches[T](member.buffer, member.readers, check_limit(max_records), self)

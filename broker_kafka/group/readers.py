@@ -288,7 +288,7 @@ class PartitionStream(Generic[T]):
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         return _StreamRecords[T](self._buffer, self._readers, self._assigned)
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
+    def batches(self, max_records: int = 5000) -> AsyncIterator[RecordBatch[T]]:
         """Batches of buffered records, at most `max_records` each."""
         return _StreamBatches[T](self._buffer, self._readers, self._assigned, check_limit(max_records), self._owner)
 

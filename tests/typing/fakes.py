@@ -117,7 +117,7 @@ class FakeRecords:
         return self._records.pop(0) if self._records else None
 
     async def next_batch(
-        self, max_records: int = 1000, timeout: float | None = None, *, max_wait: float | None = None
+        self, max_records: int = 5000, timeout: float | None = None, *, max_wait: float | None = None
     ) -> RecordBatch[Order]:
         return RecordBatch(self._records[:max_records])
 
@@ -126,7 +126,7 @@ class FakeRecords:
             yield record
 
     async def batches(
-        self, max_records: int = 1000, *, max_wait: float | None = None
+        self, max_records: int = 5000, *, max_wait: float | None = None
     ) -> AsyncIterator[RecordBatch[Order]]:
         yield RecordBatch(self._records[:max_records])
 
