@@ -171,7 +171,10 @@ class FakeTransaction:
 
 class FakeTransactionalPublisher:
     def transaction(
-        self, consumer: protocols.BatchedRecordStream[Any] | None = None
+        self,
+        consumer: protocols.BatchedRecordStream[Any] | None = None,
+        *,
+        positions: protocols.OwnPositions | Callable[[], protocols.OwnPositions] | None = None,
     ) -> AbstractAsyncContextManager[protocols.Transaction]:
         raise LookupError
 
