@@ -139,6 +139,8 @@ class Assignments:
         self._given_up: set[TopicPartition] = set()
         self._generation = 0
         self._recent: AssignedPartition | None = None
+        self.dropped: set[TopicPartition] = set()
+        """Partitions of which fetched records were not admitted."""
         self.lost_uncommitted: list[TopicPartition] = []
         """Partitions that were lost with uncommitted records; the next commit reports them."""
 
@@ -208,6 +210,7 @@ class Assignments:
         assigned = self._assigned.get(partition)
         if assigned is None:
             if partition in self._given_up:
+                self.dropped.add(partition)
                 return None
             self.assign((partition,))
             assigned = self._assigned[partition]

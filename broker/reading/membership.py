@@ -80,7 +80,7 @@ class Membership:
         )
         self._copartitions = copartitions
         self._held: set[TopicPartition] = set()
-        """Partitions that were assigned before their numbers were whole: what was fetched of them is dropped."""
+        """Assigned partitions whose numbers are not whole."""
         self._releases: dict[TopicPartition, asyncio.Future[None]] = {}
         """For each partition that is given up together with others, the end of the release."""
         self._counting = TaskSet("broker-partition-counts", lambda error: self.warn(f"Counting failed: {error!r}"))
@@ -404,8 +404,10 @@ class Membership:
 
     def _hold_back(self, new: Sequence[AssignedPartition]) -> None:
         """Call `on_assigned`, and hand over no record of these partitions before it has returned."""
-        rewound = self._held.intersection(assigned.partition for assigned in new)
-        self._held -= rewound
+        whole = self._held.intersection(assigned.partition for assigned in new)
+        rewound = whole & self._assignments.dropped
+        self._held -= whole
+        self._assignments.dropped -= whole
         if not self._callbacks.awaits_assigned:
             held = [assigned for assigned in new if assigned.partition in rewound]
         else:
@@ -452,6 +454,8 @@ class Membership:
         if self._copartitions is None:
             return partitions
         broken = self._copartitions.remove(partitions)
+        # What the source keeps of a broken number was read beyond the committed position.
+        self._assignments.dropped.update(broken)
         self._held.difference_update(partitions)
         self._hold_parts()
         return broken

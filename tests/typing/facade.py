@@ -18,6 +18,7 @@ from broker.blocking.topic import ReceiptFuture
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
 from broker.consuming.consumer import MessageConsumer
+from broker.driver.contract import TopicPartition
 from broker.envelopes import Envelope
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage, OutboundPayload
@@ -171,6 +172,21 @@ async def transactions_are_typed(bus: Bus) -> None:
         async with as_protocol.transaction(log) as transaction:
             open_one: protocols.Transaction = transaction
             assert_type(await open_one.publish("orders.copy", b"x"), Receipt)
+        done: dict[TopicPartition, int] = {}
+        async with as_protocol.transaction(log, positions=done):
+            done[TopicPartition("orders", 0)] = 1
+        async with as_protocol.transaction(log, positions=lambda: {("orders", 0): 1}):
+            await log.commit_positions({("orders", 0): 1})
+            await log.commit_positions(done)
+
+
+async def callbacks_of_records_are_typed(bus: Bus, blocking_bus: blocking.Bus) -> None:
+    async def awaited(partitions: Sequence[TopicPartition]) -> None: ...
+
+    def called(partitions: Sequence[TopicPartition]) -> None: ...
+
+    bus.records("orders", group="mover", on_assigned=awaited, on_revoking=awaited, on_lost=awaited)
+    blocking_bus.records("orders", group="mover", on_assigned=called, on_revoking=called, on_lost=called)
 
 
 async def connect_is_typed() -> None:

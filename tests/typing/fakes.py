@@ -191,7 +191,10 @@ class FakeTransaction:
 
 class FakeTransactionalPublisher:
     def transaction(
-        self, consumer: protocols.BatchedRecordStream[Any] | None = None
+        self,
+        consumer: protocols.BatchedRecordStream[Any] | None = None,
+        *,
+        positions: protocols.OwnPositions | Callable[[], protocols.OwnPositions] | None = None,
     ) -> AbstractAsyncContextManager[protocols.Transaction]:
         raise LookupError
 
