@@ -170,6 +170,13 @@ async def transactions_are_typed(bus: Bus) -> None:
             assert_type(await open_one.publish("orders.copy", b"x"), Receipt)
 
 
+async def tables_are_typed(bus: Bus) -> None:
+    async with bus.table_writer("balances", 0) as table:
+        assert_type(table, protocols.TableWriter)
+        assert_type(await table.write([OutboundMessage(b"1", "ann")], checkpoint=b"1"), None)
+    assert_type((await bus.admin.ensure_topic("balances", compacted=True)).compacted, bool)
+
+
 async def connect_is_typed() -> None:
     async with broker.connect("inmem:") as bus:
         assert_type(bus, Bus)
