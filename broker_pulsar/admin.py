@@ -27,12 +27,12 @@ from broker import (
     UnknownSetting,
     Unsupported,
 )
-from broker.driver import Backoff, Start, reads_answer
+from broker.driver import Backoff, Start, is_whole, not_compacted, reads_answer
 from broker_pulsar import subscriptions
 from broker_pulsar.connection import Connection
 from broker_pulsar.log_stats import subscription_stats
 from broker_pulsar.message_ids import unpack
-from broker_pulsar.names import TopicPath, subscription_path
+from broker_pulsar.names import COMPACTED, TopicPath, subscription_path
 
 __all__ = ["PulsarAdmin"]
 
@@ -42,6 +42,9 @@ _LONGEST_RETENTION: Final = _LARGEST // 60
 """Minutes: Pulsar compares the retention in seconds, in 32 bits, with the backlog quota."""
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
 _RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
+_WITH_PROPERTIES: Final = "application/vnd.partitioned-topic-metadata+json"
+_THRESHOLD: Final = 16 * 1024 * 1024
+"""Bytes after which the broker compacts a partition again; it looks once a minute."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
 
@@ -71,6 +74,54 @@ class PulsarAdmin:
         answer = await self._connection.http.request("PUT", f"{path.path}/partitions", what, wanted, allow=(409,))
         if answer.status == 409:
             await self._ensure_partitions(name, path, partitions)
+        return await self._ensure_policies(name, path, policies, kept)
+
+    async def ensure_compacted_topic(
+        self, name: str, *, partitions: int | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """Options as of `ensure_topic`, without `retention_mb`, and `compaction_threshold`: the bytes after which the
+        broker compacts a partition again.
+
+        The log is retained, since it has the positions of what was compacted.
+        """
+        given = dict(options)
+        threshold: object = given.pop("compaction_threshold", None)
+        if threshold is not None and (not is_whole(threshold) or not 1 <= threshold <= _LARGEST):
+            raise InvalidSetting(
+                f"Option 'compaction_threshold' is {threshold!r}",
+                advice=f"Use a whole number of bytes from 1 to {_LARGEST}",
+            )
+        if "retention_mb" in given:
+            raise InvalidSetting(
+                f"Option 'retention_mb' is {given['retention_mb']!r} beside compacted=True",
+                advice="Leave it out: the log of a compacted topic is retained",
+            )
+        policies = _policies(given)
+        path, what = self._connection.topic(name), f"Topic {name!r}"
+        wanted = _checked_partitions(self._connection.settings.partitions if partitions is None else partitions)
+        answer = await self._connection.http.request(
+            "PUT",
+            f"{path.path}/partitions",
+            what,
+            {"partitions": wanted, "properties": {COMPACTED: "true"}},
+            allow=(409,),
+            media=_WITH_PROPERTIES,
+        )
+        if answer.status == 409:
+            await self._ensure_partitions(name, path, partitions)
+            # Sets `compacted`.
+            await self._connection.partitions(name)
+            if name not in self._connection.compacted:
+                raise not_compacted(name)
+        present = await self._connection.http.get(f"{path.path}/compactionThreshold", what)
+        if threshold is not None or present is None:
+            policies["compactionThreshold"] = threshold or _THRESHOLD
+        return await self._ensure_policies(name, path, policies, dict.fromkeys(_RETENTION, -1))
+
+    async def _ensure_policies(
+        self, name: str, path: TopicPath, policies: Mapping[str, object], kept: Mapping[str, int]
+    ) -> TopicInfo:
+        what = f"Topic {name!r}"
         for policy, value in policies.items():
             await self._set_policy(path, policy, value, what)
         await self._set_retention(path, kept, what)
@@ -168,7 +219,13 @@ class PulsarAdmin:
         stats = await self._connection.stats(name)
         with reads_answer(f"Topic {name!r}"):
             size = sum(int(each.get("storageSize") or 0) for each in stats.values())
-        return TopicInfo(name=name, partitions=len(stats), bytes=size, native={"partitions": dict(stats)})
+        return TopicInfo(
+            name=name,
+            partitions=len(stats),
+            bytes=size,
+            compacted=name in self._connection.compacted,
+            native={"partitions": dict(stats)},
+        )
 
     async def purge(self, topic: str) -> int | None:
         """Remove all messages. This unloads the topic, so its clients reconnect."""

@@ -30,6 +30,7 @@ from broker.driver import (
     RecordSource,
     RecordSubscription,
     SourceListener,
+    TableWriterSpi,
     TransactionSpi,
 )
 from broker.driver.settings import BackendSettings
@@ -42,6 +43,7 @@ from broker_pulsar.publishing import PulsarPublishTarget
 from broker_pulsar.receiving import ReceivingSource
 from broker_pulsar.records import PulsarRecordSource
 from broker_pulsar.settings import PulsarSettings
+from broker_pulsar.tables import PulsarTableWriter
 
 __all__ = ["PulsarBackend"]
 
@@ -77,6 +79,7 @@ class PulsarBackend:
                 reports_duplicates=True,
                 tombstones=True,
                 partitions=not alone,
+                tables=True,
                 ordered_calls=True,
             ),
             messages=MessageCapabilities(
@@ -96,6 +99,7 @@ class PulsarBackend:
                 position_at=True,
                 counting_offsets=False,
                 topic_patterns=True,
+                compacted_topics=True,
             ),
             durable=True,
             settings_needed={"publish.partitions": alone} if alone else {},
@@ -139,6 +143,10 @@ class PulsarBackend:
             await source.close()
             raise
         return source
+
+    async def table_writer(self, topic: str, partition: int) -> TableWriterSpi:
+        """Implements `WritesTables`."""
+        return await PulsarTableWriter.open(topic, partition, self.connection)
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(

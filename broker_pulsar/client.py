@@ -57,14 +57,18 @@ _QUEUE: Final = 1000
 _AGAIN: Final = 0.02
 
 
-def open_reader(client: Client, log: TopicPath, start: Any) -> Reader:
-    """A reader of one log that starts at a message id, inclusive. Blocks."""
+def open_reader(client: Client, log: TopicPath, start: Any, *, compacted: bool = False) -> Reader:
+    """A reader of one log that starts at a message id, inclusive. Blocks.
+
+    :param compacted: leave out what compaction has removed.
+    """
     return client.create_reader(
         log.url,
         start,
         receiver_queue_size=_QUEUE,
         subscription_role_prefix=READERS,
         start_message_id_inclusive=True,
+        is_read_compacted=compacted,
     )
 
 

@@ -6,8 +6,8 @@ An attribute is a property of the same name. These properties and prefixes are o
 |---|---|
 | `anybroker-id` | the id |
 | `anybroker-time` | publish time that the message brings, microseconds since 1970 |
-| `anybroker-key` | marks an empty key, which Pulsar cannot tell from none |
-| `anybroker-64:` | prefix of a key in base64, which is not UTF-8 text |
+| `anybroker-key` | marks an empty key, as earlier versions wrote it |
+| `anybroker-64:` | prefix of a key in base64, which is empty or not UTF-8 text |
 
 Any message of a foreign client can be read: a value that this module did not write is ignored, and stays in `native`.
 """
@@ -38,9 +38,9 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def partition_key(key: bytes | None) -> str | None:
-    """A key as Pulsar's partition key, which is text; None for an empty or missing key."""
+    """A key as Pulsar's partition key, which is text and not empty; None for no key."""
     if not key:
-        return None
+        return None if key is None else _BINARY
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -50,7 +50,7 @@ def partition_key(key: bytes | None) -> str | None:
 
 def properties_of(message: OutboundMessage) -> dict[str, str] | None:
     """The properties of a message; None if it needs none."""
-    if message.plain and message.key != b"":
+    if message.plain:
         return None
     # Copying the proxy is ten times as fast as `dict`.
     found = cast("MappingProxyType[str, str]", message.attributes).copy()
@@ -58,8 +58,6 @@ def properties_of(message: OutboundMessage) -> dict[str, str] | None:
         found[_ID] = message.id
     if message.publish_time is not None:
         found[_TIME] = str((message.publish_time - _EPOCH) // _MICROSECOND)
-    if message.key == b"":
-        found[_KEY] = ""
     return found or None
 
 

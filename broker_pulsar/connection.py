@@ -38,7 +38,7 @@ from broker_pulsar.credentials import Credentials, ssl_context
 from broker_pulsar.ephemeral_cleanup import EphemeralCleanup
 from broker_pulsar.errors import translate
 from broker_pulsar.http_api import HttpApi
-from broker_pulsar.names import TopicPath, subscription_path, topic_path
+from broker_pulsar.names import COMPACTED, TopicPath, subscription_path, topic_path
 from broker_pulsar.settings import PulsarSettings
 
 __all__ = ["Connection", "ConnectionMonitor"]
@@ -64,6 +64,8 @@ class Connection:
         self._client: Client | None = None
         self._closed = False
         self.monitor: Final = ConnectionMonitor(hooks, settings.service_url)
+        self.compacted: Final[set[str]] = set()
+        """The topics that are compacted, of those whose partitions were read."""
         self.committed: Final[dict[tuple[str, int, str], int]] = {}
         """Committed positions of groups over this connection, by topic, partition and group."""
         self.cleanup: Final = EphemeralCleanup(lambda topic: self.stats(topic, once=True), self._delete_unused)
@@ -163,9 +165,12 @@ class Connection:
         what = f"Topic {name!r}"
         answer = await self.http.get(place, what, once=once)
         with reads_answer(what):
-            count = int(answer.get("partitions") or 0) if answer is not None else 0
+            found: Mapping[str, Any] = answer or {}
+            count = int(found.get("partitions") or 0)
+            compacted = COMPACTED in (found.get("properties") or {})
             if not 0 <= count <= _MOST_PARTITIONS:
                 raise ValueError("a number of partitions that no topic has")
+        (self.compacted.add if compacted else self.compacted.discard)(name)
         return count
 
     async def logs(self, name: str) -> Sequence[TopicPath]:

@@ -87,11 +87,13 @@ class HttpApi:
         *,
         allow: Collection[int] = (),
         once: bool = False,
+        media: str = "application/json",
     ) -> Answer:
         """Send a request; retries transient errors.
 
         :param allow: further statuses that are returned. "Already done" may refer to an earlier try.
         :param once: do not retry.
+        :param media: the type of the body.
         :raises BrokerError: any other status but success.
         """
         loop = asyncio.get_running_loop()
@@ -103,7 +105,7 @@ class HttpApi:
                 raise Closed(f"{what}: the connection was closed")
             seconds, tries = max(until - loop.time(), _LEAST_SECONDS), tries + 1
             try:
-                answer = await loop.run_in_executor(self._threads, self._call, method, path, what, body, seconds)
+                answer = await loop.run_in_executor(self._threads, self._call, method, path, what, body, seconds, media)
             except OperationTimeout:
                 if error is None:
                     raise
@@ -128,13 +130,13 @@ class HttpApi:
         while self._idle:
             self._idle.pop().close()
 
-    def _call(self, method: str, path: str, what: str, body: object, seconds: float) -> Answer:
+    def _call(self, method: str, path: str, what: str, body: object, seconds: float, media: str) -> Answer:
         headers = {"Accept": "application/json"}
         if self._credentials.has_token:
             headers["Authorization"] = f"Bearer {self._credentials.token()}"
         payload = None
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = media
             payload = json.dumps(body).encode()
         place = path if path.startswith(_LOOKUP) else f"{_BASE}{path}"
         status, found, tries = self._exchange(method, place, payload, headers, what, seconds)

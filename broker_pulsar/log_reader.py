@@ -67,7 +67,8 @@ class _Read:
     """One read of a range, used by one thread at a time.
 
     :param stats: `internalStats` of the log at the start.
-    :param reopen: opens a reader at another position.
+    :param reopen: opens a reader at another position; None for a compacted log, in which entries are missing without a
+        chunked message.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class _Read:
         stop: int,
         stats: Mapping[str, Any],
         patience: float,
-        reopen: Callable[[int], Reader],
+        reopen: Callable[[int], Reader] | None,
     ) -> None:
         self._reader = reader
         self.topic, self.partition = topic_partition
@@ -160,6 +161,8 @@ class _Read:
 
     def _step_back(self) -> bool:
         """Restart further back, for messages that begin before the start; returns False if that would not help."""
+        if self._reopen is None:
+            return False
         if not self._depth:
             count = search_depth(self._stats)
         elif self._depth < MAX_DEPTH and self._last is None and not self._boundary_seen:
@@ -222,7 +225,8 @@ class PulsarLogReader:
             )
         if start >= stop:
             return
-        reader = await self._open(log, make_id(partition, start))
+        compacted = topic in self._connection.compacted
+        reader = await self._open(log, make_id(partition, start), compacted=compacted)
         client, patience = self._connection.client, self._connection.settings.request_timeout
         ranged = _Read(
             reader,
@@ -231,7 +235,7 @@ class PulsarLogReader:
             stop,
             stats,
             patience,
-            lambda position: open_reader(client, log, make_id(partition, position)),
+            None if compacted else lambda position: open_reader(client, log, make_id(partition, position)),
         )
         ahead: asyncio.Task[list[Record[Any]]] | None = None
         try:
@@ -292,10 +296,12 @@ class PulsarLogReader:
                 ahead.exception()
         self._connection.run_later(ranged.close)
 
-    async def _open(self, log: TopicPath, start: Any) -> Reader:
+    async def _open(self, log: TopicPath, start: Any, *, compacted: bool = False) -> Reader:
         client = self._connection.client
         try:
-            return await self._connection.create(lambda: open_reader(client, log, start), lambda reader: reader.close())
+            return await self._connection.create(
+                lambda: open_reader(client, log, start, compacted=compacted), lambda reader: reader.close()
+            )
         except Exception as error:
             raise translate(error, f"Reading {log.url!r}") from error
 

@@ -11,6 +11,7 @@ from broker import InvalidName
 from broker.driver import Ephemeral, NativeName
 
 __all__ = [
+    "COMPACTED",
     "EPHEMERAL",
     "READERS",
     "TopicPath",
@@ -19,6 +20,8 @@ __all__ = [
     "topic_path",
 ]
 
+COMPACTED: Final = "anybroker-compacted"
+"""The property of a compacted topic."""
 EPHEMERAL: Final = "anybroker-ephemeral-"
 """Prefix of ephemeral subscriptions."""
 READERS: Final = "anybroker-log"

@@ -26,7 +26,7 @@ from broker import (
     TopicNotFound,
     Unsupported,
 )
-from broker.driver import logger
+from broker.driver import keyless_message, logger
 from broker_pulsar.client import Producer, pulsar
 from broker_pulsar.codec import partition_key, properties_of
 from broker_pulsar.connection import Connection
@@ -34,9 +34,9 @@ from broker_pulsar.errors import result_error, translate
 from broker_pulsar.message_ids import pack
 from broker_pulsar.names import TopicPath
 
-__all__ = ["PulsarPublishTarget"]
+__all__ = ["COMPRESSION", "PendingCall", "PulsarPublishTarget", "close_producer"]
 
-_COMPRESSION: Final = {
+COMPRESSION: Final = {
     "none": pulsar.CompressionType.NONE,
     "lz4": pulsar.CompressionType.LZ4,
     "zlib": pulsar.CompressionType.ZLib,
@@ -59,7 +59,7 @@ _LARGEST_SEQUENCE: Final = 2**63 - 1
 _WAIT_FOR_EVER: Final = 2_000_000
 
 
-class _PendingCall:
+class PendingCall:
     """The messages of one call in flight."""
 
     __slots__ = ("_left", "_loop", "done", "producers", "results")
@@ -112,7 +112,7 @@ class PulsarPublishTarget:
             raise Closed(f"The publisher of topic {self._topic!r} is closed")
         outcomes: list[Receipt | BrokerError | None] = [None] * len(messages)
         window = self._settings.publish_window
-        calls: list[tuple[int, int, _PendingCall]] = []
+        calls: list[tuple[int, int, PendingCall]] = []
         async with self._opening:
             for first in range(0, len(messages), window):
                 part = messages[first : first + window]
@@ -142,18 +142,21 @@ class PulsarPublishTarget:
 
     async def _send_part(
         self, messages: Sequence[OutboundMessage], outcomes: list[Receipt | BrokerError | None], first: int
-    ) -> _PendingCall:
+    ) -> PendingCall:
         """Pass messages to the client.
 
         :raises BrokerError: no producer can be opened.
         """
-        pending = _PendingCall(len(messages), asyncio.get_running_loop())
+        pending = PendingCall(len(messages), asyncio.get_running_loop())
         set_result, named = pending.set_result, self._settings.producer_name is not None
         main = await self._producer(None)
         pending.producers.append(main)
+        compacted = self._topic in self._connection.compacted
         for index, message in enumerate(messages):
             try:
                 producer = main
+                if message.key is None and compacted:
+                    raise keyless_message(self._topic)
                 if message.partition is not None:
                     producer = await self._producer(message.partition)
                     if producer not in pending.producers:
@@ -217,7 +220,7 @@ class PulsarPublishTarget:
         options: dict[str, Any] = {
             "producer_name": settings.producer_name,
             "send_timeout_millis": round(settings.publish_timeout * 1000),
-            "compression_type": _COMPRESSION[settings.compression],
+            "compression_type": COMPRESSION[settings.compression],
             # Beyond its own bound the client fails messages, so our window is the smaller one.
             "max_pending_messages": settings.publish_window + 1,
             "max_pending_messages_across_partitions": _WAIT_FOR_EVER,
@@ -246,7 +249,9 @@ class PulsarPublishTarget:
         client, what = self._connection.client, f"Publishing to topic {self._topic!r}"
         while True:
             try:
-                return await self._connection.create(lambda: client.create_producer(path.url, **options), _close)
+                return await self._connection.create(
+                    lambda: client.create_producer(path.url, **options), close_producer
+                )
             except Exception as error:
                 translated = translate(error, what)
                 if not isinstance(translated, OperationTimeout) or self._settings.access_mode != "wait_for_exclusive":
@@ -281,7 +286,7 @@ class PulsarPublishTarget:
         messages: Sequence[OutboundMessage],
         first: int,
         count: int,
-        pending: _PendingCall,
+        pending: PendingCall,
         outcomes: list[Receipt | BrokerError | None],
     ) -> None:
         for index in range(count):
@@ -336,11 +341,11 @@ class PulsarPublishTarget:
         for partition, producer in tuple(self._producers.items()):
             if producer in used:
                 del self._producers[partition]
-                self._connection.run_later(partial(_close, producer))
+                self._connection.run_later(partial(close_producer, producer))
 
     async def _drop(self, producer: Producer) -> None:
         try:
-            await self._connection.call(partial(_close, producer))
+            await self._connection.call(partial(close_producer, producer))
         except Closed:
             return
 
@@ -352,7 +357,7 @@ def _delivery(message: OutboundMessage) -> int | None:
     return round(moment * 1000) if moment > time() else None
 
 
-def _close(producer: Producer) -> None:
+def close_producer(producer: Producer) -> None:
     try:
         producer.close()
     except Exception as error:

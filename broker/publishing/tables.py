@@ -88,9 +88,7 @@ class TableWriterFacade:
             except BrokerError:
                 raise
             except Exception as error:
-                raise BackendError(f"The backend failed to write to table {self.topic!r}: {error}", native=error) from (
-                    error
-                )
+                raise BackendError(f"Writing to table {self.topic!r} failed: {error}", native=error) from error
 
     def _checked(self, rows: Sequence[OutboundMessage]) -> list[OutboundMessage]:
         check_batch(rows)

@@ -15,6 +15,8 @@ from broker.bus import Bus
 from broker.driver.contract import Backend
 from broker.driver.settings import BackendSettings
 from broker.testing import Harness
+from broker.testing.waiting import eventually
+from broker_pulsar.backend import PulsarBackend
 from broker_pulsar.client import pulsar
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
@@ -102,6 +104,21 @@ class PulsarHarness(ServerHarness[PulsarServer]):
         )
         self.behind[bus] = wire
         return bus
+
+    async def compact(self, topic: str) -> None:
+        bus = await self.bus()
+        assert isinstance(bus.backend, PulsarBackend)
+        connection = bus.backend.connection
+        for log in await connection.logs(topic):
+            resource = f"{log.path}/compaction"
+            await connection.http.request("PUT", resource, "Compacting", allow=(409,))
+
+            async def done(resource: str = resource) -> bool:
+                found = await connection.http.get(resource, "Compacting")
+                assert found["status"] != "ERROR", found
+                return found["status"] == "SUCCESS"
+
+            await eventually(done, self.patience, "the compaction")
 
     async def publish_foreign(self, topic: str, data: bytes, attributes: Sequence[tuple[str, str]]) -> None:
         def publish() -> None:

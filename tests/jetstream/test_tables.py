@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.servers.nats import shared_server
 
 
 @pytest.fixture
-async def bus():
+async def bus() -> AsyncIterator[Bus]:
     async with connect(shared_server().url) as opened:
         yield opened
 

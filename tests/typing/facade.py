@@ -189,6 +189,13 @@ async def callbacks_of_records_are_typed(bus: Bus, blocking_bus: blocking.Bus) -
     blocking_bus.records("orders", group="mover", on_assigned=called, on_revoking=called, on_lost=called)
 
 
+async def tables_are_typed(bus: Bus) -> None:
+    async with bus.table_writer("balances", 0) as table:
+        assert_type(table, protocols.TableWriter)
+        assert_type(await table.write([OutboundMessage(b"1", "ann")], checkpoint=b"1"), None)
+    assert_type((await bus.admin.ensure_topic("balances", compacted=True)).compacted, bool)
+
+
 async def connect_is_typed() -> None:
     async with broker.connect("inmem:") as bus:
         assert_type(bus, Bus)

@@ -91,15 +91,17 @@ class Tables(ConformanceCase):
         bus, topic = await harness.bus(), await harness.compacted_topic(partitions=2)
         most = bus.capabilities.publish.table_rows
         good = OutboundMessage(b"x", "key")
+        bad_writes = [
+            [good, OutboundMessage(b"x")],
+            [good, OutboundMessage(b"x", "key", partition=1)],
+            [good, OutboundMessage(b"x", "key", id="id")],
+            [good, OutboundMessage(b"x", CHECKPOINT_KEY)],
+        ]
+        if most is not None:
+            bad_writes.append([good] * (most + 1))
         async with bus.table_writer(topic, 0) as table:
             await table.write(_rows(1), checkpoint=b"1")
-            for bad in (
-                [good, OutboundMessage(b"x")],
-                [good, OutboundMessage(b"x", "key", partition=1)],
-                [good, OutboundMessage(b"x", "key", id="id")],
-                [good, OutboundMessage(b"x", CHECKPOINT_KEY)],
-                *([[good] * (most + 1)] if most is not None else []),
-            ):
+            for bad in bad_writes:
                 with pytest.raises(InvalidMessage):
                     await table.write(bad, checkpoint=b"bad")
             assert values_of(await _read(harness, topic, b"1")) == _table(1)
