@@ -115,6 +115,7 @@ class KafkaBackend:
                 read_committed=True,
                 topic_patterns=True,
                 group_admin=True,
+                copartitioned=True,
             ),
             durable=True,
         )
