@@ -90,7 +90,12 @@ class PulsarBackend:
                 topic_patterns=True,
             ),
             records=RecordCapabilities(
-                rebalance=True, start_time=True, position_at=True, counting_offsets=False, topic_patterns=True
+                rebalance=True,
+                start_time=True,
+                position_at=True,
+                counting_offsets=False,
+                topic_patterns=True,
+                copartitioned=True,
             ),
             durable=True,
             settings_needed={"publish.partitions": alone} if alone else {},
