@@ -112,7 +112,12 @@ class JetStreamBackend:
                 topic_patterns=True,
             ),
             records=RecordCapabilities(
-                rebalance=True, start_time=True, position_at=True, shared_offsets=True, topic_patterns=True
+                rebalance=True,
+                start_time=True,
+                position_at=True,
+                shared_offsets=True,
+                topic_patterns=True,
+                copartitioned=True,
             ),
             durable=settings.embedded != "",
             shared=settings.embedded != "",
@@ -218,6 +223,7 @@ class JetStreamBackend:
             whole=subscription.whole,
             on_close=self._open.discard,
             find_topics=None if pattern is None else find_topics,
+            copartitioned=subscription.copartitioned,
         )
         self._open.add(source)
         try:
