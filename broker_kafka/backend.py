@@ -122,6 +122,7 @@ class KafkaBackend:
                 topic_patterns=True,
                 group_admin=True,
                 compacted_topics=True,
+                copartitioned=True,
             ),
             durable=True,
         )

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from broker import BrokerError, Closed, Record, TopicNotFound, TopicPartition
+from broker import BrokerError, Closed, ConfigurationError, Record, TopicNotFound, TopicPartition
 from broker.driver import Ephemeral, PositionReset, Progress, RecordListener, RecordSubscription, Waker, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.group_requests import delete_ephemeral_group
@@ -34,6 +34,7 @@ from broker_kafka.group.member import Member
 from broker_kafka.group.start_offsets import Claim
 from broker_kafka.group.topics import Subscription, TopicWatch, check_interval
 from broker_kafka.offsets.protocol import CommitResults, StoredOffset
+from broker_kafka.settings import KafkaSettings
 
 __all__ = ["FetchedRuns", "KafkaRecordSource"]
 
@@ -58,7 +59,7 @@ class KafkaRecordSource(Member[Assignment]):
     ) -> None:
         super().__init__(
             connection,
-            connection.settings,
+            _in_numbers(connection.settings) if subscription.copartitioned else connection.settings,
             group_id(subscription.group),
             isolation=subscription.isolation,
             start=subscription.start,
@@ -345,6 +346,24 @@ class KafkaRecordSource(Member[Assignment]):
 
     def _paused(self) -> Collection[TopicPartition]:
         return self._records.paused
+
+
+def _in_numbers(settings: KafkaSettings) -> KafkaSettings:
+    """The settings with the assignor that keeps the partitions of a number together.
+
+    :raises ConfigurationError: the settings name another assignor.
+    """
+    name, value = (
+        ("partition_assignment_strategy", ("range",))
+        if settings.group_protocol == "classic"
+        else ("group_remote_assignor", "range")
+    )
+    if settings.is_given(name) and getattr(settings, name) != value:
+        raise ConfigurationError(
+            f"{name} is {getattr(settings, name)!r}, which splits the partitions of a number",
+            advice=f"Set {name}=range, or leave it out: copartitioned consumers choose it by themselves",
+        )
+    return settings.replaced({name: value})
 
 
 class _FinishedRanges:
