@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.consuming.loop_watch import LoopWatch, _processor_time
+from broker.driver.loop_watch import LoopWatch, _processor_time
 from broker.hooks import Hooks
 from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received
