@@ -209,7 +209,7 @@ class FailurePolicy:
             total,
             fate,
             one_line(describe(error)),
-            exc_info=_traceback(error, last=last),
+            exc_info=_traceback(error, last=last and not self._attempts.was_given_up(message)),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
@@ -552,7 +552,7 @@ class FailurePolicy:
 
 
 def _traceback(error: Exception, *, last: bool) -> Exception | None:
-    """The error if its traceback is logged: with the last attempt, or always at level DEBUG."""
+    """The error if its traceback is logged: with the last attempt, once without a dead letter, or always at DEBUG."""
     return error if last or logger.isEnabledFor(DEBUG) else None
 
 

@@ -138,6 +138,9 @@ class Attempts:
         """Count that a message was given up and has no dead-letter topic; return the new count."""
         return _count(self._given_up, message)
 
+    def was_given_up(self, message: Message[Any]) -> bool:
+        return _name(message) in self._given_up
+
     def forget(self, message: Message[Any]) -> None:
         """Forget the counts of a settled message."""
         name = _name(message)
