@@ -142,6 +142,9 @@ class FailurePolicy:
                 f"The lease of message {message.id!r} cannot be extended: this broker has no lease renewal",
                 advice="Finish within capabilities.messages.lease_seconds, or configure a longer lease on the broker",
             )
+        if message.lease_lost:
+            # By the clock: nothing has told this consumer yet.
+            raise LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was lost before it was extended")
         if message in self.in_flight.messages:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
 

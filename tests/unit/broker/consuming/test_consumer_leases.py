@@ -144,6 +144,19 @@ async def test_lease_lost_tells_by_the_clock_until_the_message_is_settled() -> N
         assert not message.lease_lost
 
 
+async def test_a_lease_that_is_over_by_the_clock_cannot_be_extended() -> None:
+    source = Fixed()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await received(consumer)
+        source.over = {"1"}
+        with pytest.raises(LeaseLost, match="lost before it was extended"):
+            await message.extend(60)
+        source.over = set()
+        await message.extend(60)
+        await message.ack()
+
+
 async def test_the_rest_of_a_renewed_lease_limits_no_delay() -> None:
     source = Fixed()
     source.left = 0.5
