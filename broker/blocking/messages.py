@@ -200,8 +200,8 @@ class MessageConsumer(Generic[T]):
 
         :param max_wait: hand a batch over when it is full or its first message has waited so many seconds; None hands
             over what there is.
-        :raises ConfigurationError: the handler cannot be called with a batch, or `max_messages` is larger than
-            `max_outstanding`.
+        :raises ConfigurationError: the handler cannot be called with a batch, or returned anything else; or
+            `max_messages` is larger than `max_outstanding`.
         """
         _check_handler(handler, "a batch of messages")
         self._receive(

@@ -19,13 +19,13 @@ from broker.capabilities import MessageCapabilities
 from broker.consuming.dead_letters import DeadLetterWriter, describe
 from broker.consuming.failure_policy import FailurePolicy
 from broker.consuming.in_flight import InFlight, Receivers
-from broker.consuming.loop_watch import LoopWatch
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
 from broker.consuming.retry.policy import Attempts, Drop, Retry
 from broker.consuming.retry.writer import RetryWriter
 from broker.driver.concurrency import TaskSet, check_loop, pause
 from broker.driver.contract import MessageSource, SourceListener
+from broker.driver.loop_watch import LoopWatch
 from broker.driver.optional import ReportsIdle
 from broker.errors import (
     BackendError,

@@ -142,6 +142,9 @@ class FailurePolicy:
                 f"The lease of message {message.id!r} cannot be extended: this broker has no lease renewal",
                 advice="Finish within capabilities.messages.lease_seconds, or configure a longer lease on the broker",
             )
+        if message.lease_lost:
+            # By the clock: nothing has told this consumer yet.
+            raise LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was lost before it was extended")
         if message in self.in_flight.messages:
             message.lease_ends = max(message.lease_ends or 0.0, asyncio.get_running_loop().time() + seconds)
 
@@ -209,7 +212,7 @@ class FailurePolicy:
             total,
             fate,
             one_line(describe(error)),
-            exc_info=_traceback(error, last=last),
+            exc_info=_traceback(error, last=last and not self._attempts.was_given_up(message)),
         )
         if self._hooks.listening:
             self._hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
@@ -552,7 +555,7 @@ class FailurePolicy:
 
 
 def _traceback(error: Exception, *, last: bool) -> Exception | None:
-    """The error if its traceback is logged: with the last attempt, or always at level DEBUG."""
+    """The error if its traceback is logged: with the last attempt, once without a dead letter, or always at DEBUG."""
     return error if last or logger.isEnabledFor(DEBUG) else None
 
 

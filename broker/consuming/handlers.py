@@ -18,7 +18,7 @@ from typing import Any
 
 from broker.consuming.engine import Engine, policy_of
 from broker.consuming.in_flight import leave
-from broker.errors import BrokerError, Closed
+from broker.errors import BrokerError, Closed, ConfigurationError
 from broker.hooks import logger
 from broker.messages import Message, MessageBatch
 from broker.protocols import AsyncBatchHandler, AsyncHandler
@@ -80,7 +80,8 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
         return None
     if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
-    if isinstance(error, Exception) and not isinstance(error, ReturnedAwaitable) and not policy.raises(error):
+    of_handler = isinstance(error, ReturnedAwaitable | _NoResults)
+    if isinstance(error, Exception) and not of_handler and not policy.raises(error):
         policy.handler_failed(message, error)
         return None
     in_flight.release([message])
@@ -192,7 +193,7 @@ async def handle_batches(
                 policy_of(message).begin(message)
         results: Sequence[BaseException | None] | None = None
         try:
-            results = await within(timeout, handler(MessageBatch(messages, engine)))
+            results = _checked(await within(timeout, handler(MessageBatch(messages, engine))))
             if results is not None and len(results) != len(messages):
                 raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
         except BaseException as raised:
@@ -202,6 +203,27 @@ async def handle_batches(
             conclude(message, error) for message, error in zip(messages, results or [None] * len(messages), strict=True)
         ]
         _raise(next((end for end in ends if end is not None), None))
+
+
+class _NoResults(ConfigurationError):
+    """A batch handler returned what says nothing of its messages. This does not count as a failure of them."""
+
+
+def _checked(results: object) -> Sequence[BaseException | None] | None:
+    """:raises _NoResults: these are no results of a batch."""
+    if results is None:
+        return None
+    wrong = f"an object of type {type(results).__name__}"
+    if isinstance(results, Sequence) and not isinstance(results, str | bytes):
+        each_of: Sequence[Any] = results  # pyright: ignore[reportUnknownVariableType]
+        odd = next((each for each in each_of if each is not None and not isinstance(each, BaseException)), None)
+        if odd is None:
+            return each_of
+        wrong = f"a list with an object of type {type(odd).__name__}"
+    raise _NoResults(
+        f"The batch handler returned {wrong}",
+        advice="Return None to ack all messages, or a list that has None or an exception for each message",
+    )
 
 
 def _still_runs(engine: Engine) -> bool:

@@ -440,6 +440,10 @@ class InFlight:
         self._receivers.settled(len(self.ready))
 
     def _lost(self, message: Message[Any], reason: str) -> None:
+        leased = self.capabilities.lease is not LeaseMode.NONE
+        if leased and message.state is _OPEN and message.lease_ends is None and not message.retries:
+            # The broker counts this delivery, and no handler has seen it.
+            self.attempts.released(message)
         message.state = _LOST
         level = DEBUG if message.lease_ends is None else WARNING
         logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)

@@ -47,6 +47,7 @@ from broker.driver.contract import (
 from broker.driver.fetching import LeaseRenewer, Waker, lease_time, take_from
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.driver.limits import MessageLimits, message_size
+from broker.driver.loop_watch import LoopWatch
 from broker.driver.optional import (
     ChecksConsumers,
     CommitsRanges,
@@ -149,6 +150,7 @@ __all__ = [
     "LeaseRenewer",
     "LogFollowerSpi",
     "LogReaderSpi",
+    "LoopWatch",
     "MessageLimits",
     "MessageSource",
     "MessageSubscription",

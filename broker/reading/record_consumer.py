@@ -24,7 +24,6 @@ from broker.capabilities import MessageCapabilities
 from broker.checks import check_count, check_patience, check_seconds
 from broker.consuming.consumer import MessageConsumer, Steps
 from broker.consuming.engine import OpenSource
-from broker.consuming.loop_watch import LoopWatch
 from broker.consuming.options import ConsumerOptions, check_pattern, check_policies
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
@@ -32,6 +31,7 @@ from broker.driver.as_messages.source import RecordsAsMessages, message_capabili
 from broker.driver.assignments import Assignments, check_own_positions, check_positions
 from broker.driver.concurrency import check_loop
 from broker.driver.contract import Backend, RecordSubscription, SourceListener, TopicPartition
+from broker.driver.loop_watch import LoopWatch
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks, logger
 from broker.protocols import Codec, OwnPositions

@@ -31,7 +31,7 @@ from broker import (
     TopicPattern,
     Unsupported,
 )
-from broker.driver import check_loop, check_partitions, logger
+from broker.driver import LoopWatch, check_loop, check_partitions, logger
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.list_offsets import check_in_log
 from broker_kafka.group.assigned_partition import AssignedPartition
@@ -160,6 +160,7 @@ class GroupConsumer(Generic[T]):
         self._closing: asyncio.Task[None] | None = None
         self._check_bus = bus.check_open
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_watch: LoopWatch | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -180,6 +181,7 @@ class GroupConsumer(Generic[T]):
             self._closed = True
             raise
         self._connection.attach(self)
+        self._loop_watch = LoopWatch.join(None)
         self._opened_at = self._loop.time()
         logger.info("Reading %s in group %s", ", ".join(self._member.topics) or "no topic yet", self.group)
         return self
@@ -211,6 +213,8 @@ class GroupConsumer(Generic[T]):
             await work
         finally:
             self._closed = True
+            if self._loop_watch is not None:
+                self._loop_watch.leave(None)
             self._connection.detach(self)
             if (member := self._member) is not None:
                 logger.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
@@ -113,6 +114,21 @@ async def test_a_stream_for_each_partition(kafka: KafkaServer, make_topic: MakeT
             async for stream in consumer.partitions():
                 tasks.create_task(work(stream))
     assert seen == {partition: values_of(partition, 300) for partition in range(4)}
+
+
+async def test_what_holds_the_event_loop_is_named(
+    kafka: KafkaServer,
+    make_topic: MakeTopic,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr("broker.driver.loop_watch._WITHOUT_LEASE", 0.6)
+    async with opened(kafka, make_topic(partitions=1), group):
+        await asyncio.sleep(0.1)
+        time.sleep(1.0)  # noqa: ASYNC251  # this test is about a blocked loop
+        await eventually(lambda: any("held the event loop for" in text for text in caplog.messages))
+    assert not [thread for thread in threading.enumerate() if thread.name == "broker-loop-watch"]
 
 
 async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, make_topic: MakeTopic, group: str):

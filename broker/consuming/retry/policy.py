@@ -45,7 +45,8 @@ class Retry:
     :param timeout: seconds that a handler may run; then it is cancelled, which counts as a failure.
     :param max_deliveries: number of deliveries after which a message is given up, even if no handler failed, such as a
         message that kills the process. Releases do not count, except those of other processes on a broker that counts
-        them (`capabilities.messages.release_keeps_attempt` is False). None is ten times `max_attempts`.
+        them (`capabilities.messages.release_keeps_attempt` is False); nor do deliveries to this process whose lease
+        ended before a handler got the message. None is ten times `max_attempts`.
     """
 
     max_attempts: int = 5
@@ -136,6 +137,9 @@ class Attempts:
     def given_up(self, message: Message[Any]) -> int:
         """Count that a message was given up and has no dead-letter topic; return the new count."""
         return _count(self._given_up, message)
+
+    def was_given_up(self, message: Message[Any]) -> bool:
+        return _name(message) in self._given_up
 
     def forget(self, message: Message[Any]) -> None:
         """Forget the counts of a settled message."""

@@ -6,10 +6,12 @@ import asyncio
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from broker.consuming.retry.policy import Retry
+from broker.errors import ConfigurationError
 from broker.hooks import Hooks
 from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, until
@@ -57,6 +59,25 @@ async def test_a_cancelled_receive_reports_the_handler_error(caplog: pytest.LogC
     await asyncio.sleep(0)
     assert complaints == []
     assert "Boom" in caplog.text
+
+
+@pytest.mark.parametrize("result", [2, True, "ok", [True, False], {"1": None}])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_batch_handler_that_returns_no_results_ends_receive_and_fails_no_message(
+    result: Any, plain: bool
+) -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1", "2")
+    async with consuming(source, drop=True, retry=Retry(max_attempts=1)) as consumer:
+
+        async def handle(batch: MessageBatch) -> Any:
+            return result
+
+        handler: Any = (lambda batch: result) if plain else handle
+        with pytest.raises(ConfigurationError, match="The batch handler returned a"):
+            await consumer.receive_batches(handler)
+    assert source.outcomes(Outcome.RELEASE) == ["1", "2"]
+    assert source.outcomes(Outcome.REJECT) == []
 
 
 async def test_a_cancelled_batch_handler_releases_the_batch() -> None:

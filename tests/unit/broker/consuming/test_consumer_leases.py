@@ -16,7 +16,7 @@ from broker.errors import LeaseLost, Unsupported
 from broker.hooks import Event, HandlerFailed, LeaseExpired
 from broker.messages import Message, Outcome, SettleState
 from broker_inmem import ManualClock
-from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received, until
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, received, until
 from tests.unit.broker.consuming.warp import in_jumping_time
 
 LEASE = 10.0
@@ -61,6 +61,29 @@ async def test_a_buffered_message_with_an_expired_lease_is_not_delivered(batches
         if ordered:
             # It must be redelivered before the next message of its key.
             await until(lambda: source.outcomes(Outcome.RELEASE) == ["3"])
+
+
+async def test_deliveries_that_no_handler_saw_do_not_count_towards_max_deliveries() -> None:
+    source, letters = Leasing(), Letters()
+    retry = Retry(max_attempts=2, max_deliveries=2)
+    async with consuming(source, retry=retry, letters=letters) as consumer:
+        # As behind a handler that blocks the event loop: the lease ends in the buffer, again and again.
+        source.over = {"1"}
+        for attempt in (1, 2, 3):
+            source.add("1", attempt=attempt)
+            assert await consumer.next_message(timeout=0.05) is None
+            assert source.fetched == attempt
+        source.over = set()
+        for attempt in (4, 5):
+            source.add("1", attempt=attempt)
+            message = await received(consumer)
+            assert source.listener is not None
+            source.listener.lost([message])
+        source.add("1", attempt=6)
+        await until(lambda: source.fetched == 6)
+        assert await consumer.next_message(timeout=0.05) is None
+    (letter,) = letters.written
+    assert letter.attributes["dead-letter-reason"] == "delivered 5 times without being settled"
 
 
 async def test_an_explicit_delay_is_limited_by_the_rest_of_the_lease() -> None:
@@ -120,6 +143,19 @@ async def test_lease_lost_tells_by_the_clock_until_the_message_is_settled() -> N
         source.over = {"1"}
         await message.ack()
         assert not message.lease_lost
+
+
+async def test_a_lease_that_is_over_by_the_clock_cannot_be_extended() -> None:
+    source = Fixed()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await received(consumer)
+        source.over = {"1"}
+        with pytest.raises(LeaseLost, match="lost before it was extended"):
+            await message.extend(60)
+        source.over = set()
+        await message.extend(60)
+        await message.ack()
 
 
 @in_jumping_time

@@ -90,6 +90,23 @@ async def test_a_retry_is_one_line_and_the_last_attempt_has_the_traceback(caplog
     assert [record.levelname for record in failures] == ["WARNING"] * 3
 
 
+async def test_without_a_dead_letter_the_traceback_comes_once(caplog: pytest.LogCaptureFixture):
+    source = ScriptedSource()
+    source.add("1")
+
+    async def handle(message: Message) -> None:
+        raise RuntimeError("no")
+
+    async with consuming(source, retry=QUICK) as consumer:
+        receiving = asyncio.create_task(consumer.receive(handle))
+        await until(lambda: len(lines(caplog, "Handling message")) >= 6)
+        consumer.stop()
+        await receiving
+    failures = [record for record in caplog.records if "failed (failure" in record.getMessage()]
+    assert [record.exc_info is not None for record in failures[:6]] == [False, False, True, False, False, False]
+    assert all("since there is no dead_letter" in record.getMessage() for record in failures[2:])
+
+
 async def test_an_undecodable_message_without_a_dead_letter_is_one_warning(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, "broker")
     source = ScriptedSource()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.consuming.loop_watch import LoopWatch
+from broker.driver.loop_watch import LoopWatch, _processor_time
 from broker.hooks import Hooks
 from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, received
@@ -23,8 +23,14 @@ class Watched:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.computed = 0.0
         self.task: asyncio.Task[Any] | None = None
-        self.watch = LoopWatch(asyncio.get_running_loop(), clock=lambda: self.now, running=lambda loop: self.task)
+        self.watch = LoopWatch(
+            asyncio.get_running_loop(),
+            clock=lambda: self.now,
+            running=lambda loop: self.task,
+            computed=lambda: self.computed,
+        )
         self.watch.add(LEASE)
 
     def hold(self, task: asyncio.Task[Any] | None, seconds: float) -> None:
@@ -88,6 +94,35 @@ async def test_a_task_of_the_application_is_named_too(watched: Watched, caplog: 
     watched.hold(asyncio.create_task(idle()), 2.0)
     assert caplog.messages[0].startswith("Task idle held the event loop for 2.0 s")
     watched.watch.leave(LEASE)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.1])
+async def test_a_computation_that_lets_no_other_thread_run_is_named(
+    watched: Watched, caplog: pytest.LogCaptureFixture, share: float
+) -> None:
+    bill = asyncio.create_task(idle())
+    watched.watch.named([bill], "bill")
+    watched.task = bill
+    watched.look_for(0.25)
+    # The thread looks again when the one call has ended, and before the handler does.
+    watched.now += 2.5
+    watched.computed += share * 2.5
+    watched.watch.look()
+    watched.watch.beat()
+    # With little time of the processor the process was starved instead.
+    assert [text.partition(",")[0] for text in caplog.messages] == (
+        ["Handler bill held the event loop for 2.8 s"] if share > 0.5 else []
+    )
+    watched.watch.leave(LEASE)
+
+
+def test_the_processor_time_is_that_of_the_thread_that_asked() -> None:
+    read, found = _processor_time(), list[float]()
+    other = threading.Thread(target=lambda: found.append(read()))
+    before = time.thread_time()
+    other.start()
+    other.join()
+    assert before <= found[0] <= time.thread_time()
 
 
 async def test_a_suspended_process_blames_nobody(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,16 +5,18 @@ beats. A thread sees that beats are missing, and which task the loop runs meanwh
 Workers and iterations that never suspend ask `turn_due` before each message, and then let the loop run what waits.
 
 *Concurrency.* One watch for each event loop, shared by its consumers. *Failure.* A warning needs the same task in two
-looks of the thread, so that a suspended or starved process causes none.
+looks of the thread, so that a suspended or starved process causes none. One look is enough where the thread could not
+run and the loop's thread computed meanwhile: one long call of C code, such as a regular expression, keeps the
+interpreter to itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable
 from math import inf
-from time import monotonic
 from typing import Any, Final
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -45,19 +47,23 @@ class LoopWatch:
     :ivar turn_due: the loop time from which on the loop needs a turn; infinite while no consumer uses the watch.
     :param clock: seconds, from any thread.
     :param running: the task that the loop runs now, from any thread.
+    :param computed: seconds that the loop's thread has computed, from any thread; None asks the system.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] = time.monotonic,
         running: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None] = asyncio.current_task,
+        computed: Callable[[], float] | None = None,
     ) -> None:
         self.turn_due = inf
         self._loop = loop
         self._clock = clock
         self._running = running
+        self._computed = computed or _processor_time()
+        self._last_look = clock(), self._computed()
         self._limits: list[float] = []
         self._limit = inf
         self._names: dict[asyncio.Task[Any], str] = {}
@@ -138,12 +144,15 @@ class LoopWatch:
 
     def look(self) -> None:
         """See which task holds the loop, if one does; called by the thread."""
-        beat_at = self._beat_at
-        held = self._clock() - beat_at
+        beat_at, now, computed = self._beat_at, self._clock(), self._computed()
+        since, computed_before = self._last_look
+        self._last_look = now, computed
+        held = now - beat_at
         if held <= self._limit / 2:
             return
         task = self._running(self._loop)
-        if task is None or task is not self._suspect:
+        alone = now - since > self._limit / 2 and computed - computed_before > (now - since) / 2
+        if task is None or (task is not self._suspect and not alone):
             self._suspect = task
             return
         culprit = self._names.get(task) or _name_of(task)
@@ -172,6 +181,22 @@ class LoopWatch:
 
 def _limit(lease_seconds: float | None) -> float:
     return (lease_seconds or _WITHOUT_LEASE) / _PART_OF_LEASE
+
+
+def _processor_time() -> Callable[[], float]:
+    """Reads the processor time of the calling thread, from any thread; always 0 where the system does not tell."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:
+        return lambda: 0.0
+    clock = clock_of(threading.get_ident())
+
+    def read() -> float:
+        try:
+            return time.clock_gettime(clock)
+        except OSError:
+            return 0.0  # the thread has ended
+
+    return read
 
 
 def _name_of(task: asyncio.Task[Any]) -> str:
