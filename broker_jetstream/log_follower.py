@@ -58,14 +58,13 @@ class _Stream(NamedTuple):
 class _Partition:
     """One partition.
 
-    :ivar position: the next offset to return.
     :ivar reached: everything below it was returned, or is gone.
     :ivar gap_free_from: the log held everything from here on that was not returned yet, when the stream was last seen.
     """
 
     def __init__(self, connection: Connection, number: int, position: int, wake: Callable[[], None]) -> None:
         self.number = number
-        self.position = self.reached = self.gap_free_from = position
+        self.reached = self.gap_free_from = position
         self.opened = False
         self.waiting = False
         """Whether records may have waited on the server since the stream was last seen."""
@@ -193,7 +192,7 @@ class _Partition:
             added += size
             most -= 1
         if raw is not None:
-            self.position = self.reached = self.gap_free_from = offset + 1
+            self.reached = self.gap_free_from = offset + 1
             if not buffer:
                 fields = raw.reply.split(b".")
                 self.waiting = bool(int(fields[8 if len(fields) == 9 else 10]))
@@ -218,6 +217,8 @@ class JetStreamLogFollower:
         self._topic = topic
         self._on_close = on_close
         self._partitions: dict[int, _Partition] = {}
+        self._returned: list[int] = []
+        """How far the partitions were read when the last fetch returned."""
         self._created = ""
         self._waker = Waker()
         self._opening = asyncio.Lock()
@@ -252,10 +253,10 @@ class JetStreamLogFollower:
         deadline = time.monotonic() + wait
         try:
             while True:
-                before = [each.reached for each in self._partitions.values()]
                 records = await self._take(max_records, max_bytes)
                 left = deadline - time.monotonic()
-                if records or self._interrupted or before != [each.reached for each in self._partitions.values()]:
+                before, self._returned = self._returned, [each.reached for each in self._partitions.values()]
+                if records or self._interrupted or before != self._returned:
                     return records
                 if left <= 0:
                     if not self._connection.connected:

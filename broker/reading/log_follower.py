@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self, cast
 
 from broker.checks import check_choice, check_count, check_patience, is_whole, refused
 from broker.driver.concurrency import check_loop
@@ -388,7 +388,7 @@ def check_followed(positions: object, others: object) -> None:
         return
     if not isinstance(positions, Mapping):
         raise refused("positions", positions, "{partition: position}, or None")
-    given: Mapping[Any, Any] = positions
+    given = cast("Mapping[object, object]", positions)
     if not given and others is None:
         raise ConfigurationError(
             "positions names no partition", advice='Name one, or give others="earliest" or "latest"'

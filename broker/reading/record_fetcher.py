@@ -12,11 +12,11 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from broker.consuming.fetch_loop import FetchLoop
 from broker.driver.concurrency import Backoff
-from broker.driver.contract import RecordSource, TopicPartition
+from broker.driver.contract import TopicPartition
 from broker.driver.optional import FetchesRuns
 from broker.errors import BrokerError
 from broker.hooks import FetchFailed, Hooks, RecordsReceived, logger
@@ -218,6 +218,13 @@ _LONGEST_PAUSE: Final = 10.0
 _JOIN_GRACE: Final = 10.0
 
 
+class FetchedSource(Protocol):
+    """The part of a source that fetches."""
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]: ...
+    def interrupt(self) -> None: ...
+
+
 class RecordFetcher:
     """Fetches the records of one consumer into its buffer.
 
@@ -250,7 +257,7 @@ class RecordFetcher:
         self.failing = False
         self.error: Exception | None = None
 
-    def start(self, source: RecordSource) -> None:
+    def start(self, source: FetchedSource) -> None:
         """Begin to fetch."""
         fetches_runs = isinstance(source, FetchesRuns)
         self._fetch_loop = FetchLoop[Any](

@@ -6,7 +6,7 @@ Assigning to a name of the protocol's type is the proof.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -153,7 +153,7 @@ class FakeLog:
         positions: Mapping[int, int] | None = None,
         *,
         others: Literal["earliest", "latest"] | None = None,
-    ) -> AsyncIterator[FakeFollower]:
+    ) -> AsyncGenerator[FakeFollower]:
         yield FakeFollower()
 
 

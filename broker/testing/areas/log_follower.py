@@ -269,7 +269,7 @@ class LogFollowing(ConformanceCase):
                     seen += [each.data for each in await log.next_batch(3, timeout=harness.quiet)]
             await publishing
             assert seen == numbered(50)
-            waiting: asyncio.Future[object] = asyncio.ensure_future(log.next_batch())
+            waiting = asyncio.ensure_future(log.next_batch())
             iterating = asyncio.ensure_future(anext(log.batches(), None))
             await asyncio.sleep(harness.quiet)
             await log.close()
