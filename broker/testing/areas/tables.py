@@ -198,7 +198,9 @@ def _rows(number: int) -> list[OutboundMessage]:
 
 def _table(number: int) -> dict[bytes | None, bytes]:
     """What the table holds after `_rows(number)` with the checkpoint of this number."""
-    return {b"key-%d" % n: b"%d" % number for n in range(ROWS)} | {CHECKPOINT_KEY: b"%d" % number}
+    table: dict[bytes | None, bytes] = {b"key-%d" % n: b"%d" % number for n in range(ROWS)}
+    table[CHECKPOINT_KEY] = b"%d" % number
+    return table
 
 
 def _check_order(records: Sequence[Record[bytes]]) -> None:
