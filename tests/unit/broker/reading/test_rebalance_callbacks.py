@@ -234,7 +234,8 @@ async def test_a_callback_may_close_the_consumer(name: str) -> None:
         await b.consumer.close()
         closed.set()
 
-    async with bench(0, 1, **{name: close}) as b:
+    options: dict[str, Any] = {name: close}
+    async with bench(0, 1, **options) as b:
         if name == "on_lost":
             b.source.lose(0)
         await asyncio.wait_for(closed.wait(), 60)
