@@ -130,9 +130,10 @@ class PulsarLogFollower(ReceivingSource):
             )
         client = self._connection.client
         start = await start_id(self._connection, place, position)
+        compacted = self._topic in self._connection.compacted
         try:
             reader = await self._connection.create(
-                lambda: open_reader(client, log, start), lambda reader: reader.close()
+                lambda: open_reader(client, log, start, compacted=compacted), lambda reader: reader.close()
             )
         except Exception as error:
             raise translate(error, f"Reading {log.url!r}") from error

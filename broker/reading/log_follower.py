@@ -105,7 +105,7 @@ class LogFollower:
         self._fetched: dict[int, int] = {}
         """Of the partitions that were: how many records, of all partitions, must be handed over until it shows."""
         self._handed_over = self._since_yield = 0
-        self._ended: BrokerError | None = None
+        self._ended: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class LogFollower:
             self._followed.update(added)
             logger.info("Following new partitions %s of %s", added, self._topic)
 
-    async def _named(self, error: BrokerError) -> BrokerError:
+    async def _named(self, error: Exception) -> Exception:
         """The error, or that of a recreated topic if this is its cause."""
         if isinstance(error, (NotFound, OffsetOutOfRange)) and not isinstance(error, TopicRecreated):
             try:
