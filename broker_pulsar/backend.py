@@ -100,7 +100,6 @@ class PulsarBackend:
                 counting_offsets=False,
                 topic_patterns=True,
                 compacted_topics=True,
-                copartitioned=True,
             ),
             durable=True,
             settings_needed={"publish.partitions": alone} if alone else {},

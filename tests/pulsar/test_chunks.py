@@ -145,13 +145,13 @@ async def test_a_read_cancelled_during_its_restart_closes_its_reader(
     begins_again, may_go_on, is_over = Event(), Event(), Event()
     begins: list[Any] = []
 
-    def slow_reader(client: Any, log: Any, start: Any) -> Any:
+    def slow_reader(client: Any, log: Any, start: Any, **options: Any) -> Any:
         begins.append(start)
         if len(begins) == 1:
-            return open_reader(client, log, start)
+            return open_reader(client, log, start, **options)
         begins_again.set()
         assert may_go_on.wait(PATIENCE)
-        reader = open_reader(client, log, start)
+        reader = open_reader(client, log, start, **options)
         is_over.set()
         return reader
 

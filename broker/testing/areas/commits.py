@@ -138,7 +138,9 @@ class Commits(ConformanceCase):
     )
     async def test_own_positions_are_committed(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
-        await bus.topic(topic).publish_batch(numbered(20))
+        for body in numbered(20):
+            # One by one: a broker may know positions inside a batch of a publisher less well.
+            await bus.topic(topic).publish(body)
         at = TopicPartition(topic, 0)
         async with bus.records(topic, group="readers") as log:
             records = await read(log, 15, harness.patience)
@@ -163,7 +165,9 @@ class Commits(ConformanceCase):
     )
     async def test_own_positions_are_bounded(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
-        await bus.topic(topic).publish_batch(numbered(20))
+        for body in numbered(20):
+            # One by one: a broker may know positions inside a batch of a publisher less well.
+            await bus.topic(topic).publish(body)
         at = TopicPartition(topic, 0)
         async with bus.records(topic, group="readers") as log:
             records = await read(log, 10, harness.patience)
