@@ -132,7 +132,6 @@ class JetStreamBackend:
                 topic_patterns=True,
                 # Tombstones have a ttl.
                 compacted_topics=version >= (2, 11),
-                copartitioned=True,
             ),
             settings_needed={
                 name: f"nats-server {needed[0]}.{needed[1]} or newer"

@@ -191,8 +191,8 @@ async def callbacks_of_records_are_typed(bus: Bus, blocking_bus: blocking.Bus) -
 
 async def tables_are_typed(bus: Bus) -> None:
     async with bus.table_writer("balances", 0) as table:
-        assert_type(table, protocols.TableWriter)
-        assert_type(await table.write([OutboundMessage(b"1", "ann")], checkpoint=b"1"), None)
+        writer: protocols.TableWriter = table
+        assert_type(await writer.write([OutboundMessage(b"1", "ann")], checkpoint=b"1"), None)
     assert_type((await bus.admin.ensure_topic("balances", compacted=True)).compacted, bool)
 
 

@@ -189,6 +189,11 @@ class FakeTransaction:
             await message.ack()
 
 
+class FakeTableWriter:
+    async def write(self, rows: Sequence[OutboundMessage], *, checkpoint: bytes) -> None:
+        pass
+
+
 class FakeTransactionalPublisher:
     def transaction(
         self,
@@ -304,13 +309,14 @@ def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -
     followed: protocols.FollowedLog = FakeFollower()
     transaction: protocols.Transaction = FakeTransaction()
     transactional: protocols.TransactionalPublisher = FakeTransactionalPublisher()
+    table: protocols.TableWriter = FakeTableWriter()
     admin: protocols.Admin = FakeAdmin()
     groups: protocols.GroupAdmin = FakeGroupAdmin()
     report: protocols.RedriveReport = FakeReport(0, {}, 0)
     codec: protocols.Codec[str] = Rot13()
     _use(topic, publisher, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, transaction)
-    _use(transactional, admin, groups, report, codec, followed)
+    _use(transactional, table, admin, groups, report, codec, followed)
 
 
 def _use(*_: object) -> None: ...

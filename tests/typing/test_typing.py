@@ -14,7 +14,7 @@ from broker import protocols
 PROOFS = [Path(__file__).with_name(name) for name in ("facade.py", "fakes.py")]
 ALIASES = {
     *("AsyncBatchHandler", "AsyncHandler", "BatchHandler"),
-    *("Handler", "PlainBatchHandler", "PlainHandler"),
+    *("Handler", "OwnPositions", "PlainBatchHandler", "PlainHandler"),
 }
 
 
