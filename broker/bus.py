@@ -458,7 +458,7 @@ class Bus:
         pattern = names if isinstance(names, TopicPattern) else None
         if pattern is not None and not family.topic_patterns:
             raise self._unsupported("patterns of topics for records", "records.topic_patterns")
-        if copartitioned and not family.copartitioned:
+        if copartitioned is True and not family.copartitioned:
             raise self._unsupported("copartitioned topics", "records.copartitioned")
         wanted = RecordSubscription(
             topics=() if isinstance(names, TopicPattern) else names,

@@ -182,6 +182,7 @@ class Commits(ConformanceCase):
                 await log.commit_positions({at: records[7].offset + 1})
             with pytest.raises(LeaseLost, match="not assigned"):
                 await log.commit_positions({TopicPartition(topic, 7): 1})
-            assert (await log.committed([at]))[at] == records[4].offset + 1
+            # A broker may round a stored position up to the next record.
+            assert records[4].offset < ((await log.committed([at]))[at] or 0) <= records[5].offset
         async with bus.records(topic, group="readers") as log:
             assert [record.data for record in await read(log, 15, harness.patience)] == numbered(20)[5:]
