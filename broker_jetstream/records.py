@@ -131,8 +131,7 @@ class JetStreamRecordSource:
             topics = sorted(await self._find_topics())
         self._look_at = time.monotonic() + LOOK_SECONDS
         starts: dict[str, Start] = {name: "earliest" if name in self._whole else self._start for name in topics}
-        shares: list[dict[str, Start]] = [{name: start} for name, start in starts.items()]
-        for share in [starts] if self._copartitioned else shares:
+        for share in [starts] if self._copartitioned else [{name: start} for name, start in starts.items()]:
             try:
                 await self._join(share)
             except TopicNotFound:
