@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from broker.capabilities import unsupported
 from broker.checks import check_accepts, check_count, check_flag, is_whole, refused
 from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo, check_start
 from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
@@ -278,11 +279,7 @@ class AdminFacade:
         spi, capabilities = self._spi, self._bus.capabilities
         records = capabilities.records
         if records is None or not records.compacted_topics or not isinstance(spi, CompactsTopics):
-            needed = capabilities.settings_needed.get("records.compacted_topics")
-            raise Unsupported(
-                f"{capabilities.backend} does not support compacted topics{f'; it takes {needed}' if needed else ''}",
-                advice="Check bus.capabilities.records.compacted_topics first, or use another backend",
-            )
+            raise unsupported(capabilities, "compacted topics", "records.compacted_topics")
         return await spi.ensure_compacted_topic(name, partitions=partitions, options=options)
 
     async def _check_not_compacted(self, name: str) -> None:

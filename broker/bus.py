@@ -18,10 +18,10 @@ from weakref import WeakSet
 from typing_extensions import TypeVar
 
 from broker.admin import AdminFacade
-from broker.capabilities import Capabilities, RecordCapabilities
+from broker.capabilities import Capabilities, RecordCapabilities, unsupported
 from broker.checks import check_codec
 from broker.consuming.consumer import MessageConsumer
-from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
+from broker.consuming.factory import ConsumerFactory, check_topics
 from broker.consuming.options import ConsumerOptions, MessageOptions
 from broker.consuming.retry.policy import Drop, Retry
 from broker.consuming.retry.topics import RetryTopics
@@ -289,8 +289,7 @@ class Bus:
         :raises NotFound: on entering; the topic or partition does not exist.
         """
         if not self.capabilities.publish.tables:
-            needed = self.capabilities.settings_needed.get("publish.tables")
-            raise self._unsupported(f"tables{f'; it takes {needed}' if needed else ''}", "publish.tables")
+            raise self._unsupported("tables", "publish.tables")
         return open_table_writer(topic, partition, self._backend, self.capabilities, self.hooks, self.check_open)
 
     # -- consuming ---------------------------------------------------------------------------------------
@@ -560,7 +559,4 @@ class Bus:
             raise Closed("The bus is closed", advice="Create a new one with connect(...)")
 
     def _unsupported(self, what: str, capability: str) -> Unsupported:
-        backend, needed = self.capabilities.backend, self.capabilities.settings_needed.get(capability)
-        if needed is not None:
-            return Unsupported(f"{backend} does not support {what} with these settings", advice=f"It needs {needed}")
-        return unsupported(backend, what, capability)
+        return unsupported(self.capabilities, what, capability)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from broker.errors import Unsupported
+
 __all__ = [
     "Capabilities",
     "ConfirmedAck",
@@ -14,6 +16,7 @@ __all__ = [
     "MessageCapabilities",
     "PublishCapabilities",
     "RecordCapabilities",
+    "unsupported",
 ]
 
 
@@ -178,3 +181,12 @@ class Capabilities:
     settings_needed: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
     """Capabilities that are missing only because of the settings of this connection, by name such as
     `publish.partitions`, with the settings that they need. Errors quote the text."""
+
+
+def unsupported(capabilities: Capabilities, what: str, capability: str) -> Unsupported:
+    """The error for a feature that the backend does not have, or not with its settings."""
+    needed = capabilities.settings_needed.get(capability)
+    return Unsupported(
+        f"{capabilities.backend} does not support {what}{f'; it takes {needed}' if needed else ''}",
+        advice=f"Check bus.capabilities.{capability} first, or use another backend",
+    )

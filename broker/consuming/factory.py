@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
-from broker.capabilities import ConfirmedAck, MessageCapabilities
+from broker.capabilities import ConfirmedAck, MessageCapabilities, unsupported
 from broker.checks import check_flag, refused
 from broker.consuming.consumer import Closable, MessageConsumer
 from broker.consuming.dead_letters import DeadLetterWriter, LetterTopic
@@ -29,7 +29,7 @@ from broker.topic_patterns import TopicPattern
 
 _LIKE_A_PATTERN: Final = re.compile(r"[*+?^$|()\[\]\\]")
 
-__all__ = ["ConsumerFactory", "check_topics", "unsupported"]
+__all__ = ["ConsumerFactory", "check_topics"]
 
 
 class HostBus(Closable, Protocol):
@@ -111,7 +111,7 @@ class ConsumerFactory:
         if not isinstance(topics, TopicPattern):
             sources = [(topic, opener(topic)) for topic in topics]
         elif not family.topic_patterns:
-            raise unsupported(self._backend.capabilities.backend, "patterns of topics", "messages.topic_patterns")
+            raise unsupported(self._backend.capabilities, "patterns of topics", "messages.topic_patterns")
         elif isinstance(self._backend, SubscribesToPatterns):
             subscribe = self._backend.subscribe_to_pattern
             sources = [(str(topics), lambda listener: subscribe(topics, wanted(str(topics), start), listener))]
@@ -212,30 +212,22 @@ class ConsumerFactory:
         return RetryWriter(routes, publish, self._bus.hooks, subscription)
 
     def _family(self, subscription: str | Ephemeral, start: Start, confirm_acks: bool | None) -> MessageCapabilities:
-        name = self._backend.capabilities.backend
-        family = self._backend.capabilities.messages
+        capabilities = self._backend.capabilities
+        family = capabilities.messages
         if family is None:
-            raise unsupported(name, "the Message family", "messages")
+            raise unsupported(capabilities, "the Message family", "messages")
         if isinstance(subscription, Ephemeral):
             if not family.ephemeral:
-                raise unsupported(name, "ephemeral subscriptions", "messages.ephemeral")
+                raise unsupported(capabilities, "ephemeral subscriptions", "messages.ephemeral")
         else:
             check_name(subscription, "subscription")
         if not isinstance(start, str) and not family.start_time:
-            raise unsupported(name, "a start time for messages", "messages.start_time")
+            raise unsupported(capabilities, "a start time for messages", "messages.start_time")
         if start == "latest" and not family.start_latest:
-            raise unsupported(name, 'start="latest"', "messages.start_latest")
+            raise unsupported(capabilities, 'start="latest"', "messages.start_latest")
         if confirm_acks is True and family.confirmed_ack is ConfirmedAck.NEVER:
-            raise unsupported(name, "confirmed acks", "messages.confirmed_ack")
+            raise unsupported(capabilities, "confirmed acks", "messages.confirmed_ack")
         return family
-
-
-def unsupported(backend: str, what: str, capability: str) -> Unsupported:
-    """The error for a feature that the backend does not have."""
-    return Unsupported(
-        f"{backend} does not support {what}",
-        advice=f"Check bus.capabilities.{capability} first, or use another backend",
-    )
 
 
 def check_topics(topics: str | TopicPattern | Sequence[str]) -> list[str] | TopicPattern:
