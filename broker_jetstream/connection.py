@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -360,8 +360,7 @@ class Connection:
         self._listening.remove(listener)
         if self._transport is not None and listener.native is not None:
             try:
-                # Shielded: a cancelled flush would end nats-py's read loop at the pong.
-                await asyncio.shield(self._transport.unlisten(listener.native))
+                await _to_the_end(self._transport.unlisten(listener.native))
             except (nats.errors.Error, OSError) as error:
                 logger.debug("Unsubscribing %s: %r", listener.subject, error)
 
@@ -494,8 +493,7 @@ class Connection:
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(timeout):
-                # Shielded, as in `unlisten`.
-                await asyncio.shield(self._transport.client.flush(max(1, round(timeout))))
+                await _to_the_end(self._transport.client.flush(max(1, round(timeout))))
         except (nats.errors.Error, OSError) as error:
             raise translate(error, "Waiting for the server") from error
         return time.perf_counter() - begin
@@ -536,6 +534,14 @@ class _FirstConnectFailed(Exception):
 def _describe_servers(settings: JetStreamSettings, servers: str) -> str:
     """The servers in an error; for an embedded one with the URL, because its address means nothing to the user."""
     return f"{settings.embedded_url} at {servers}" if settings.embedded_url else servers
+
+
+async def _to_the_end(flushing: Coroutine[Any, Any, None]) -> None:
+    """Await what flushes; it goes on if the caller is cancelled: nats-py's read loop would end at a lost pong."""
+    task = asyncio.ensure_future(flushing)
+    # The failure of one that nobody awaits any more is no news.
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await asyncio.shield(task)
 
 
 async def _close_client(client: Client, seconds: float = _CLOSE_SECONDS) -> None:

@@ -426,7 +426,8 @@ class JetStreamRecordSource:
             await topic.membership.update((), ())
         finally:
             # Also when the time is over: the connection would keep its listener.
-            await topic.membership.leave()
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await topic.membership.leave()
         if self._ephemeral:
             for number in range(topic.layout.partitions):
                 await subscriptions.delete(
