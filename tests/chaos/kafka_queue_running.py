@@ -139,7 +139,7 @@ class QueueRun:
             self.took = harmed - begun, time.monotonic() - harmed
             await asyncio.gather(*(self._leave(worker) for worker in list(self._running)))
             watching.cancel()
-            await asyncio.gather(*(self._end(tracker, -signal.SIGTERM, Exit.TERMINATED) for tracker in self._trackers))
+            await asyncio.gather(*(self._end(tracker, -signal.SIGTERM, 0) for tracker in self._trackers))
             books = await asyncio.to_thread(self._read)
         except BaseException as error:
             for problem in self.problems:

@@ -13,11 +13,13 @@ __all__ = ["AtOnceHarness", "SingleHarness", "V1Harness"]
 
 _TWO_TOPICS = (
     "dead-letters.are-truncated-to-fit",
+    "dead-letters.foreign-messages-have-letters",
     "dead-letters.lease-is-kept-while-writing",
     "dead-letters.reject-records-the-reason",
     "dead-letters.undecodable-is-dead-lettered",
     "dead-letters.write-failure-does-not-rerun-handler",
     "fidelity.forwarding-is-lossless",
+    "fidelity.last-of-repeated-names",
     "fidelity.portable-names",
     "messages.closing-one-leaves-the-other",
     "messages.several-topics",

@@ -217,7 +217,7 @@ def test_an_impossible_directory_is_named(spark: SparkSession, make: Make, tmp_p
     occupied.write_text("a file")
     for changes, expected in (
         ({"checkpoint": "nowhere://here/a"}, "checkpoint is 'nowhere://here/a': No FileSystem for scheme"),
-        ({"checkpoint": str(occupied)}, f"checkpoint is '{occupied}': Destination exists and is not a directory"),
+        ({"checkpoint": str(occupied)}, f"checkpoint is '{occupied}': [Errno 17] File exists"),
         ({"sinks": {"out": FileSink("nowhere://here/a")}}, "sinks.out: path is 'nowhere://here/a': No FileSystem for"),
     ):
         with pytest.raises(ConfigurationError) as caught:
