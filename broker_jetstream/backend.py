@@ -245,6 +245,7 @@ class JetStreamBackend:
             whole=subscription.whole,
             on_close=self._open.discard,
             find_topics=None if pattern is None else find_topics,
+            copartitioned=subscription.copartitioned,
         )
         self._open.add(source)
         try:

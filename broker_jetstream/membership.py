@@ -82,7 +82,11 @@ def plan(me: str, mine: Collection[int], others: Mapping[str, Collection[int]], 
 
 
 class Membership:
-    """This member among the others of one group on one topic."""
+    """This member among the others of one group on one topic, or on several topics that are copartitioned.
+
+    :param stream: the stream of the topic, or of the first one.
+    :param group: the last part of the subject of the announcements.
+    """
 
     def __init__(self, connection: Connection, stream: str, group: str, changed: Callable[[], None]) -> None:
         self.id = token_hex(8)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from broker import BrokerError, Closed, NotFound, Record, TopicNotFound, TopicPartition
-from broker.driver import RecordListener, Start, Waker, logger, not_assigned, pause
+from broker.driver import RecordListener, Start, TaskSet, Waker, logger, not_assigned, pause
 from broker_jetstream import subscriptions
 from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.connection import Connection
@@ -37,19 +38,49 @@ FIRST_PIN_SECONDS: Final = 1.0
 """How long `open` waits for pins that are free."""
 
 
-class _Topic:
-    """One topic: the member's partitions, and the members that share them."""
+class _Share:
+    """What is divided among the members: the partitions of a topic, or of a copartitioned group the numbers of all
+    topics.
 
-    def __init__(self, layout: Layout, membership: Membership) -> None:
-        self.layout = layout
+    :ivar layouts: by topic.
+    :ivar owned: by number and topic, what this member claims.
+    :ivar salt: see `plan`.
+    """
+
+    def __init__(self, layouts: dict[str, Layout], membership: Membership, salt: str) -> None:
+        self.layouts = layouts
         self.membership = membership
-        self.owned: dict[int, AssignedPartition] = {}
+        self.salt = salt
+        self.owned: dict[int, dict[str, AssignedPartition]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return max(layout.partitions for layout in self.layouts.values())
+
+    @property
+    def partitions(self) -> list[AssignedPartition]:
+        """The claimed partitions."""
+        return [partition for parts in self.owned.values() for partition in parts.values()]
+
+    @property
+    def pinned(self) -> list[int]:
+        """The numbers that are certainly ours. Of two members that have pins of one number, at most one has this."""
+        return [number for number, parts in self.owned.items() if self._is_pinned(parts)]
+
+    def is_ready(self, number: int) -> bool:
+        """Whether the next record of each of the partitions will be ours."""
+        return all(partition.ready for partition in self.owned.get(number, {}).values())
+
+    def _is_pinned(self, parts: Mapping[str, AssignedPartition]) -> bool:
+        return all(partition.ready for partition in parts.values()) and any(each.pinned for each in parts.values())
 
 
 class JetStreamRecordSource:
     """Implements `RecordSource`.
 
     :param find_topics: returns the topics that match a pattern; None if the topics are named.
+    :param copartitioned: claim the partitions of a number of all topics as one.
     """
 
     def __init__(
@@ -64,7 +95,9 @@ class JetStreamRecordSource:
         whole: Collection[str] = (),
         on_close: Callable[[JetStreamRecordSource], object],
         find_topics: Callable[[], Awaitable[Collection[str]]] | None = None,
+        copartitioned: bool = False,
     ) -> None:
+        self._copartitioned = copartitioned
         self._connection = connection
         self._layouts = layouts
         self._group = group
@@ -76,7 +109,10 @@ class JetStreamRecordSource:
         self._on_close = on_close
         self._ephemeral = ephemeral
         self._log = JetStreamLogReader(connection, layouts)
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _Share] = {}
+        self._yielding = TaskSet(
+            "broker-jetstream-yield", lambda error: logger.debug("Group %r: giving up a claim: %r", group, error)
+        )
         self._paused: set[TopicPartition] = set()
         self._waker = Waker()
         self._fetching = self._interrupted = self._closed = False
@@ -93,10 +129,12 @@ class JetStreamRecordSource:
         """
         if self._find_topics is not None:
             topics = sorted(await self._find_topics())
-            self._look_at = time.monotonic() + LOOK_SECONDS
-        for name in dict.fromkeys(topics):
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        starts: dict[str, Start] = {name: "earliest" if name in self._whole else self._start for name in topics}
+        shares: list[dict[str, Start]] = [{name: start} for name, start in starts.items()]
+        for share in [starts] if self._copartitioned else shares:
             try:
-                await self._join(name, "earliest" if name in self._whole else self._start)
+                await self._join(share)
             except TopicNotFound:
                 # Deleted since it was found.
                 if self._find_topics is None:
@@ -112,32 +150,57 @@ class JetStreamRecordSource:
         self._report_assigned()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
 
-    async def _join(self, name: str, start: Start) -> None:
-        layout = await self._layouts.find(name, fresh=True)
-        await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
-        encoded = group_consumer(self._group, 0)[:-2]
-        membership = Membership(self._connection, layout.stream, encoded, self._wake_ticker.set)
+    async def _join(self, starts: Mapping[str, Start]) -> None:
+        """Join the members that share these topics, each with its start."""
+        layouts: dict[str, Layout] = {}
+        for name, start in starts.items():
+            layouts[name] = await self._layouts.find(name, fresh=True)
+            await self._ensure(layouts[name], start)
+        streams = sorted(layout.stream for layout in layouts.values())
+        group = group_consumer(self._group, 0)[:-2]
+        if self._copartitioned:
+            group += f".{sha256(' '.join(streams).encode()).hexdigest()[:32]}"
+        membership = Membership(self._connection, streams[0], group, self._wake_ticker.set)
         await membership.join()
-        self._topics[name] = _Topic(layout, membership)
+        salt = str(self._group) if self._copartitioned else next(iter(starts))
+        self._topics.update(dict.fromkeys(starts, _Share(layouts, membership, salt)))
+
+    async def _ensure(self, layout: Layout, start: Start) -> None:
+        await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
+
+    async def _look_for_growth(self) -> None:
+        """Read the new partitions of topics that have grown, from their first record on."""
+        for share in self._shares():
+            for name, known in tuple(share.layouts.items()):
+                try:
+                    layout = await self._layouts.find(name, fresh=True)
+                    if layout.partitions > known.partitions:
+                        await self._ensure(layout, "earliest")
+                        share.layouts[name] = layout
+                        for number, parts in tuple(share.owned.items()):
+                            if name not in parts and number < layout.partitions and number in share.owned:
+                                await self._claim(share, name, number)
+                except NotFound:
+                    # The partitions of a deleted topic report it.
+                    continue
 
     async def _look_for_topics(self, find: Callable[[], Awaitable[Collection[str]]]) -> None:
         """Join the group on new topics that match, and forget deleted ones."""
         found = set(await find())
         for name in sorted(self._topics.keys() - found):
-            topic = self._topics.pop(name)
-            for partition in topic.owned.values():
+            share = self._topics.pop(name)
+            for partition in share.partitions:
                 partition.claimed = False
                 if partition.reported:
                     self._listener.lost([partition.topic_partition])
-            await topic.membership.leave()
+            await share.membership.leave()
         new = sorted(found - self._topics.keys())
         for name in new:
             try:
                 # What is appended to a new topic before it is found is not to be missed.
-                await self._join(name, "earliest" if self._start == "latest" else self._start)
+                await self._join({name: "earliest" if self._start == "latest" else self._start})
             except BrokerError as error:
                 logger.warning("Group %r does not read topic %r, which matches: %s", self._group, name, error)
-        self._look_at = time.monotonic() + LOOK_SECONDS
         if new:
             await asyncio.sleep(HELLO_SECONDS)
 
@@ -208,8 +271,11 @@ class JetStreamRecordSource:
         self._interrupted = self._fetching
         self._waker.wake()
 
+    def _shares(self) -> list[_Share]:
+        return list(dict.fromkeys(self._topics.values()))
+
     def _partitions(self) -> list[AssignedPartition]:
-        return [partition for topic in self._topics.values() for partition in topic.owned.values()]
+        return [partition for share in self._shares() for partition in share.partitions]
 
     def _owned(self, topic_partition: TopicPartition) -> AssignedPartition:
         """:raises LeaseLost: the partition is not assigned to this member."""
@@ -219,8 +285,10 @@ class JetStreamRecordSource:
         return partition
 
     def _find(self, topic_partition: TopicPartition) -> AssignedPartition | None:
-        topic = self._topics.get(topic_partition.topic)
-        partition = topic.owned.get(topic_partition.partition) if topic is not None else None
+        share = self._topics.get(topic_partition.topic)
+        partition = None
+        if share is not None:
+            partition = share.owned.get(topic_partition.partition, {}).get(topic_partition.topic)
         return partition if partition is not None and partition.claimed else None
 
     # The group.
@@ -237,54 +305,62 @@ class JetStreamRecordSource:
             if not self._connection.connected:
                 continue
             try:
-                if self._find_topics is not None and time.monotonic() >= self._look_at:
-                    await self._look_for_topics(self._find_topics)
+                if time.monotonic() >= self._look_at:
+                    if self._find_topics is not None:
+                        await self._look_for_topics(self._find_topics)
+                    await self._look_for_growth()
+                    self._look_at = time.monotonic() + LOOK_SECONDS
                 if regular:
                     for partition in self._partitions():
                         await partition.keep_alive()
                 await self._rebalance()
-                for topic in tuple(self._topics.values()):
-                    if regular or topic.membership.take_greeting():
-                        await topic.membership.announce()
+                for share in self._shares():
+                    if regular or share.membership.take_greeting():
+                        await share.membership.announce()
             except BrokerError as error:
                 logger.debug("Group %r: %s", self._group, error)
             self._waker.wake()
 
     def _reconnected(self) -> None:
-        for topic in self._topics.values():
-            topic.membership.reset_silence()
+        for share in self._shares():
+            share.membership.reset_silence()
         self._wake_ticker.set()
         self._waker.wake()
 
     async def _rebalance(self) -> None:
-        for name, topic in tuple(self._topics.items()):
-            membership, owned, layout = topic.membership, topic.owned, topic.layout
-            for number in membership.contested(owned, [number for number, each in owned.items() if each.pinned]):
-                self._lost(owned[number])
-            surplus = plan(membership.id, owned, membership.others(), layout.partitions, name).release
+        for share in self._shares():
+            membership, owned = share.membership, share.owned
+            for number in membership.contested(owned, share.pinned):
+                self._yield(list(owned[number].values()))
+            surplus = plan(membership.id, owned, membership.others(), share.count, share.salt).release
             for number in {*membership.pinned_elsewhere(owned), *surplus}:
                 # A member that was cut off for too long must report a loss, not a release.
-                if (partition := owned.get(number)) is not None:
+                for partition in tuple(owned.get(number, {}).values()):
                     await partition.verify()
-            step = plan(membership.id, owned, membership.others(), layout.partitions, name)
+            step = plan(membership.id, owned, membership.others(), share.count, share.salt)
             # Partitions pinned elsewhere were verified above.
             if leaving := set(step.release) - set(membership.pinned_elsewhere(owned)):
-                await self._release([TopicPartition(name, number) for number in sorted(leaving)])
-            if step.claim:
-                for number in step.claim:
-                    partition = AssignedPartition(
-                        self._connection,
-                        layout,
-                        number,
-                        group_consumer(self._group, number),
-                        self._partition_changed,
-                        self._lost,
-                    )
-                    partition.paused = TopicPartition(name, number) in self._paused
-                    owned[number] = partition
-                    await partition.claim()
-            await membership.update(tuple(owned), [number for number, each in owned.items() if each.pinned])
+                await self._release([each.topic_partition for n in sorted(leaving) for each in owned[n].values()])
+            for number in step.claim:
+                owned[number] = {}
+                for name, layout in share.layouts.items():
+                    if number < layout.partitions and number in owned:
+                        await self._claim(share, name, number)
+            await membership.update(tuple(owned), share.pinned)
         self._report_assigned()
+
+    async def _claim(self, share: _Share, topic: str, number: int) -> None:
+        partition = AssignedPartition(
+            self._connection,
+            share.layouts[topic],
+            number,
+            group_consumer(self._group, number),
+            self._partition_changed,
+            self._lost,
+        )
+        partition.paused = TopicPartition(topic, number) in self._paused
+        share.owned[number][topic] = partition
+        await partition.claim()
 
     def _unreported(self) -> list[AssignedPartition]:
         return [partition for partition in self._partitions() if partition.claimed and not partition.reported]
@@ -292,7 +368,7 @@ class JetStreamRecordSource:
     def _report_assigned(self) -> None:
         """Report assigned partitions: all in one call, unless some stay pending for longer than a pin lasts."""
         unreported = self._unreported()
-        ready = [partition for partition in unreported if partition.ready]
+        ready = [each for each in unreported if self._topics[each.layout.topic].is_ready(each.number)]
         if len(ready) < len(unreported):
             patience = time.monotonic() - 1.5 * self._connection.settings.owner_timeout
             ready = [partition for partition in ready if partition.claimed_at < patience]
@@ -316,28 +392,43 @@ class JetStreamRecordSource:
                     await self._listener.revoking(reported, deadline)
             except TimeoutError:
                 logger.debug("Group %r: the commit before a release timed out", self._group)
-        for topic_partition in topic_partitions:
-            if (topic := self._topics.get(topic_partition.topic)) is not None:
-                topic.owned.pop(topic_partition.partition, None)
+        for name, number in topic_partitions:
+            if (share := self._topics.get(name)) is not None and number in share.owned:
+                share.owned[number].pop(name, None)
+                if not share.owned[number]:
+                    del share.owned[number]
         for partition in leaving:
             await partition.release()
 
     def _lost(self, partition: AssignedPartition) -> None:
         """Another member owns the partition already."""
-        topic = self._topics.get(partition.layout.topic)
-        if topic is not None and topic.owned.get(partition.number) is partition:
-            del topic.owned[partition.number]
-            partition.claimed = False
+        share = self._topics.get(partition.layout.topic)
+        parts = {} if share is None else share.owned.get(partition.number, {})
+        if parts.get(partition.layout.topic) is partition:
             if isinstance(partition.failure, NotFound):
                 if self._find_topics is None:
                     self._failure = partition.failure
                 else:
                     # A deleted topic that matched is no error.
                     self._look_at = 0.0
+            # Who has one partition of a number is to get the others.
+            self._yield(list(parts.values()))
+
+    def _yield(self, partitions: Sequence[AssignedPartition]) -> None:
+        """Leave the partitions of a number to another member, at once."""
+        share = self._topics[partitions[0].layout.topic]
+        share.owned.pop(partitions[0].number, None)
+        lost: list[TopicPartition] = []
+        for partition in partitions:
+            if partition.claimed and len(share.layouts) > 1:
+                self._yielding.spawn(partition.release(contested=True))
+            partition.claimed = False
             if partition.reported:
-                self._listener.lost([partition.topic_partition])
-            self._wake_ticker.set()
-            self._waker.wake()
+                lost.append(partition.topic_partition)
+        if lost:
+            self._listener.lost(lost)
+        self._wake_ticker.set()
+        self._waker.wake()
 
     # Positions.
 
@@ -415,26 +506,25 @@ class JetStreamRecordSource:
             self._on_close(self)
 
     async def _leave_group(self) -> None:
-        await asyncio.gather(*(self._leave_topic(topic) for topic in self._topics.values()))
+        await self._yielding.wait(CLOSE_SECONDS)
+        await asyncio.gather(*(self._leave_share(share) for share in self._shares()))
         if self._connection.connected:
             await self._connection.flush()
 
-    async def _leave_topic(self, topic: _Topic) -> None:
+    async def _leave_share(self, share: _Share) -> None:
         try:
-            await asyncio.gather(*(partition.release() for partition in topic.owned.values()))
-            topic.owned.clear()
-            await topic.membership.update((), ())
+            await asyncio.gather(*(partition.release() for partition in share.partitions))
+            share.owned.clear()
+            await share.membership.update((), ())
         finally:
             # Also when the time is over: the connection would keep its listener.
-            await topic.membership.leave()
+            await share.membership.leave()
         if self._ephemeral:
-            for number in range(topic.layout.partitions):
-                await subscriptions.delete(
-                    self._connection,
-                    topic.layout.stream,
-                    group_consumer(self._group, number),
-                    f"Group {self._group!r}",
-                )
+            for layout in share.layouts.values():
+                for number in range(layout.partitions):
+                    await subscriptions.delete(
+                        self._connection, layout.stream, group_consumer(self._group, number), f"Group {self._group!r}"
+                    )
 
     def _check_open(self) -> None:
         if self._closed or self._connection.closed:
