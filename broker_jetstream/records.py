@@ -1,7 +1,9 @@
 """The Record family: a group whose members own partitions.
 
-A ticker keeps pins alive, receives the announcements of other members and moves partitions; everything else happens in
-`fetch`. A claim is assigned once the server pins it: the partitions of a dead member become free when its pins expire.
+A ticker keeps pins alive and moves partitions as the announcements of other members require; a heartbeat announces this
+member, also while the ticker waits. Everything else happens in `fetch`. A claim is assigned once the server pins it:
+the partitions of a dead member become free when its pins expire. The partitions of a copartitioned number are claimed
+only once the members have agreed on its owner.
 Records are returned only while their partition is certainly ours. `interrupt` ends a fetch; its arrivals go to the next
 fetch, unless the partition is released first, in which case the new owner reads them. The server confirms commits.
 After a reconnect each partition that is still ours is read on from its position.
@@ -23,8 +25,9 @@ from broker_jetstream.connection import Connection
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.membership import Membership, plan
 from broker_jetstream.names import group_consumer
+from broker_jetstream.number_claims import ASKED, NumberClaims
 from broker_jetstream.streams import Layout, Layouts
-from broker_jetstream.subscriptions import committed_position, ensure_group
+from broker_jetstream.subscriptions import committed_position, ensure_group, pinned_by
 
 __all__ = ["JetStreamRecordSource"]
 
@@ -43,14 +46,18 @@ class _Share:
     topics.
 
     :ivar layouts: by topic.
-    :ivar owned: by number and topic, what this member claims.
+    :ivar claims: what the members of a copartitioned group have agreed on; None for a topic of its own.
+    :ivar owned: by number and topic, what this member reads.
     :ivar salt: see `plan`.
     """
 
-    def __init__(self, layouts: dict[str, Layout], membership: Membership, salt: str) -> None:
+    def __init__(
+        self, layouts: dict[str, Layout], membership: Membership, salt: str, claims: NumberClaims | None
+    ) -> None:
         self.layouts = layouts
         self.membership = membership
         self.salt = salt
+        self.claims = claims
         self.owned: dict[int, dict[str, AssignedPartition]] = {}
 
     @property
@@ -65,15 +72,25 @@ class _Share:
 
     @property
     def pinned(self) -> list[int]:
-        """The numbers that are certainly ours. Of two members that have pins of one number, at most one has this."""
-        return [number for number, parts in self.owned.items() if self._is_pinned(parts)]
+        """The numbers that the server has pinned to us."""
+        return [number for number, parts in self.owned.items() if any(each.pinned for each in parts.values())]
 
     def is_ready(self, number: int) -> bool:
         """Whether the next record of each of the partitions will be ours."""
+        if self.claims is not None:
+            self.membership.note_running()
+            if self.membership.stale:
+                # Another member may own the number since; its announcement comes first.
+                return False
         return all(partition.ready for partition in self.owned.get(number, {}).values())
 
-    def _is_pinned(self, parts: Mapping[str, AssignedPartition]) -> bool:
-        return all(partition.ready for partition in parts.values()) and any(each.pinned for each in parts.values())
+    def missing(self, number: int) -> list[str]:
+        """The topics whose partition of an owned number is not read yet."""
+        return [
+            topic
+            for topic, layout in self.layouts.items()
+            if number < layout.partitions and topic not in self.owned.get(number, {})
+        ]
 
 
 class JetStreamRecordSource:
@@ -119,7 +136,9 @@ class JetStreamRecordSource:
         self._failure: BrokerError | None = None
         self._turn = 0
         self._ticker: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
         self._wake_ticker = asyncio.Event()
+        self._greeted = asyncio.Event()
         self._remove_callback = connection.on_connected(self._reconnected)
 
     async def open(self, topics: Sequence[str]) -> None:
@@ -139,6 +158,7 @@ class JetStreamRecordSource:
                 # Deleted since it was found.
                 if self._find_topics is None:
                     raise
+        self._heartbeat = asyncio.get_running_loop().create_task(self._announce(), name="broker-jetstream-heartbeat")
         # Members answer a hello at once, so a short silence means that there are none.
         await asyncio.sleep(HELLO_SECONDS)
         await self._rebalance()
@@ -160,10 +180,11 @@ class JetStreamRecordSource:
         group = group_consumer(self._group, 0)[:-2]
         if self._copartitioned:
             group += f".{sha256(' '.join(streams).encode()).hexdigest()[:32]}"
-        membership = Membership(self._connection, streams[0], group, self._wake_ticker.set)
+        membership = Membership(self._connection, streams[0], group, self._wake_ticker.set, self._greeted.set)
         await membership.join()
         salt = str(self._group) if self._copartitioned else next(iter(starts))
-        self._topics.update(dict.fromkeys(starts, _Share(layouts, membership, salt)))
+        claims = NumberClaims(membership.id) if self._copartitioned else None
+        self._topics.update(dict.fromkeys(starts, _Share(layouts, membership, salt, claims)))
 
     async def _ensure(self, layout: Layout, start: Start) -> None:
         await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
@@ -177,9 +198,6 @@ class JetStreamRecordSource:
                     if layout.partitions > known.partitions:
                         await self._ensure(layout, "earliest")
                         share.layouts[name] = layout
-                        for number, parts in tuple(share.owned.items()):
-                            if name not in parts and number < layout.partitions and number in share.owned:
-                                await self._claim(share, name, number)
                 except NotFound:
                     # The partitions of a deleted topic report it.
                     continue
@@ -314,40 +332,110 @@ class JetStreamRecordSource:
                     for partition in self._partitions():
                         await partition.keep_alive()
                 await self._rebalance()
-                for share in self._shares():
-                    if regular or share.membership.take_greeting():
-                        await share.membership.announce()
             except BrokerError as error:
                 logger.debug("Group %r: %s", self._group, error)
             self._waker.wake()
 
+    async def _announce(self) -> None:
+        """Announce this member regularly, and at once to new ones."""
+        interval = self._connection.settings.owner_timeout / 4
+        due = time.monotonic() + interval
+        while True:
+            await pause(max(0.0, due - time.monotonic()), self._greeted)
+            self._greeted.clear()
+            regular = time.monotonic() >= due
+            if regular:
+                due = time.monotonic() + interval
+            for share in self._shares():
+                share.membership.note_running()
+                if share.membership.take_greeting() or regular:
+                    await share.membership.announce()
+
     def _reconnected(self) -> None:
         for share in self._shares():
-            share.membership.reset_silence()
+            share.membership.reconnected()
         self._wake_ticker.set()
         self._waker.wake()
 
     async def _rebalance(self) -> None:
         for share in self._shares():
-            membership, owned = share.membership, share.owned
-            for number in membership.contested(owned, share.pinned):
-                self._yield(list(owned[number].values()))
-            surplus = plan(membership.id, owned, membership.others(), share.count, share.salt).release
-            for number in {*membership.pinned_elsewhere(owned), *surplus}:
-                # A member that was cut off for too long must report a loss, not a release.
-                for partition in tuple(owned.get(number, {}).values()):
-                    await partition.verify()
-            step = plan(membership.id, owned, membership.others(), share.count, share.salt)
-            # Partitions pinned elsewhere were verified above.
-            if leaving := set(step.release) - set(membership.pinned_elsewhere(owned)):
-                await self._release([each.topic_partition for n in sorted(leaving) for each in owned[n].values()])
-            for number in step.claim:
-                owned[number] = {}
-                for name, layout in share.layouts.items():
-                    if number < layout.partitions and number in owned:
-                        await self._claim(share, name, number)
-            await membership.update(tuple(owned), share.pinned)
+            if share.claims is None:
+                await self._rebalance_topic(share)
+            else:
+                await self._rebalance_numbers(share, share.claims)
         self._report_assigned()
+
+    async def _rebalance_topic(self, share: _Share) -> None:
+        """Divide the partitions of a topic: the server's pins decide."""
+        membership, owned = share.membership, share.owned
+        for number in membership.contested(owned, share.pinned):
+            self._yield(share, number)
+        surplus = plan(membership.id, owned, membership.others(), share.count, share.salt).release
+        for number in {*membership.pinned_elsewhere(owned), *surplus}:
+            # A member that was cut off for too long must report a loss, not a release.
+            for partition in tuple(owned.get(number, {}).values()):
+                await partition.verify()
+        step = plan(membership.id, owned, membership.others(), share.count, share.salt)
+        # Partitions pinned elsewhere were verified above.
+        await self._release(share, set(step.release) - set(membership.pinned_elsewhere(owned)))
+        for number in step.claim:
+            await self._read(share, number)
+        await membership.update(tuple(owned), share.pinned)
+
+    async def _rebalance_numbers(self, share: _Share, claims: NumberClaims) -> None:
+        """Divide the numbers of a copartitioned group: see `number_claims`."""
+        membership = share.membership
+        if membership.stale:
+            await membership.catch_up(HELLO_SECONDS)
+        step = plan(membership.id, claims.terms, membership.others(), share.count, share.salt)
+        if step.release:
+            # A member that was frozen must report a loss, not a release.
+            await membership.receive_all()
+        for number in claims.overtaken(membership.terms_of_others()):
+            self._yield(share, number)
+        step = plan(membership.id, claims.terms, membership.others(), share.count, share.salt)
+        await self._release(share, step.release)
+        for number in step.release:
+            claims.drop(number)
+        for number in step.claim:
+            claims.ask(number)
+        await membership.update_terms(claims.terms)
+        if claims.asked:
+            # The unread records of a number that was yielded must not be pinned to this member any more.
+            await self._yielding.wait(CLOSE_SECONDS)
+            await asyncio.sleep(HELLO_SECONDS)
+            unsure = await self._maybe_owned(share, claims.asked)
+            await membership.receive_all()
+            if not membership.stale:
+                claims.settle(membership.terms_of_others(), time.time_ns() // 1_000_000, unsure)
+            await membership.update_terms(claims.terms)
+            if any(number not in claims.terms for number in step.claim):
+                # Others own them, so that the shares have changed.
+                self._wake_ticker.set()
+        for number, term in tuple(claims.terms.items()):
+            if term != ASKED and share.missing(number):
+                await self._read(share, number)
+
+    async def _maybe_owned(self, share: _Share, numbers: Sequence[int]) -> set[int]:
+        """The numbers of which a member reads a partition, that this member may not have heard of yet."""
+        if time.monotonic() - share.membership.listening_since > self._connection.settings.owner_timeout:
+            return set()
+        found: set[int] = set()
+        for number in numbers:
+            name, what = group_consumer(self._group, number), f"Group {self._group!r}"
+            for layout in share.layouts.values():
+                if number < layout.partitions and number not in found:
+                    info = await subscriptions.info(self._connection, layout.stream, name, what)
+                    if pinned_by(info) or info.get("num_waiting"):
+                        found.add(number)
+        return found
+
+    async def _read(self, share: _Share, number: int) -> None:
+        """Claim the partitions of a number at the server."""
+        share.owned.setdefault(number, {})
+        for topic in share.missing(number):
+            if number in share.owned:
+                await self._claim(share, topic, number)
 
     async def _claim(self, share: _Share, topic: str, number: int) -> None:
         partition = AssignedPartition(
@@ -378,10 +466,13 @@ class JetStreamRecordSource:
             self._listener.assigned([partition.topic_partition for partition in ready])
             self._waker.wake()
 
-    async def _release(self, topic_partitions: Sequence[TopicPartition]) -> None:
+    async def _release(self, share: _Share, numbers: Collection[int]) -> None:
         """Release partitions in order: stop returning records, let the core commit, then unpin."""
         leaving = [
-            partition for topic_partition in topic_partitions if (partition := self._find(topic_partition)) is not None
+            partition
+            for number in sorted(numbers)
+            for partition in share.owned.get(number, {}).values()
+            if partition.claimed
         ]
         for partition in leaving:
             partition.paused = True
@@ -392,11 +483,8 @@ class JetStreamRecordSource:
                     await self._listener.revoking(reported, deadline)
             except TimeoutError:
                 logger.debug("Group %r: the commit before a release timed out", self._group)
-        for name, number in topic_partitions:
-            if (share := self._topics.get(name)) is not None and number in share.owned:
-                share.owned[number].pop(name, None)
-                if not share.owned[number]:
-                    del share.owned[number]
+        for number in numbers:
+            share.owned.pop(number, None)
         for partition in leaving:
             await partition.release()
 
@@ -411,16 +499,17 @@ class JetStreamRecordSource:
                 else:
                     # A deleted topic that matched is no error.
                     self._look_at = 0.0
-            # Who has one partition of a number is to get the others.
-            self._yield(list(parts.values()))
+            if share is not None:
+                # Who has one partition of a number is to get the others.
+                self._yield(share, partition.number)
 
-    def _yield(self, partitions: Sequence[AssignedPartition]) -> None:
+    def _yield(self, share: _Share, number: int) -> None:
         """Leave the partitions of a number to another member, at once."""
-        share = self._topics[partitions[0].layout.topic]
-        share.owned.pop(partitions[0].number, None)
+        if share.claims is not None:
+            share.claims.drop(number)
         lost: list[TopicPartition] = []
-        for partition in partitions:
-            if partition.claimed and len(share.layouts) > 1:
+        for partition in share.owned.pop(number, {}).values():
+            if partition.claimed and share.claims is not None:
                 self._yielding.spawn(partition.release(contested=True))
             partition.claimed = False
             if partition.reported:
@@ -493,9 +582,10 @@ class JetStreamRecordSource:
         self._closed = True
         self._remove_callback()
         self._waker.wake()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.wait((self._ticker,))
+        if tasks := [task for task in (self._ticker, self._heartbeat) if task is not None]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         try:
             if not self._connection.closed:
                 async with asyncio.timeout(CLOSE_SECONDS):
@@ -515,6 +605,9 @@ class JetStreamRecordSource:
         try:
             await asyncio.gather(*(partition.release() for partition in share.partitions))
             share.owned.clear()
+            if share.claims is not None:
+                share.claims.clear()
+                await share.membership.update_terms(share.claims.terms)
             await share.membership.update((), ())
         finally:
             # Also when the time is over: the connection would keep its listener.
