@@ -384,13 +384,18 @@ class AssignedPartition:
 
     # Releasing.
 
-    async def release(self) -> None:
-        """Unpin at once, so another member need not wait until the pin expires."""
+    async def release(self, *, contested: bool = False) -> None:
+        """Unpin at once, so another member need not wait until the pin expires.
+
+        :param contested: another member claims the partition too; if we are not pinned, that member may be.
+        """
         self.claimed = False
         if self._tasks:
             await asyncio.wait(self._tasks)
         pinned = self.proven
-        requested = not self._pin and self._clean and self._pulls.credit > 0 and self._connection.connected
+        requested = (
+            not contested and not self._pin and self._clean and self._pulls.credit > 0 and self._connection.connected
+        )
         await self._discard_fetched()
         self._proven_until = 0.0
         if pinned or requested:

@@ -132,6 +132,7 @@ class JetStreamBackend:
                 topic_patterns=True,
                 # Tombstones have a ttl.
                 compacted_topics=version >= (2, 11),
+                copartitioned=True,
             ),
             settings_needed={
                 name: f"nats-server {needed[0]}.{needed[1]} or newer"
@@ -245,6 +246,7 @@ class JetStreamBackend:
             whole=subscription.whole,
             on_close=self._open.discard,
             find_topics=None if pattern is None else find_topics,
+            copartitioned=subscription.copartitioned,
         )
         self._open.add(source)
         try:

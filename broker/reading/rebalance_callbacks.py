@@ -104,8 +104,8 @@ class RebalanceCallbacks:
             async with timeout:
                 if losses := tuple(self._losses):
                     await asyncio.wait(losses)
-                while True:
-                    asked, staying = staying, []
+                # Those that were revoked or lost before the call are not named in it.
+                while asked := [assigned for assigned in staying if not assigned.revoking]:
                     partitions = sorted(assigned.partition for assigned in asked)
                     try:
                         if before is not None:

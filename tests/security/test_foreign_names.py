@@ -34,7 +34,11 @@ def test_header_names_of_forwarded_messages() -> None:
 async def test_members_that_a_stranger_announces() -> None:
     changes: list[int] = []
     membership = Membership(
-        Connection(JetStreamSettings(), Hooks()), "orders", "billing", lambda: changes.append(len(changes))
+        Connection(JetStreamSettings(), Hooks()),
+        "orders",
+        "billing",
+        lambda: changes.append(len(changes)),
+        lambda: None,
     )
 
     def announce(name: str, claims: list[int]) -> None:

@@ -180,6 +180,19 @@ async def test_a_lost_partition_begins_on_assigned_again_for_the_others() -> Non
         assert calls == [[0, 1], [1]]
 
 
+async def test_on_assigned_does_not_name_partitions_that_are_gone_before_it_begins() -> None:
+    callbacks = Callbacks()
+    callbacks.gate.set()
+    async with bench(**callbacks.options) as b:
+        await turns()
+        callbacks.calls.clear()
+        b.source.lose(0)
+        b.source.assign(0, 1)
+        b.source.lose(0)
+        await turns()
+        assert callbacks.calls == [("lost", [0]), ("lost", [0]), ("assigned", [1])]
+
+
 async def test_on_assigned_of_a_partition_waits_for_its_on_lost() -> None:
     order: list[str] = []
     cleaned = asyncio.Event()
