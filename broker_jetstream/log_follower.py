@@ -313,7 +313,7 @@ class JetStreamLogFollower:
             await asyncio.gather(*(partition.open(stream) for partition in lost))
 
     async def _look(self) -> _Stream:
-        """The stream as it is now.
+        """The current state of the stream.
 
         :raises TopicRecreated: it is not the stream that was opened.
         """

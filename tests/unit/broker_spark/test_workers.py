@@ -78,7 +78,7 @@ def test_only_processes_of_spark_switch_threads_faster(monkeypatch: pytest.Monke
     ("spec", "error", "quiet"),
     [
         ("pyspark.daemon", EOFError, True),
-        # Spark is told of any other error, and its traceback may help.
+        # Spark reports any other error, and its traceback may help.
         ("pyspark.daemon", ValueError, False),
         ("program", EOFError, False),
     ],

@@ -1,4 +1,4 @@
-"""Handlers that are not `async def`: they run in threads, and what cannot be stopped is told."""
+"""Handlers that are not `async def`: they run in threads, and work that cannot be stopped is reported."""
 
 from __future__ import annotations
 
