@@ -83,7 +83,7 @@ class ForgetsTombstonesFirst(_Compacts):
 
 
 @breaks("compaction.positions-stay-valid", healthy="compaction.deleted-keys-go")
-class NumbersRecordsAnew(_Compacts):
+class RenumbersRecords(_Compacts):
     """Compaction closes the gaps between offsets."""
 
     def change(self, log: PartitionLog) -> None:
