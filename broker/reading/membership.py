@@ -310,7 +310,8 @@ class Membership:
         found, lost = await self._checked(own)
         if lost or self._assignments.lost_uncommitted:
             raise partition_lost([*lost, *self._assignments.lost_uncommitted][0])
-        return {partition: at for partition, at in found.items() if at[1] > at[0].committed}
+        # Positions that change nothing, too: the generation of the group, which goes with them, fences the transaction.
+        return found
 
     def leave_transaction(self, committed: Positions | None = None) -> None:
         """The transaction has ended; it committed these positions, if any."""

@@ -236,6 +236,17 @@ async def test_own_positions_are_committed_instead_of_all_that_was_handed_over()
         assert b.source.stored == {P0: 10}
 
 
+async def test_own_positions_that_change_nothing_fence_the_transaction_too() -> None:
+    async with bench() as b:
+        b.source.append(*range(3))
+        await b.take(3)
+        await b.consumer.commit()
+        async with b.publisher.transaction(b.consumer, positions={P0: 3}) as tx:
+            await tx.publish("out.topic", b"a timer's")
+        # The group's generation goes with the positions, so a member that lost its partitions is refused.
+        assert b.producer.offsets == [{P0: 3}]
+
+
 @pytest.mark.parametrize(
     ("positions", "error"),
     [
