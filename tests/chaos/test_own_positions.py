@@ -5,7 +5,7 @@ its accounts and its seed. Ten minutes of a backend, such as `kafka`:
 
     CHAOS_SECONDS=600 .venv/bin/python -m pytest -n0 tests/chaos/test_own_positions.py -k kafka
 
-CHAOS_SEED repeats the plan of a run: what is done to which member, and when. All else has its own timing.
+CHAOS_SEED repeats what was chosen at random; the members have a timing of their own.
 """
 
 from __future__ import annotations
@@ -214,6 +214,7 @@ class Run:
         self._backend = backend
         self._start = start
         self._random = random.Random(seed)
+        self._sizes = random.Random(seed)
         self._members: list[Running] = []
         self._thaws: set[asyncio.Task[None]] = set()
         self._publishing = True
@@ -253,7 +254,7 @@ class Run:
     async def _publish(self) -> None:
         topic = self._bus.topic(self._topic)
         while self._publishing:
-            numbers = range(self.published, self.published + self._random.randint(1, 60))
+            numbers = range(self.published, self.published + self._sizes.randint(1, 60))
             await topic.publish_batch([OutboundMessage(b"%d" % each, key=f"key-{each % 97}") for each in numbers])
             self.published = numbers.stop
             await asyncio.sleep(0.05)
