@@ -16,7 +16,6 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ _BUSY_SECONDS = 120.0
 """A frozen member may hold the database."""
 _TABLES = """
 CREATE TABLE partitions (number INTEGER PRIMARY KEY, generation INTEGER NOT NULL, position INTEGER);
-CREATE TABLE results (id INTEGER PRIMARY KEY, number INTEGER NOT NULL, at INTEGER NOT NULL, body TEXT NOT NULL);
+CREATE TABLE results (id INTEGER PRIMARY KEY, number INTEGER, generation INTEGER, at INTEGER, body TEXT);
 """
 """The results have no unique key: a record that took effect twice has two rows."""
 _TAKE = """
@@ -46,6 +45,18 @@ class Taken(NamedTuple):
 
     generation: int
     position: int | None
+
+
+class Result(NamedTuple):
+    """What became of one record.
+
+    :ivar at: its offset.
+    :ivar generation: of the member that wrote it.
+    """
+
+    at: int
+    body: str
+    generation: int
 
 
 class Store:
@@ -83,7 +94,8 @@ class Store:
             if not self._database.execute(_MOVE, (position, number, generation)).rowcount:
                 return False
             self._database.executemany(
-                "INSERT INTO results (number, at, body) VALUES (?, ?, ?)", [(number, *row) for row in rows]
+                "INSERT INTO results (number, generation, at, body) VALUES (?, ?, ?, ?)",
+                [(number, generation, *row) for row in rows],
             )
             return True
 
@@ -94,13 +106,13 @@ class Store:
         with self._lock:
             return self._database.execute("SELECT COUNT(*) FROM results").fetchone()[0]
 
-    def results(self) -> dict[int, list[tuple[int, str]]]:
-        """Offset and body of each result, by partition, in the order in which they were written."""
-        found: dict[int, list[tuple[int, str]]] = {}
-        with self._lock, closing(self._database.execute("SELECT number, at, body FROM results ORDER BY id")) as rows:
-            for number, at, body in rows:
-                found.setdefault(number, []).append((at, body))
-        return found
+    def results(self, number: int) -> list[Result]:
+        """The results of a partition, in the order in which they were written."""
+        with self._lock:
+            rows = self._database.execute(
+                "SELECT at, body, generation FROM results WHERE number = ? ORDER BY id", (number,)
+            )
+            return [Result(*row) for row in rows]
 
     def positions(self) -> dict[int, int | None]:
         with self._lock:

@@ -30,7 +30,7 @@ import pytest
 import broker
 from broker.outbound import OutboundMessage
 from broker_inmem import Broker, BrokerOptions, InmemSettings
-from tests.chaos.own_positions_process import Member, Store
+from tests.chaos.own_positions_process import Member, Result, Store
 from tests.servers import kafka, nats, pulsar
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "20"))
@@ -311,6 +311,30 @@ class Run:
         await asyncio.sleep(1.0 if done == self.published else 0.0)
 
 
+class Account(NamedTuple):
+    """What became of the records of one partition.
+
+    :ivar wrong: the first results with which they are not the log, for people.
+    """
+
+    results: int
+    missing: int
+    twice: int
+    wrong: list[str]
+
+
+def account(log: list[tuple[int, str]], results: list[Result]) -> Account:
+    """Compare a partition's results with its records, given as offsets and bodies."""
+    counts = Counter((each.at, each.body) for each in results)
+    missing = [f"{record} is missing" for record in log if not counts[record]]
+    wrong = [
+        f"{result} follows {before}"
+        for before, result, record in zip([None, *results], results, [*log, *[None] * len(results)], strict=False)
+        if record != (result.at, result.body)
+    ]
+    return Account(len(results), len(missing), counts.total() - len(counts), [*missing[:3], *wrong[:3]])
+
+
 async def log_of(bus: broker.Bus, topic: str) -> dict[int, list[tuple[int, str]]]:
     """Offset and body of each record, by partition."""
     return {
@@ -352,22 +376,16 @@ async def test_results_with_their_positions_are_exactly_once(
         try:
             await run.carry_out(SECONDS)
         finally:
-            log, results, positions = await log_of(bus, topic), store.results(), store.positions()
-            found = Counter((number, at) for number, rows in results.items() for at, _ in rows)
-            missing = sum((number, at) not in found for number, rows in log.items() for at, _ in rows)
-            words = ("assigned", "lost", "refused", "again", "unadvised")
+            log, positions = await log_of(bus, topic), store.positions()
+            accounts = {number: account(rows, store.results(number)) for number, rows in log.items()}
             with capsys.disabled():
-                sys.stdout.write(
-                    f"\n{name}, seed {SEED}, {SECONDS:g} s: {run.published} published, {found.total()} results, "
-                    f"{missing} missing, {found.total() - len(found)} twice; "
-                    f"{', '.join(f'{word} {count}' for word, count in sorted(run.deeds.items()))}; "
-                    f"{', '.join(f'{word} {len(run.said(word))}' for word in words)}; "
-                    f"unadvised: {dict(Counter(said['error'] for said in run.said('unadvised')))}\n"
-                )
+                sys.stdout.write(f"\n{name}, seed {SEED}, {SECONDS:g} s: {told(run, [*accounts.values()])}\n")
+        wrong = [f"partition {number}: {text}" for number, each in accounts.items() for text in each.wrong]
+        assert wrong == [], "\n".join(wrong)
         assert sorted(int(body) for rows in log.values() for _, body in rows) == list(range(run.published))
-        for number, rows in log.items():
-            assert results.get(number, []) == rows, f"partition {number}: the results are not the log"
-            assert positions.get(number) == (rows[-1][0] + 1 if rows else None)
+        assert {number: at for number, at in positions.items() if at is not None} == {
+            number: rows[-1][0] + 1 for number, rows in log.items() if rows
+        }
         assert run.said("broken") == []
         async with bus.records(topic, group=group) as last:
             committed = await last.committed([(topic, number) for number in log])
@@ -375,3 +393,17 @@ async def test_results_with_their_positions_are_exactly_once(
         assert ahead == {}, "advice never runs ahead of the results"
         await bus.admin.delete_topic(topic)
     store.close()
+
+
+def told(run: Run, accounts: list[Account]) -> str:
+    """For people."""
+    results, missing = sum(each.results for each in accounts), sum(each.missing for each in accounts)
+    twice = sum(each.twice for each in accounts)
+    words = ("assigned", "revoking", "lost", "refused", "again", "gone", "repeated", "unadvised", "broken")
+    deeds = ", ".join(f"{deed} {count}" for deed, count in sorted(run.deeds.items()))
+    said = ", ".join(f"{word} {count}" for word in words if (count := len(run.said(word))))
+    unadvised = Counter(each["error"] for each in run.said("unadvised"))
+    return (
+        f"{run.published} published, {results} results, {missing} missing, {twice} twice; {deeds}; {said}"
+        f"{f', of {dict(unadvised)}' if unadvised else ''}"
+    )
