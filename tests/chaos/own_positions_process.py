@@ -271,14 +271,26 @@ def say(word: str, **more: Any) -> None:
 
 
 async def main(url: str, topic: str, group: str, database: str, seed: str) -> None:
-    try:
-        async with broker.connect(url) as bus:
-            member = Member(bus, topic, group, Store(Path(database)), int(seed), say)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, member.stop)
-            await member.run()
-    except BaseException as error:
-        say("broken", text=repr(error))
-        raise
+    store, loop, opened = Store(Path(database)), asyncio.get_running_loop(), False
+
+    def hear(word: str, **more: Any) -> None:
+        nonlocal opened
+        opened = opened or word == "ready"
+        say(word, **more)
+
+    while True:
+        try:
+            async with broker.connect(url) as bus:
+                member = Member(bus, topic, group, store, int(seed), hear)
+                loop.add_signal_handler(signal.SIGTERM, member.stop)
+                await member.run()
+                return
+        except BaseException as error:
+            if opened or not isinstance(error, BrokerError) or not error.retriable:
+                say("broken", text=repr(error))
+                raise
+            # A broker of a busy machine may not answer in time.
+            say("repeated", error=repr(error))
 
 
 if __name__ == "__main__":
