@@ -389,8 +389,13 @@ async def test_results_with_their_positions_are_exactly_once(
         assert run.said("broken") == []
         async with bus.records(topic, group=group) as last:
             committed = await last.committed([(topic, number) for number in log])
-        ahead = {place: at for place, at in committed.items() if at and at > (positions[place.partition] or 0)}
-        assert ahead == {}, "advice never runs ahead of the results"
+        skipped = [
+            (number, at)
+            for (_, number), position in committed.items()
+            for at, _ in log[number]
+            if (positions.get(number) or 0) <= at < (position or 0)
+        ]
+        assert skipped == [], "advice never runs ahead of the results"
         await bus.admin.delete_topic(topic)
     store.close()
 
