@@ -18,7 +18,7 @@ from typing import Final
 import broker
 from benchmarks.report import Section, Table
 
-__all__ = ["RATE", "Pipe", "latency_of", "measure_latency", "median_of", "our_way"]
+__all__ = ["RATE", "Arrived", "Pipe", "latency_of", "measure_latency", "median_of", "our_way"]
 
 RATE: Final = 200
 _SECONDS: Final = 5

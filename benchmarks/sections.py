@@ -19,6 +19,7 @@ from benchmarks.pulsar_speed import measure_pulsar
 from benchmarks.report import Section
 from benchmarks.servicebus_speed import measure_servicebus
 from benchmarks.six_backends import measure_six
+from benchmarks.state_speed import measure_state
 from benchmarks.steadiness import measure_steadiness
 
 __all__ = ["BENCHMARKS", "run_alone"]
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "pubsub": measure_pubsub,
     "pulsar": measure_pulsar,
     "servicebus": measure_servicebus,
+    "state": measure_state,
     "steadiness": measure_steadiness,
 }
 

@@ -128,4 +128,4 @@ def _on_messages(bus: broker.Bus, count: int, work: Callable[[broker.Bus, str, s
 
 async def _idle(bus: broker.Bus, scale: float, rounds: int) -> Spread:
     async with subscription_with(bus, _TOPIC, 0) as name, bus.messages(_TOPIC, subscription=name) as inbox:
-        return Spread.of(await idle_shares(inbox, max(0.5, _IDLE_SECONDS * scale), min(rounds, 3)))
+        return Spread.of(await idle_shares(inbox.next_message(), max(0.5, _IDLE_SECONDS * scale), min(rounds, 3)))

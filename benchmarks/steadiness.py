@@ -46,14 +46,14 @@ async def _idle(section: Section, stage: Stage, seconds: float, rounds: int) -> 
             stage.count -= len(batch)
             if not stage.count:
                 break
-        shares = await idle_shares(inbox, seconds, rounds)
+        shares = await idle_shares(inbox.next_message(), seconds, rounds)
     section.findings.append(Finding(f"an idle consumer, {stage.name}", Spread.of(shares), "%", at_most=1.0))
 
 
-async def idle_shares(inbox: broker.MessageIterator, seconds: float, rounds: int) -> list[float]:
-    """Percent of a core that this process uses while a consumer is idle."""
+async def idle_shares(call: Awaitable[object], seconds: float, rounds: int) -> list[float]:
+    """Percent of a core that this process uses while a call waits for a message or a record that does not come."""
     shares: list[float] = []
-    waiting = asyncio.ensure_future(inbox.next_message())
+    waiting = asyncio.ensure_future(call)
     await asyncio.sleep(0.5)
     for _ in range(rounds):
         cpu = time.process_time()

@@ -22,7 +22,13 @@ from broker_jetstream.codec import NULL, PIN, MessageView, NativeMessage, key_of
 from broker_jetstream.connection import Connection
 from broker_jetstream.pull_requests import PinnedPulls
 from broker_jetstream.streams import Layout
-from broker_jetstream.subscriptions import GROUP, CommittedPosition, has_position_mark, pinned_by
+from broker_jetstream.subscriptions import (
+    GROUP,
+    CommittedPosition,
+    belongs_to_another,
+    has_position_mark,
+    pinned_by,
+)
 
 __all__ = ["AssignedPartition"]
 
@@ -353,10 +359,7 @@ class AssignedPartition:
             # No answer: the connection broke, or the durable was reset and does not know the acked record.
             self._proven_until = 0.0
         if not self.claimed:
-            raise LeaseLost(
-                f"{self.description} belongs to another member now",
-                advice="The new owner reads uncommitted records again",
-            )
+            raise belongs_to_another(self.description)
         raise SettleError(f"{self.description}: the server did not confirm the commit of {position}", retriable=True)
 
     async def check_bounds(self, position: int) -> None:
@@ -366,13 +369,19 @@ class AssignedPartition:
     async def seek(self, position: int | None) -> None:
         """Continue reading at `position`, which must be in the log, or at the committed position.
 
-        After an error reading continues where it was.
+        After another error than LeaseLost reading continues where it was.
+
+        :raises LeaseLost: another member owns the partition.
         """
         async with self._lock:
             pin, self._busy = self._pin, True
             try:
                 await self._discard_fetched()
-                self.position = await self._positions.seek(position)
+                self.position = await self._positions.seek(position, pin)
+            except LeaseLost:
+                pin = b""
+                self._drop()
+                raise
             except BaseException:
                 # The discarded records are unacked on the server: only a reset delivers them again.
                 if pin:

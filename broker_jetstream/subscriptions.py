@@ -27,6 +27,7 @@ from broker_jetstream.times import NANOSECONDS, server_time
 __all__ = [
     "GROUP",
     "CommittedPosition",
+    "belongs_to_another",
     "committed_position",
     "create",
     "delete",
@@ -315,9 +316,15 @@ class CommittedPosition:
             start = {"seq": position}
         return await self._connection.api(f"CONSUMER.RESET.{self._path}", start, what=self._what)
 
-    async def seek(self, position: int | None) -> int:
-        """Reset the durable to a position, or to the committed one, without committing; returns the new position."""
+    async def seek(self, position: int | None, pin: bytes) -> int:
+        """Reset the durable to a position, or to the committed one, without committing; returns the new position.
+
+        :param pin: our last pin; empty if we were not pinned.
+        :raises LeaseLost: another member is pinned, and would read on at the position.
+        """
         found = await self.info()
+        if pin and pinned_by(found) not in {b"", pin}:
+            raise belongs_to_another(self._what)
         self._has_mark, self._committed = has_position_mark(found), committed_position(found)
         committed = self._committed or 1
         target = committed if position is None else max(position, 1)
@@ -380,6 +387,11 @@ class CommittedPosition:
             raise OffsetOutOfRange(
                 f"{self._what} begins at {first}; retention removed the records from position {position} on"
             )
+
+
+def belongs_to_another(what: str) -> LeaseLost:
+    """The error of a call for a partition to which another member is pinned."""
+    return LeaseLost(f"{what} belongs to another member now", advice="The new owner reads uncommitted records again")
 
 
 @reads_answer("The state of a consumer")

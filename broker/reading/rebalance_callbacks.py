@@ -1,16 +1,17 @@
 """`RebalanceCallbacks`: calls the application's `on_assigned`, `on_revoking` and `on_lost`.
 
-*Order.* For each partition: `on_assigned`, then `on_revoking` or `on_lost`, then the next `on_assigned`. Calls for
-different partitions may overlap. *Cancellation.* A running `on_assigned` is cancelled when all of its partitions are
-revoked or lost, and when the consumer closes. *Failure.* An error of `on_assigned` ends the consumer, since its
-partitions cannot be read without the work of the callback; an error of the others is a warning.
+*Order.* For each partition: `on_assigned`, then `on_revoking` or `on_lost`, then the next `on_assigned`, which waits
+until the earlier call has ended. Calls for different partitions may overlap. *Cancellation.* A running `on_assigned` is
+cancelled when all of its partitions are revoked or lost, and when the consumer closes. *Failure.* An error of
+`on_assigned` ends the consumer, since its partitions cannot be read without the work of the callback; an error of the
+others is a warning.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.driver.assignments import AssignedPartition
 from broker.driver.concurrency import TaskSet
@@ -21,6 +22,16 @@ __all__ = ["OnPartitions", "RebalanceCallbacks"]
 
 OnPartitions = Callable[[Sequence[TopicPartition]], Awaitable[object]]
 """Awaited with the partitions that were assigned, are about to be revoked, or were lost."""
+
+
+class _Opening(NamedTuple):
+    """A running call of `on_assigned`.
+
+    :ivar left: those that have not been revoked or lost since.
+    """
+
+    partitions: frozenset[TopicPartition]
+    left: set[TopicPartition]
 
 
 class RebalanceCallbacks:
@@ -52,7 +63,7 @@ class RebalanceCallbacks:
         self._opened = opened
         self._failed = failed
         self._warn = warn
-        self._opening: dict[asyncio.Task[None], set[TopicPartition]] = {}
+        self._opening: dict[asyncio.Task[None], _Opening] = {}
         self._losses = TaskSet("broker-on-lost", lambda error: warn(f"on_lost failed: {error!r}"))
 
     @property
@@ -65,8 +76,11 @@ class RebalanceCallbacks:
 
         :param before: awaited before each call, with its partitions.
         """
-        task = asyncio.get_running_loop().create_task(self._assign(new, before), name="broker-on-assigned")
-        self._opening[task] = {assigned.partition for assigned in new}
+        partitions = frozenset(assigned.partition for assigned in new)
+        # A partition that went may come back while a call with it runs, and what that does must not come later.
+        earlier = [task for task, call in self._opening.items() if call.partitions & partitions]
+        task = asyncio.get_running_loop().create_task(self._assign(new, before, earlier), name="broker-on-assigned")
+        self._opening[task] = _Opening(partitions, set(partitions))
         task.add_done_callback(self._opening.pop)
 
     async def revoking(self, partitions: Sequence[TopicPartition]) -> None:
@@ -97,13 +111,18 @@ class RebalanceCallbacks:
         """Whether this task runs a callback."""
         return task in self._opening or any(task is loss for loss in self._losses)
 
-    async def _assign(self, new: Sequence[AssignedPartition], before: OnPartitions | None) -> None:
+    async def _assign(
+        self,
+        new: Sequence[AssignedPartition],
+        before: OnPartitions | None,
+        earlier: Sequence[asyncio.Task[None]],
+    ) -> None:
         timeout = asyncio.timeout(self._assign_timeout)
         staying = new
         try:
             async with timeout:
-                if losses := tuple(self._losses):
-                    await asyncio.wait(losses)
+                if ending := (*earlier, *self._losses):
+                    await asyncio.wait(ending)
                 # Those that were revoked or lost before the call are not named in it.
                 while asked := [assigned for assigned in staying if not assigned.revoking]:
                     partitions = sorted(assigned.partition for assigned in asked)
@@ -145,11 +164,11 @@ class RebalanceCallbacks:
     def _stop_opening(self, partitions: Collection[TopicPartition]) -> list[asyncio.Task[None]]:
         """Cancel and return the calls of `on_assigned` of whose partitions none is left."""
         stopping: list[asyncio.Task[None]] = []
-        for task, left in self._opening.items():
-            if left:
-                left.difference_update(partitions)
-                if not left:
+        for task, call in self._opening.items():
+            if call.left:
+                call.left.difference_update(partitions)
+                if not call.left:
                     task.cancel()
-            if not left:
+            if not call.left:
                 stopping.append(task)
         return stopping

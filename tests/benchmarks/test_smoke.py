@@ -40,6 +40,13 @@ EXPECTED = {
     "pubsub": ("raw protobuf, Pull + Acknowledge", "SubscriberClient.subscribe", "publish_batch / raw protobuf"),
     "pulsar": ("receive + batch_receive + acknowledge", "publish_batch / pulsar-client", "enqueue / pulsar-client"),
     "servicebus": ("on a test double", "complete_message in turn", "publish_batch / azure-servicebus"),
+    "state": (
+        "follow / log.read, kafka",
+        "a follower that waits, jetstream",
+        "commit_positions / commit, jetstream",
+        "table_writer / the transaction by hand, kafka",
+        "in batches of the default size / raw",
+    ),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 

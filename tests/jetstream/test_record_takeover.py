@@ -8,6 +8,7 @@ import pytest
 
 import broker
 from broker.driver.contract import RecordSource, RecordSubscription, TopicPartition
+from broker.errors import LeaseLost
 from broker.testing.waiting import let_pass
 from broker_jetstream.assigned_partition import AssignedPartition
 from broker_jetstream.backend import JetStreamBackend
@@ -129,6 +130,33 @@ async def test_a_late_owner_check_still_reports_lost_partitions(
         await until(lambda: len(listener.gone) == 2, 20)
         assert sorted(listener.gone) == [TopicPartition(topic, 0), TopicPartition(topic, 1)]
         await until(lambda: len(first.assignment()) == len(second.assignment()) == 1, 20)
+
+
+async def test_a_member_that_was_cut_off_does_not_move_the_new_owner(
+    open_backend: Open, nats_server: NatsServer, topic: str
+) -> None:
+    """Its seek comes before it has heard of its loss."""
+    backend = await open_backend(owner_timeout=1.0)
+    await make_topic(backend, topic)
+    await publish(backend, topic, *messages(6))
+    with Proxy(nats_server.port) as proxy:
+        cut_off, listener = await open_backend(servers=(proxy.url,), owner_timeout=1.0), GroupListener()
+        first = await join(cut_off, (topic,), listener)
+        assert len(await read(first, 2)) == 2
+        proxy.hold()
+        second = await join(backend, (topic,))
+        assert len(await read(second, 6, 20)) == 6
+        assert await delivered(backend, topic) == 6
+        proxy.hold(False)
+        with pytest.raises(LeaseLost):
+            await first.seek({TopicPartition(topic, 0): None})
+        assert listener.gone == [TopicPartition(topic, 0)]
+        assert await delivered(backend, topic) == 6
+
+
+async def delivered(backend: JetStreamBackend, topic: str) -> int:
+    """Records since the last reset of the durable."""
+    return (await backend.admin().describe_subscription(topic, "audit")).native["delivered"]["consumer_seq"]
 
 
 async def test_a_member_that_leaves_at_once_is_unpinned(open_backend: Open, topic: str) -> None:

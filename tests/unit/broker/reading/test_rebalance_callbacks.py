@@ -216,6 +216,29 @@ async def test_on_assigned_of_a_partition_waits_for_its_on_lost() -> None:
         assert order == ["assigned", "cleaned", "assigned"]
 
 
+async def test_on_assigned_of_a_partition_waits_for_its_earlier_call() -> None:
+    order: list[str] = []
+    loaded = asyncio.Event()
+
+    async def on_assigned(partitions: Sequence[TopicPartition]) -> None:
+        numbers = [partition.partition for partition in partitions]
+        order.append(f"begin {numbers}")
+        await loaded.wait()
+        await b.consumer.seek(dict.fromkeys(partitions, len(order)))
+        order.append(f"end {numbers}")
+
+    async with bench(0, 1, on_assigned=on_assigned) as b:
+        await turns()
+        await b.source.revoke(1)
+        b.source.assign(1)
+        await turns()
+        assert order == ["begin [0, 1]"], "a late seek of this call would take the partition back"
+        loaded.set()
+        b.source.append(*range(5), partition=1)
+        assert await offsets(b, 2) == [3, 4]
+        assert order == ["begin [0, 1]", "end [0, 1]", "begin [1]", "end [1]"]
+
+
 async def test_lost_is_told_apart_from_revoking() -> None:
     callbacks = Callbacks()
     callbacks.gate.set()
