@@ -94,8 +94,8 @@ def calls(connection: Connection) -> list[Callable[[], Awaitable[object]]]:
         lambda: ensure_message_consumer(connection, LAYOUT, "billing", "billing", start="latest"),
         lambda: position.reset(None),
         lambda: position.reset(7),
-        lambda: position.seek(None),
-        lambda: position.seek(7),
+        lambda: position.seek(None, b""),
+        lambda: position.seek(7, b""),
         lambda: position.commit(3, 4, by_ack=False),
         lambda: position.check_bounds(3),
     ]
