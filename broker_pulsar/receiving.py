@@ -3,20 +3,17 @@
 *Concurrency.* The thread receives one batch per request and passes it to the loop in one call. Calls that must not run
 beside a receive (seeks, rewinds) run in the thread between receives, after at most one wait. *Cancellation.* A receive
 is never cancelled, and its batch is always passed on. *Failure.* An error that ends the consumer is reported once; the
-thread then ends. The interpreter waits at its end for threads that are in the client.
+thread then ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
-from weakref import WeakSet
 
 from broker import BrokerError, Closed, ConnectionFailed
 from broker.driver import TaskSet, Waker, logger
@@ -25,15 +22,13 @@ from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 
-__all__ = ["Receiver", "ReceiverListener", "ReceivingSource", "batch_policy", "end_threads"]
+__all__ = ["Receiver", "ReceiverListener", "ReceivingSource", "batch_policy"]
 
 T = TypeVar("T")
 _BATCH: Final = 1000
 _WAIT: Final = 100
 """Milliseconds of one receive, which cannot be interrupted."""
 _STOP: Final = 3.0
-_END: Final = 15.0
-"""The most seconds that the interpreter waits at its end."""
 
 
 class ReceiverListener(Protocol):
@@ -67,7 +62,6 @@ class Receiver:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="broker-pulsar-receiver", daemon=True)
         self._thread.start()
-        _receivers.add(self)
 
     def request(self) -> None:
         """Request one batch; a repeated request before it arrives has no effect."""
@@ -97,15 +91,6 @@ class Receiver:
         closing = asyncio.ensure_future(connection.call(self._close))
         await asyncio.wait({closing}, timeout=_STOP)
         await asyncio.wait({self._ended}, timeout=_STOP)
-
-    def end(self) -> None:
-        """Have the thread end after its present call; any thread."""
-        self._stopping = True
-        self._wake.set()
-
-    def join(self, seconds: float) -> None:
-        """Wait for the end of the thread."""
-        self._thread.join(seconds)
 
     def _close(self) -> None:
         try:
@@ -172,24 +157,6 @@ class Receiver:
                 future.set_exception(Closed(f"{self._what} was closed"))
         if not self._ended.done():
             self._ended.set_result(None)
-
-
-_receivers: WeakSet[Receiver] = WeakSet()
-
-
-def end_threads() -> None:
-    """End the threads of all receivers, as far as they end in time.
-
-    A daemon thread that returns from the client to an interpreter that has ended aborts the process.
-    """
-    running, until = tuple(_receivers), monotonic() + _END
-    for receiver in running:
-        receiver.end()
-    for receiver in running:
-        receiver.join(max(0.0, until - monotonic()))
-
-
-atexit.register(end_threads)
 
 
 class ReceivingSource(ABC):

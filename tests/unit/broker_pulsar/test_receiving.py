@@ -12,7 +12,7 @@ from broker.errors import BrokerError
 from broker.hooks import Hooks
 from broker_pulsar.client import pulsar
 from broker_pulsar.connection import Connection
-from broker_pulsar.receiving import Receiver, end_threads
+from broker_pulsar.receiving import Receiver
 from broker_pulsar.settings import PulsarSettings
 
 BLOCKED = 0.1
@@ -70,19 +70,3 @@ async def test_messages_of_a_call_need_a_new_request():
     connection = Connection(PulsarSettings(), Hooks())
     await receiver.close(connection)
     await connection.close()
-
-
-async def test_the_interpreter_waits_at_its_end_for_calls_of_the_client():
-    """A thread that returns from the client later aborts the process."""
-    returned: list[bool] = []
-
-    def seek() -> None:
-        time.sleep(BLOCKED)
-        returned.append(True)
-
-    receiver = Receiver(Consumer(), Listener(), "orders[0]")
-    seeking = asyncio.ensure_future(receiver.call(seek))
-    await asyncio.sleep(0)
-    end_threads()
-    assert returned == [True]
-    await seeking
