@@ -24,7 +24,7 @@ from broker import (
 )
 from broker_pulsar.client import exceptions
 
-__all__ = ["http_error", "is_transient_failure", "is_transient_status", "result_error", "translate"]
+__all__ = ["http_error", "is_transient_failure", "is_transient_status", "result_error", "seek_error", "translate"]
 
 _CLASSES: Final[Mapping[str, type[BrokerError]]] = {
     "Timeout": OperationTimeout,
@@ -105,6 +105,15 @@ def translate(error: Exception, what: str) -> BrokerError:
 def result_error(result: Any, what: str) -> BrokerError:
     """The error of a result in a callback of the client."""
     return _make(result.name, what, None)
+
+
+def seek_error(error: BrokerError) -> BrokerError:
+    """The error of a seek. The broker reports every failure as unknown; most often another client moves the cursor."""
+    if type(error.native).__name__ != "UnknownError":
+        return error
+    return ConnectionFailed(
+        f"{error.message}: the broker did not move the cursor", native=error.native, advice="Repeat the seek"
+    )
 
 
 def _make(name: str, what: str, native: Exception | None) -> BrokerError:

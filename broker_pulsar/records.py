@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from broker import BrokerError, NotFound, Record, SettleError, TopicNotFound, TopicPartition, TopicPattern
-from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, logger, not_assigned
+from broker.driver import Backoff, Ephemeral, RecordListener, RecordSubscription, Start, logger, not_assigned
 from broker_pulsar import subscriptions
 from broker_pulsar.assigned_partition import (
     AssignedPartition,
@@ -32,7 +32,7 @@ from broker_pulsar.chunked_messages import start_id
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import pulsar
 from broker_pulsar.connection import Connection
-from broker_pulsar.errors import translate
+from broker_pulsar.errors import seek_error, translate
 from broker_pulsar.log_stats import backlog, committed_position, cursor_position, first_entry, log_bounds
 from broker_pulsar.names import TopicPath, subscription_name
 from broker_pulsar.receiving import Receiver, ReceivingSource, batch_policy
@@ -44,6 +44,8 @@ _BUFFERED: Final = 1000
 _REVOKE_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 10.0
 """How often topics that match a pattern are looked for."""
+_SEEK_SECONDS: Final = 15.0
+"""How long a seek is repeated."""
 _DEAD_AFTER: Final = 60.0
 """Seconds within which a broker, by default, notices the death of a consumer."""
 
@@ -262,7 +264,7 @@ class PulsarRecordSource(ReceivingSource):
         expected: int | None = 0
         try:
             target = await start_id(self._connection, partition.topic_partition, position)
-            await receiver.call(lambda: receiver.consumer.seek(target))
+            await self._move_cursor(partition, target)
             partition.cursor, partition.acked = position, 0
             restart, expected = position, None
         except BrokerError:
@@ -275,6 +277,25 @@ class PulsarRecordSource(ReceivingSource):
             partition.changing = False
             partition.restart(restart, expected=expected)
             self._refill(partition)
+
+    async def _move_cursor(self, partition: AssignedPartition, target: Any) -> None:
+        """Seek, again while the broker moves the cursor for another client, which also disconnects our consumer.
+
+        :raises LeaseLost: the partition went to another member meanwhile.
+        """
+        receiver, owned = partition.receiver, partition.owned
+        backoff, until = Backoff(0.05, 1.0), self._loop.time() + _SEEK_SECONDS
+        while True:
+            try:
+                await receiver.call(lambda: receiver.consumer.seek(target))
+                return
+            except BrokerError as error:
+                failure = seek_error(error)
+                if self._closed or not failure.retriable or self._loop.time() >= until:
+                    raise failure from error
+            await asyncio.sleep(backoff.next())
+            if partition.owned is not owned:
+                raise not_assigned(partition.topic_partition, self.group, self.assignment())
 
     async def _cursor(self, log: TopicPath) -> int | None:
         """The committed position; None if nothing of its ledger is committed."""

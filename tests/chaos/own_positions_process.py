@@ -9,6 +9,7 @@ on the broker is advice that nobody reads.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import random
 import signal
@@ -174,9 +175,11 @@ class Member:
                     raise
             finally:
                 closing_log.cancel()
+        self._say("left")
 
     def stop(self) -> None:
         """Leave the group; what was handed over is worked off."""
+        self._say("stopping")
         self._stopping.set()
 
     async def _close_when_told(self) -> None:
@@ -270,6 +273,11 @@ def say(word: str, **more: Any) -> None:
     print(json.dumps({"say": word, **more}), flush=True)
 
 
+def show_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
 async def main(url: str, topic: str, group: str, database: str, seed: str) -> None:
     store, loop, opened = Store(Path(database)), asyncio.get_running_loop(), False
 
@@ -283,6 +291,7 @@ async def main(url: str, topic: str, group: str, database: str, seed: str) -> No
             async with broker.connect(url) as bus:
                 member = Member(bus, topic, group, store, int(seed), hear)
                 loop.add_signal_handler(signal.SIGTERM, member.stop)
+                loop.add_signal_handler(signal.SIGUSR2, show_tasks)
                 await member.run()
                 return
         except BaseException as error:
@@ -294,4 +303,6 @@ async def main(url: str, topic: str, group: str, database: str, seed: str) -> No
 
 
 if __name__ == "__main__":
+    # What each thread does, for a parent that waits in vain.
+    faulthandler.register(signal.SIGUSR1)
     asyncio.run(main(*sys.argv[1:]))
