@@ -98,7 +98,7 @@ class Json(Generic[T]):
     :raises ConfigurationError: JSON cannot represent the type, for instance a union of two untagged Structs.
     """
 
-    __slots__ = ("_admits_none", "_engine", "type", "validate")
+    __slots__ = ("_admits_none", "_decode", "_encode", "_engine", "_reads_back", "type", "validate")
 
     @overload
     def __init__(self: Json[Any], *, validate: bool = False) -> None: ...
@@ -118,6 +118,9 @@ class Json(Generic[T]):
                 native=error,
                 advice="Tag the Structs of a union (`class A(msgspec.Struct, tag=True)`), or use pydantic models",
             ) from error
+        self._encode = self._engine.encode
+        self._decode = self._engine.decode
+        self._reads_back = self._engine.reads_back
 
     def encode(self, payload: T) -> bytes | None:
         """:raises InvalidMessage: the payload cannot be encoded as JSON that every reader decodes to the same value: it
@@ -127,20 +130,23 @@ class Json(Generic[T]):
         if payload is None and self._admits_none:
             return None
         try:
-            data = self._engine.encode(payload)
-            _refuse_unreadable(self._engine, payload, data)
-            if self.validate:
-                self._engine.decode(data)
+            data = self._encode(payload)
+            if not self._reads_back(payload, data):
+                _refuse_unreadable(self._engine, payload, data)
+                if self.validate:
+                    self._decode(data)
             return data
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _not_encodable(repr(self), payload, error) from error
 
     def decode(self, data: bytes | None) -> T:
         """:raises DecodeError: the bytes are not JSON of type `T`, or the message is a tombstone that `T` excludes."""
-        if data is None and self._admits_none:
-            return cast("T", None)
+        if data is None:
+            if self._admits_none:
+                return cast("T", None)
+            data = _present(repr(self), data)
         try:
-            return self._engine.decode(_present(repr(self), data))
+            return self._decode(data)
         except (ValueError, RecursionError) as error:
             if isinstance(error, DecodeError):
                 raise
@@ -172,15 +178,30 @@ class _Engine(Protocol):
         """The payload as dicts, lists and scalars, in which NaN is still NaN."""
         ...
 
+    def reads_back(self, payload: Any, data: bytes, /) -> bool:
+        """Whether the data surely is of the codec's type, and what the payload was; a quick test, which most pass."""
+        ...
+
 
 class _MsgspecEngine:
-    __slots__ = ("decode", "encode", "read", "values", "write")
+    __slots__ = ("_compares", "decode", "encode", "read", "values", "write")
 
     def __init__(self, type: Any) -> None:
         self.encode = self.write = msgspec.json.Encoder().encode
         self.decode = msgspec.json.Decoder(type).decode
         self.read = msgspec.json.Decoder().decode
         self.values = partial(msgspec.to_builtins, builtin_types=(msgspec.Raw,))
+        self._compares = _compares_exactly(type)
+
+    def reads_back(self, payload: Any, data: bytes, /) -> bool:
+        try:
+            if not self._compares or self.decode(data) != payload:
+                return False
+            # Integers beyond 64 bits are equal, but MessagePack has none.
+            _pack(payload)
+            return True
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return False
 
 
 class _PydanticEngine:
@@ -209,8 +230,20 @@ class _PydanticEngine:
     def values(self, payload: Any, /) -> Any:
         return self._adapter.dump_python(payload, by_alias=True, warnings=False)
 
+    def reads_back(self, payload: Any, data: bytes, /) -> bool:
+        return False
+
 
 _pack = msgspec.msgpack.Encoder().encode
+
+_INEXACT = (
+    # Their equality may leave something out.
+    msgspec.inspect.DataclassType,
+    msgspec.inspect.NamedTupleType,
+    msgspec.inspect.CustomType,
+    # JSON in which a name may be given twice.
+    msgspec.inspect.RawType,
+)
 
 
 def _refuse_unreadable(engine: _Engine, payload: object, data: bytes) -> None:
@@ -254,6 +287,26 @@ def _scalars(value: Any) -> Iterator[Any]:
         return
     for each in cast("Iterable[Any]", value):
         yield from _scalars(each)
+
+
+def _compares_exactly(type: Any) -> bool:
+    """Whether values of the type are equal only if everything in them is, and no name is in them twice."""
+    todo: list[object] = [msgspec.inspect.type_info(type)]
+    seen = set[int]()
+    while todo:
+        each = todo.pop()
+        if isinstance(each, tuple):
+            todo += cast("tuple[object, ...]", each)
+        elif isinstance(each, (msgspec.inspect.Type, msgspec.inspect.Field)) and id(each) not in seen:
+            seen.add(id(each))
+            if isinstance(each, _INEXACT):
+                return False
+            if isinstance(each, msgspec.inspect.StructType):
+                cls = get_origin(each.cls) or each.cls
+                if cls.__eq__ is not msgspec.Struct.__eq__:
+                    return False
+            todo += [getattr(each, name) for name in each.__struct_fields__]
+    return True
 
 
 def _mentions_pydantic(type: Any) -> bool:

@@ -71,7 +71,7 @@ class OutboundMessage:
         self.attributes: Final[Mapping[str, str]] = (
             NO_ATTRIBUTES if attributes is None else _checked_attributes(attributes)
         )
-        if id is not None:
+        if id is not None and not (type(id) is str and id and id.isascii()):
             _check_id(id)
         self.id: Final[str | None] = id
         if deliver_at is not None:
@@ -83,7 +83,7 @@ class OutboundMessage:
         if partition is not None and (type(partition) is not int or partition < 0):
             _wrong("partition", partition, "an int of 0 or more, or None")
         self.partition: Final[int | None] = partition
-        if publish_time is not None:
+        if publish_time is not None and (type(publish_time) is not datetime or publish_time.tzinfo is None):
             _check_time("publish_time", publish_time, "datetime.now(UTC)")
         self.publish_time: Final[datetime | None] = publish_time
         self.native: Final[Any] = native
@@ -209,11 +209,10 @@ def _as_bytes(data: object) -> bytes:
 def _check_id(id: object) -> None:
     if not isinstance(id, str) or not id:
         _wrong("id", id, "a non-empty str or None")
-    if not id.isascii():
-        try:
-            id.encode()
-        except UnicodeEncodeError as error:
-            _not_text("id", id, error)
+    try:
+        id.encode()
+    except UnicodeEncodeError as error:
+        _not_text("id", id, error)
 
 
 def _check_time(field: str, moment: object, example: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypedDict, assert_type
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, NamedTuple, TypedDict, assert_type
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
+from broker import codecs
 from broker.codecs import Bytes, Json, Text
 from broker.errors import ConfigurationError, DecodeError, InvalidMessage
 from broker.protocols import Codec
@@ -235,6 +238,123 @@ def test_what_json_cannot_carry_is_refused_and_not_written_as_something_else(cod
 def test_what_pydantic_writes_and_cannot_read_is_refused(codec, payload):
     with pytest.raises(InvalidMessage, match="cannot encode"):
         codec.encode(payload)
+
+
+class Alike(msgspec.Struct):
+    """Equal to all others."""
+
+    more: Any
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@dataclass
+class Partly:
+    name: str
+    more: Any = field(compare=False)
+
+
+class AlikeTuple(NamedTuple):
+    more: Any
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class Typed(msgspec.Struct):
+    number: int
+    rows: dict[str, int]
+    next: Typed | None = None
+
+
+HOSTILE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([0, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30])
+    | st.sampled_from([0.0, -0.0, 1e22, 2.0**64, float("nan"), float("inf"), float("-inf")])
+    | st.sampled_from(["", "null", "1", "NaN", "\ud800", "\u2028"]),
+    lambda values: (
+        st.lists(values, max_size=3)
+        | st.tuples(values)
+        | st.dictionaries(st.sampled_from(["1", "2", "null", 1, 2, 3]), values, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def is_carried(value: Any) -> bool:
+    """Whether every reader of JSON gets this value."""
+    if isinstance(value, dict):
+        return len({str(name) for name in value}) == len(value) and all(map(is_carried, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_carried, value))
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    return isfinite(value) if isinstance(value, float) else value != "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("type", "payload"),
+    [
+        (Any, lambda value: value),
+        (list[Any], lambda value: [value, None]),
+        (dict[str, Any], lambda value: {"null": value}),
+        (Measure, lambda value: Measure(value)),
+        (Measure, lambda value: Measure(1.5, value)),
+        (Typed, lambda value: Typed(1, {}, Typed(value, {}))),
+        (Typed, lambda value: Typed(1, value)),
+        (Typed, lambda value: Typed(1, {"a": value})),
+        (Typed, lambda value: Typed(1, {}, value)),
+        (Alike, Alike),
+        (list[Alike], lambda value: [Alike(value)]),
+        (Partly, lambda value: Partly("x", value)),
+        (AlikeTuple, AlikeTuple),
+    ],
+)
+@given(value=HOSTILE)
+def test_what_is_refused_does_not_depend_on_the_type(type: Any, payload: Callable[[Any], Any], value: Any):
+    written = payload(value)
+    if written is None:
+        return
+    if is_carried(value):
+        assert Json(type).encode(written) == msgspec.json.encode(written)
+    else:
+        with pytest.raises(InvalidMessage):
+            Json(type).encode(written)
+
+
+@pytest.mark.parametrize("raw", [b'{"a":1,"a":1}', b"18446744073709551616", b"{", b"\xff"])
+def test_raw_json_is_examined(raw: bytes):
+    class Holder(msgspec.Struct):
+        raw: msgspec.Raw
+
+    payloads: list[Any] = [Holder(msgspec.Raw(raw)), [Holder(msgspec.Raw(raw))], {"raw": msgspec.Raw(raw)}]
+    for payload in payloads:
+        for codec in (Json(Holder), Json(list[Holder]), Json()):
+            with pytest.raises(InvalidMessage):
+                codec.encode(payload)
+
+
+@pytest.mark.parametrize(
+    ("type", "payload"),
+    [
+        (int, 5),
+        (Any, {"a": [1, None, 2.5]}),
+        (Order | Refund, Refund(2)),
+        (list[Order], [Order(1)]),
+        (Measure, Measure(None, {"null": None})),
+        (Row, {"name": "n"}),
+        (Typed, Typed(1, {"a": 2}, Typed(2, {}))),
+    ],
+)
+def test_what_reads_back_as_it_was_is_not_examined_further(type: Any, payload: Any, monkeypatch: pytest.MonkeyPatch):
+    def examine(*arguments: object) -> None:
+        raise AssertionError(arguments)
+
+    monkeypatch.setattr(codecs, "_refuse_unreadable", examine)
+    for validate in (False, True):
+        assert Json(type, validate=validate).encode(payload) == msgspec.json.encode(payload)
 
 
 WRONG = [
