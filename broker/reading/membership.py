@@ -19,7 +19,7 @@ from broker.driver.assignments import (
     partition_lost,
 )
 from broker.driver.commits import Committer, Positions
-from broker.driver.concurrency import TaskSet
+from broker.driver.concurrency import Backoff, TaskSet
 from broker.driver.contract import Backend, RecordSource, RecordSubscription, TopicPartition
 from broker.driver.optional import ReportsIdle
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
@@ -41,6 +41,8 @@ from broker.records import Record
 __all__ = ["Membership"]
 
 _COUNT_SECONDS: Final = 1.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
 
 
 class Membership:
@@ -211,15 +213,25 @@ class Membership:
             await self._seek(positions)
 
     async def rewind(self) -> None:
-        """Seek to the committed positions of all assigned partitions.
+        """Seek to the committed positions of all assigned partitions. While the broker is away, nothing is read.
 
-        If that fails, the consumer ends with the error, since going on would skip records.
+        If it fails for good, the consumer ends with the error, since going on would skip records.
         """
         self._assignments.lost_uncommitted.clear()
-        try:
-            await self._rewind(self._assignments.current())
-        except BrokerError as error:
-            self._fetcher.fail(error)
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        async with self._fetcher.interrupted():
+            while True:
+                self._fetcher.buffer.drop(current := self._assignments.current())
+                try:
+                    await self._rewind(current)
+                    return
+                except BrokerError as error:
+                    if not error.retriable:
+                        self._fetcher.fail(error)
+                        return
+                    pause = backoff.next()
+                    logger.warning("Rewinding group %r failed, next try in %.2f s: %s", self._group, pause, error)
+                await asyncio.sleep(pause)
 
     async def _rewind(self, partitions: Sequence[TopicPartition]) -> None:
         try:

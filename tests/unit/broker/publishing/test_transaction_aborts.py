@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from broker.driver.contract import TopicPartition
 from broker.errors import (
     BackendError,
     ConnectionFailed,
@@ -233,3 +235,36 @@ async def test_a_consumer_that_cannot_be_rewound_ends() -> None:
                 raise ZeroDivisionError
         with pytest.raises(NotAuthorized):
             await b.consumer.next_batch()
+
+
+async def test_a_rewind_is_repeated_while_the_broker_is_away_and_nothing_is_read_meanwhile() -> None:
+    async with bench() as b:
+        b.source.append(1, 2, 3)
+        seek, failures = b.source.seek, 2
+
+        async def fail_twice(positions: Mapping[TopicPartition, int | None]) -> None:
+            nonlocal failures
+            b.source.append(4)
+            if failures:
+                failures -= 1
+                raise ConnectionFailed("away")
+            await seek(positions)
+
+        b.source.seek = fail_twice
+        b.producer.errors["commit"] = TransactionAborted("rebalanced")
+        with pytest.raises(TransactionAborted):
+            async with b.publisher.transaction(b.consumer):
+                await b.take(2)
+        assert not failures
+        assert (await b.take(3))[:3] == [1, 2, 3]
+
+
+async def test_own_positions_that_are_committed_already_are_sent_too() -> None:
+    """The broker fences a member by the positions that it sends."""
+    async with bench() as b:
+        b.source.append(1)
+        await b.take(1)
+        for _ in range(2):
+            async with b.publisher.transaction(b.consumer, positions={P0: 2}):
+                pass
+        assert b.producer.offsets == [{P0: 2}, {P0: 2}]
