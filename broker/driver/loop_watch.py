@@ -36,7 +36,7 @@ _TURN: Final = 1 / 20
 """The part of the time held that a turn lasts, so that a server can answer within it."""
 
 _ADVICE: Final = (
-    "Make the handler a plain function, which runs in a thread, or call what blocks with `await asyncio.to_thread(...)`"
+    "Call what blocks with `await asyncio.to_thread(...)`; as a handler of messages, a plain function runs in a thread"
 )
 _watches: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[LoopWatch]]] = WeakKeyDictionary()
 
